@@ -1,0 +1,142 @@
+"""The slot attention that transformers' own model files call: their mask rule, our rows.
+
+A model file picks its mask rule (causal, sliding, chunked) as a function of query and key positions. We evaluate that
+rule with each row's own query positions and run scaled dot-product attention over the slots, so ragged rows need
+neither padding nor changes to any model. Query heads that share a KV head are packed into the query length: repeating
+keys and values is 4 to 24 times slower on CPU.
+
+Shapes: B rows, Q query heads, H KV heads, G = Q / H, T tokens, L visible positions, D head size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.utils import logging
+
+# Neutral on purpose: transformers searches the name for "sdpa", "flash" and the like.
+SLOT_ATTENTION = "dray_slot"
+SLOT_MASK_ONLY = "dray_slot_mask"
+
+
+def install(model: PreTrainedModel) -> None:
+    """Make `model`, loaded with eager attention, attend through slots.
+
+    A few older models (BLOOM, Falcon, GPT-J, ...) have their attention built in; they keep it and get only our mask.
+    """
+    AttentionMaskInterface.register(SLOT_ATTENTION, slot_mask)
+    AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+    AttentionMaskInterface.register(SLOT_MASK_ONLY, additive_slot_mask)
+    with _silenced():
+        model.set_attn_implementation(SLOT_ATTENTION)
+    if model.config.get_text_config()._attn_implementation != SLOT_ATTENTION:
+        model.config.get_text_config()._attn_implementation = SLOT_MASK_ONLY
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Give `model` back transformers' own eager attention."""
+    with _silenced():
+        model.set_attn_implementation("eager")
+    model.config.get_text_config()._attn_implementation = "eager"
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Without the warning for models whose attention cannot be replaced: `install` handles those."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def additive_slot_mask(dtype: torch.dtype = torch.float32, **arguments: Any) -> torch.Tensor:
+    """`slot_mask` as eager attention adds it: 0 where a key is visible, the lowest number where not."""
+    visible = slot_mask(**arguments)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+def slot_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: torch.Tensor | int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., torch.Tensor] | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> torch.Tensor:
+    """The model's mask rule at these rows' positions, bool [B, 1, T, L]; q_offset is a number or [B, 1, 1, 1]."""
+    assert mask_function is not None, "transformers always passes the model's rule"
+    rows_B111 = torch.arange(batch_size, device=device)[:, None, None, None]
+    heads = torch.zeros(1, dtype=torch.long, device=device)[:, None, None]
+    queries = q_offset + torch.arange(q_length, device=device)[:, None]
+    keys = kv_offset + torch.arange(kv_length, device=device)
+    return mask_function(rows_B111, heads, queries, keys).expand(batch_size, 1, q_length, kv_length)
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of query [B, Q, T, D] over key and value [B, H, L, D], as [B, T, Q, D]."""
+    batch_size, num_query_heads, num_tokens, head_size = query.shape
+    num_kv_heads, num_visible = key.shape[1], key.shape[2]
+    group = num_query_heads // num_kv_heads
+    packed_BHGTD = query.reshape(batch_size, num_kv_heads, group * num_tokens, head_size)
+    mask = _pack(attention_mask, batch_size, num_kv_heads, group, num_tokens, num_visible)
+    bias = _pack(position_bias, batch_size, num_kv_heads, group, num_tokens, num_visible)
+    if softcap is None and s_aux is None and bias is None:
+        output = torch.nn.functional.scaled_dot_product_attention(packed_BHGTD, key, value, mask, scale=scaling)
+    else:
+        sinks = None if s_aux is None else s_aux.view(num_kv_heads, group, 1).expand(-1, -1, num_tokens).flatten(1)
+        output = _explicit(packed_BHGTD, key, value, mask, bias, scaling, softcap, sinks)
+    output = output.reshape(batch_size, num_query_heads, num_tokens, value.shape[-1])
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _pack(
+    per_query: torch.Tensor | None, batch_size: int, num_kv_heads: int, group: int, num_tokens: int, num_visible: int
+) -> torch.Tensor | None:
+    """[b, 1 | H | Q, T, L] -> [B, 1 | H, G * T, L], to stand beside packed queries."""
+    if per_query is None or group == 1:
+        return per_query
+    if per_query.shape[1] == 1:
+        per_query = per_query[:, :, None].expand(-1, -1, group, -1, -1)
+        return per_query.reshape(-1, 1, group * num_tokens, num_visible)
+    return per_query.reshape(-1, num_kv_heads, group * num_tokens, num_visible)
+
+
+def _explicit(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with what the fused kernels lack: soft-capped logits (Gemma 2), a sink per head, a position bias."""
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, :, None].expand(len(scores), -1, -1, 1)], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return weights[..., : key.shape[2]] @ value

@@ -1,0 +1,153 @@
+"""LanguageModel: an unmodified transformers model over slots, the only thing the engine calls to get logits.
+
+Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from decoding import attention
+from decoding.kv_cache import KVCache
+from decoding.support import load_config, max_positions
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_PREFILL_CHUNK = 512  # tokens of each row in one prefill forward: bounds its memory
+
+
+class LanguageModel:
+    """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
+
+    def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
+        """Take over `model`; it must not be used by anyone else (its head carries our hook)."""
+        self.network = model.eval().requires_grad_(False)
+        attention.install(self.network)
+        self.eos_token_ids = eos_token_ids
+        self.max_positions: int | None = max_positions(model.config)
+        self.cache: KVCache | None = None
+        self._logits_at_BJ: torch.Tensor | None = None
+        head = model.get_output_embeddings()
+        self.vocab_size: int = head.weight.shape[0]
+        head.register_forward_pre_hook(self._keep_wanted_positions)
+
+    @classmethod
+    def load(cls, path: str, device: Device = "auto", dtype: DType = "auto") -> "LanguageModel":
+        """The model at `path` (a folder, or a hub name), or a ValueError saying why it cannot be run.
+
+        Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the
+        checkpoint's own dtype.
+        """
+        config = load_config(path)
+        place = pick_device(device)
+        wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=wanted,
+                attn_implementation="eager",  # until ours is installed
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+        return cls(model.to(place), _eos_token_ids(path, model))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are."""
+        return self.network.dtype
+
+    def allocate(self, num_slots: int, num_positions: int) -> None:
+        """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
+        self.cache = KVCache(num_slots, num_positions)
+
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """Write the keys and values of each row's tokens into its slot, from `starts` (default 0) on; no logits."""
+        starts = [0] * len(slots) if starts is None else starts
+        longest = max((len(row) for row in token_ids), default=0)
+        for first in range(0, longest, _PREFILL_CHUNK):
+            rows = [i for i, row in enumerate(token_ids) if len(row) > first]
+            chunks = [list(token_ids[i][first : first + _PREFILL_CHUNK]) for i in rows]
+            width = max(len(chunk) for chunk in chunks)
+            tokens_BT = torch.tensor([c + [0] * (width - len(c)) for c in chunks], device=self.device)
+            none_wanted_B0 = tokens_BT.new_zeros(len(rows), 0)
+            self.forward([starts[i] + first for i in rows], tokens_BT, none_wanted_B0, slots=[slots[i] for i in rows])
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        starts: Seq[int],
+        token_ids_BT: torch.Tensor,
+        logits_at_BJ: torch.Tensor,
+        slots: Seq[int] | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, J, V] at the given token indexes of each row (0..T-1), after writing the rows' keys and values.
+
+        Row b's tokens stand at positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see
+        everything before them there. Tokens beyond the slot's end, the padding of ragged rows, are computed and lost.
+        """
+        assert self.cache is not None, "allocate() comes first"
+        starts_B = torch.tensor(starts, device=self.device)
+        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
+        num_tokens = token_ids_BT.shape[1]
+        self.cache.plan(slots_B, starts_B, num_tokens, longest=max(starts))
+        positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=self.device)
+        if self.max_positions is not None:
+            positions_BT = positions_BT.clamp(max=self.max_positions - 1)
+        return self._logits(token_ids_BT, positions_BT, logits_at_BJ, past_key_values=self.cache, use_cache=True)
+
+    @torch.inference_mode()
+    def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        """Logits [V] after `token_ids`, from one forward without any cache: a function of the tokens alone."""
+        tokens_1T = torch.tensor([list(token_ids)], device=self.device)
+        positions_1T = torch.arange(len(token_ids), device=self.device)[None]
+        last_11 = positions_1T[:, -1:]
+        return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
+
+    def _logits(
+        self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        self._logits_at_BJ = logits_at_BJ
+        try:
+            output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
+        finally:
+            self._logits_at_BJ = None
+        logits_BJV: torch.Tensor = output.logits
+        return logits_BJV
+
+    def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Run before the output head: it then multiplies only the positions somebody wants."""
+        hidden_BTH, *rest = args
+        if self._logits_at_BJ is None:
+            return args
+        index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        return (hidden_BTH.gather(1, index_BJH), *rest)
+
+
+def pick_device(device: Device) -> torch.device:
+    """The device that was asked for, or a ValueError if this machine lacks it."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but torch sees no CUDA device here; use device 'cpu' or 'auto'")
+    use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if use_cuda else "cpu")
+
+
+def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:
+        generation = model.generation_config
+    ids = generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

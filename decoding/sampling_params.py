@@ -1,0 +1,100 @@
+"""SamplingParams: what one request asks of the target's distribution and of the text's length. Checked when made."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to turn the target's logits into tokens, and when to stop.
+
+    Names and meanings follow the OpenAI API where it has one, vLLM elsewhere. The order of application is:
+    logit_bias, repetition, presence and frequency penalty, min_tokens, temperature, top_k, top_p, min_p.
+    An invalid value is a ValueError that names the field, the value and what is allowed.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps every token
+    top_p: float = 1.0  # 1 keeps every token
+    min_p: float = 0.0  # 0 keeps every token; relative to the most likely token
+    repetition_penalty: float = 1.0  # over prompt and output, multiplicative (Keskar et al., arXiv 1909.05858)
+    presence_penalty: float = 0.0  # over the output, once per token id
+    frequency_penalty: float = 0.0  # over the output, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
+    seed: int | None = None  # None: from the run's seed and the row
+    n: int = 1  # samples per prompt
+    max_tokens: int = 256  # output tokens
+    min_tokens: int = 0  # output tokens before the end token or a stop may end the text
+    stop: tuple[str, ...] = ()  # strings that end the text; not part of it
+    stop_token_ids: tuple[int, ...] = ()  # token ids that end the text, besides the model's own
+    ignore_eos: bool = False  # go on after the model's own end token
+    logprobs: int | None = None  # None: none; k: the token's own and the k most likely (of the raw logits)
+
+    def __post_init__(self) -> None:
+        """Normalize sequences to tuples and check every field."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple):
+                raise ValueError(f"sampling.{name} must be a list, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            if not rule.allows(value):
+                raise ValueError(f"sampling.{name} must be {rule.text}, got {value!r}")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
+            )
+        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+
+    @property
+    def uses_token_counts(self) -> bool:
+        """Whether the logits at a position depend on which tokens came before it, beyond the model itself."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    text: str
+    allows: Callable[[Any], bool]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_token_id(value: Any) -> bool:
+    return _is_int(value) and value >= 0 or (isinstance(value, str) and value.isdecimal())
+
+
+_PENALTY = _Rule("a number from -2 to 2", lambda v: _is_number(v) and -2 <= v <= 2)
+_RULES = {
+    "temperature": _Rule("0 (greedy) or a number from 0.01 to 100", lambda v: _is_number(v) and (v == 0 or 0.01 <= v <= 100)),
+    "top_k": _Rule("an integer of at least 0 (0 keeps every token)", lambda v: _is_int(v) and v >= 0),
+    "top_p": _Rule("a number above 0 and at most 1", lambda v: _is_number(v) and 0 < v <= 1),
+    "min_p": _Rule("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "repetition_penalty": _Rule("a number above 0 and at most 10", lambda v: _is_number(v) and 0 < v <= 10),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logit_bias": _Rule(
+        "a mapping from token id to a number from -100 to 100",
+        lambda v: isinstance(v, Mapping)
+        and all(_is_token_id(k) and _is_number(b) and -100 <= b <= 100 for k, b in v.items()),
+    ),
+    "seed": _Rule("an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)),
+    "n": _Rule("an integer of at least 1", lambda v: _is_int(v) and v >= 1),
+    "max_tokens": _Rule("an integer of at least 1", lambda v: _is_int(v) and v >= 1),
+    "min_tokens": _Rule("an integer of at least 0", lambda v: _is_int(v) and v >= 0),
+    "stop": _Rule("a list of non-empty strings", lambda v: all(isinstance(s, str) and s for s in v)),
+    "stop_token_ids": _Rule("a list of token ids", lambda v: all(_is_int(t) and t >= 0 for t in v)),
+    "ignore_eos": _Rule("true or false", lambda v: isinstance(v, bool)),
+    "logprobs": _Rule("null or an integer from 0 to 20", lambda v: v is None or (_is_int(v) and 0 <= v <= 20)),
+}

@@ -1,0 +1,150 @@
+"""Sequence: one sample on its way through the engine. Its tokens, limits, stop state, counts and finish reason."""
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decoding.noise import noise_key
+from decoding.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "error"]
+
+# Asked after each round with the output tokens and how many of them it has already passed. Returns how many tokens to
+# keep and which string matched, or None. Text lives outside this package; the condition is handed in.
+StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position."""
+
+    logprob: float  # of the token that was chosen
+    top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sample's tokens and counts.
+
+    `tag` is the caller's own; the engine never looks at it. `noise_key` decides the tokens at temperature > 0
+    (`Sequence.create` derives it); two sequences with equal prompt, parameters and key have equal output.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    noise_key: int
+    sample: int = 0
+    tag: Any = None
+    stop_condition: StopCondition | None = None
+
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for the model's own end
+    error: str | None = None
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @classmethod
+    def create(
+        cls,
+        prompt_token_ids: Seq[int],
+        params: SamplingParams,
+        *,
+        run_seed: int = 0,
+        row: int = 0,
+        sample: int = 0,
+        tag: Any = None,
+        stop_condition: StopCondition | None = None,
+    ) -> "Sequence":
+        """A sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
+        seed, row = (run_seed, row) if params.seed is None else (params.seed, 0)
+        if params.stop and stop_condition is None:
+            raise ValueError(
+                f"sampling.stop is {params.stop!r}, but token ids have no text: "
+                "hand in a stop_condition (pipeline.text.StopStrings), or use stop_token_ids"
+            )
+        return cls(
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            noise_key=noise_key(seed, row, sample),
+            sample=sample,
+            tag=tag,
+            stop_condition=stop_condition,
+        )
+
+    def __len__(self) -> int:
+        """Tokens of prompt and output together."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.prompt_token_ids, *self.output_token_ids]
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Output tokens until the length limit."""
+        return self.params.max_tokens - len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a finish reason stands."""
+        return self.finish_reason is not None
+
+    def commit(
+        self,
+        token_ids: Seq[int],
+        *,
+        num_draft_tokens: int,
+        eos_token_ids: frozenset[int],
+        logprobs: Seq[TokenLogprobs] = (),
+    ) -> None:
+        """Append one round's tokens (accepted ones, then next_token), up to an end, and count what was kept.
+
+        Tokens past an end are not part of the text, so an accepted token among them is not counted as accepted.
+        """
+        num_before = len(self.output_token_ids)
+        self.num_rounds += 1
+        self.num_draft_tokens += num_draft_tokens
+        for token_id in token_ids:
+            self.output_token_ids.append(token_id)
+            self._finish_at_token(token_id, eos_token_ids)
+            if self.is_finished:
+                break
+        self._finish_at_string(num_before)
+        num_kept = len(self.output_token_ids) - num_before
+        num_accepted = min(num_kept, len(token_ids) - 1)
+        self.logprobs.extend(logprobs[:num_kept])
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * missing)
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+
+    def fail(self, message: str) -> None:
+        """End with an error; the tokens so far are not a result."""
+        self.finish_reason, self.error = "error", message
+
+    def _finish_at_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
+        num_output = len(self.output_token_ids)
+        may_stop = num_output > self.params.min_tokens
+        if may_stop and token_id in self.params.stop_token_ids:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif may_stop and token_id in eos_token_ids and not self.params.ignore_eos:
+            self.finish_reason = "stop"
+        elif num_output == self.params.max_tokens:
+            self.finish_reason = "length"
+
+    def _finish_at_string(self, num_checked: int) -> None:
+        if self.stop_condition is None:
+            return
+        match = self.stop_condition(self.output_token_ids, max(num_checked, self.params.min_tokens))
+        if match is None:
+            return
+        num_kept, self.stop_reason = match
+        self.finish_reason = "stop"
+        del self.output_token_ids[num_kept:]

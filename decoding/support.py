@@ -1,0 +1,82 @@
+"""Which models can be run, decided in two steps: kind errors from the configuration, then a measurement (`probe`).
+
+The configuration check only makes errors kinder and earlier (before any weight is read). What decides is the probe: the
+model's own plain forward against our slots, with ragged rows, junk tokens, a rollback and a continuation.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+_LAYER_TYPES_WITH_ROLLBACK = {"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp", "dense", "sparse"}
+_ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The configuration of the causal language model at `path`, or a ValueError saying why it cannot be run."""
+    folder = Path(path)
+    if folder.exists():
+        _check_files(folder)
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the configuration of the model at {path!r}: {error}") from error
+    _check_config(config, path)
+    return config
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """The longest sequence the model may see, or None if its configuration sets no limit.
+
+    Rope types that choose their frequencies from the longest row of a *batch* are capped where they would begin to:
+    beyond that, a row's text would depend on its neighbours.
+    """
+    text_config = config.get_text_config()
+    limit: int | None = getattr(text_config, "max_position_embeddings", None)
+    for parameters in _rope_parameters(text_config):
+        if parameters.get("rope_type") in _ROPE_TYPES_THAT_SEE_THE_BATCH:
+            original = parameters.get("original_max_position_embeddings")
+            original = original or getattr(text_config, "original_max_position_embeddings", None) or limit
+            limit = original if limit is None or original is None else min(limit, original)
+    return limit
+
+
+def _check_files(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
+        found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
+        raise ValueError(
+            f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained(..., safe_serialization=True)"
+        )
+
+
+def _check_config(config: PretrainedConfig, path: str) -> None:
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise ValueError(f"{path!r} is an encoder-decoder model ({name}); Dray runs decoder-only language models")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        remote = " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
+        raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
+    text_config = config.get_text_config()
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    if foreign or getattr(model_class, "_is_stateful", False):
+        what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
+        raise ValueError(
+            f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "
+            "speculative decoding needs that, so choose a target and a draft with plain attention"
+        )
+
+
+def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
+    parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested or [parameters]

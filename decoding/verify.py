@@ -1,0 +1,134 @@
+"""Verification: which drafted tokens stand, and the token that follows them.
+
+Two rules. `coupled` (default): the target's own pick under noise that the drafter shared; a drafted token stands if and
+only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978), so the text is a function of target and seed alone.
+`rejection`: accept with min(1, p/q), else draw from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192; Chen et
+al., arXiv 2302.01318), so the text has the target's law.
+
+Plain decoding is the case of an empty draft, the bonus token the residual of nothing.
+
+Shapes: B sequences, K draft positions, J = K + 1 target positions, V vocabulary. p is the target's, q the draft's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from decoding.noise import Stream, gumbel, uniform
+from decoding.sampling import SamplingBatch, probabilities
+
+Verification = Literal["coupled", "rejection"]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted continuations of B sequences."""
+
+    token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
+    num_draft_tokens_B: torch.Tensor  # int64, 0..K
+    probs_BKV: torch.Tensor | None = None  # the law each token was drawn from; None: a point mass on the token
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What stands of a draft: the first num_accepted tokens, then next_token (recovered, or bonus)."""
+
+    num_accepted_B: torch.Tensor  # int64, 0..num_draft_tokens
+    next_token_B: torch.Tensor  # int64
+    first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J where none
+
+
+def pick_shared(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
+    """The tokens the shared noise picks from these scores, [B, J]; greedy rows have no noise."""
+    return _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED).argmax(-1)
+
+
+def draw_draft(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
+    """Tokens drawn from the draft's law with noise that nothing else reads, [B, J]: what rejection requires."""
+    return _noised(scores_BJV, sampling, positions_BJ, Stream.DRAFT).argmax(-1)
+
+
+def verify_coupled(
+    scores_BJV: torch.Tensor,
+    draft: Draft,
+    sampling: SamplingBatch,
+    positions_BJ: torch.Tensor,
+    close_call: float = 0.0,
+) -> Verdict:
+    """The verdict of accept-iff-equal.
+
+    `close_call` is a margin in logits: where the best two noised scores lie nearer than that, rounding could have
+    decided, and the verdict says so.
+    """
+    best_BJ2, token_ids_BJ2 = _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED).topk(2, dim=-1)
+    picks_BJ = token_ids_BJ2[..., 0]
+    num_accepted_B = _leading(picks_BJ[:, :-1] == draft.token_ids_BK, draft)
+    margin_BJ = (best_BJ2[..., 0] - best_BJ2[..., 1]) * sampling.temperature_B[:, None]
+    return Verdict(
+        num_accepted_B=num_accepted_B,
+        next_token_B=picks_BJ.gather(1, num_accepted_B[:, None])[:, 0],
+        first_close_call_B=((margin_BJ < close_call).cumsum(-1) == 0).sum(-1),
+    )
+
+
+def verify_rejection(
+    scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
+) -> Verdict:
+    """The verdict of the rejection rule, with noise that is a function of key and position."""
+    accept_BK, recover_BJV = rejection_law(probabilities(scores_BJV, sampling).double(), draft)
+    accept_noise_BK = uniform(sampling.keys_B, positions_BJ[:, :-1], Stream.ACCEPT)
+    num_accepted_B = _leading(accept_noise_BK < accept_BK, draft)
+    recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
+    rows_B = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
+    next_token_B = _inverse_cdf(recover_BJV[rows_B, num_accepted_B], recover_noise_BJ[rows_B, num_accepted_B])
+    never_B = torch.full_like(num_accepted_B, scores_BJV.shape[1])
+    return Verdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
+
+
+def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+    """Acceptance probabilities [B, K] of the drafted tokens, and the law [B, J, V] of the token after a stop at j.
+
+    Both are what `verify_rejection` draws with, so enumerating them enumerates the verifier (tests do, in float64).
+    """
+    drafted_BK1 = draft.token_ids_BK[:, :, None]
+    draft_probs_BKV = draft.probs_BKV
+    if draft_probs_BKV is None:
+        draft_probs_BKV = torch.zeros_like(target_probs_BJV[:, :-1]).scatter_(-1, drafted_BK1, 1.0)
+    draft_probs_BKV = draft_probs_BKV.to(target_probs_BJV.dtype)
+    exists_BK = _exists(draft)
+    p_BK = target_probs_BJV[:, :-1].gather(-1, drafted_BK1)[..., 0]
+    q_BK = draft_probs_BKV.gather(-1, drafted_BK1)[..., 0]
+    # q is positive wherever a token was drawn from it; the floor keeps positions without a draft from dividing by 0.
+    accept_BK = (p_BK / q_BK.clamp(min=torch.finfo(q_BK.dtype).tiny)).clamp(max=1.0) * exists_BK
+
+    q_BJV = torch.nn.functional.pad(draft_probs_BKV * exists_BK[..., None], (0, 0, 0, 1))
+    residual_BJV = (target_probs_BJV - q_BJV).clamp(min=0.0)
+    mass_BJ1 = residual_BJV.sum(-1, keepdim=True)
+    # No residual means p == q: the draft is accepted with certainty, and the law after it is never drawn from.
+    recover_BJV = torch.where(mass_BJ1 > 0, residual_BJV / mass_BJ1, target_probs_BJV)
+    return accept_BK, recover_BJV
+
+
+def _noised(
+    scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream
+) -> torch.Tensor:
+    noise_BJV = gumbel(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
+    return scores_BJV + noise_BJV * sampling.noise_scale_B[:, None, None]
+
+
+def _exists(draft: Draft) -> torch.Tensor:
+    index_K = torch.arange(draft.token_ids_BK.shape[1], device=draft.token_ids_BK.device)
+    return index_K < draft.num_draft_tokens_B[:, None]
+
+
+def _leading(stands_BK: torch.Tensor, draft: Draft) -> torch.Tensor:
+    return (stands_BK & _exists(draft)).long().cumprod(-1).sum(-1)
+
+
+def _inverse_cdf(law_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    cdf_BV = law_BV.cumsum(-1)
+    total_B1 = cdf_BV[:, -1:]
+    # Strictly below the total, and right=True: a token of probability zero can never be drawn, at either end.
+    below_B1 = torch.minimum(uniform_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    return torch.searchsorted(cdf_BV, below_B1, right=True)[:, 0]
