@@ -57,12 +57,14 @@ class KVCache(Cache):  # type: ignore[misc]
             num_visible=min(end, self._num_allocated),
         )
 
+    @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
         for layer in self.layers:
             for stored_SPHD in layer.stored():
                 stored_SPHD[target, :length] = stored_SPHD[source, :length]
 
+    @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Clear a slot: a NaN left in a masked position would still poison whoever comes next (0 * NaN)."""
         for layer in self.layers:

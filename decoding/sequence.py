@@ -36,6 +36,7 @@ class Sequence:
     sample: int = 0
     tag: Any = None
     stop_condition: StopCondition | None = None
+    max_tokens: int = 0  # output limit: params.max_tokens, or less where the context ends first (the engine lowers it)
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -76,6 +77,10 @@ class Sequence:
             stop_condition=stop_condition,
         )
 
+    def __post_init__(self) -> None:
+        """Start with the limit that was asked for."""
+        self.max_tokens = self.max_tokens or self.params.max_tokens
+
     def __len__(self) -> int:
         """Tokens of prompt and output together."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
@@ -88,12 +93,16 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         """Output tokens until the length limit."""
-        return self.params.max_tokens - len(self.output_token_ids)
+        return self.max_tokens - len(self.output_token_ids)
 
     @property
     def is_finished(self) -> bool:
         """Whether a finish reason stands."""
         return self.finish_reason is not None
+
+    def stop_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The token ids that may end this sequence."""
+        return frozenset(self.params.stop_token_ids) | (frozenset() if self.params.ignore_eos else eos_token_ids)
 
     def commit(
         self,
@@ -136,7 +145,7 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif may_stop and token_id in eos_token_ids and not self.params.ignore_eos:
             self.finish_reason = "stop"
-        elif num_output == self.params.max_tokens:
+        elif num_output == self.max_tokens:
             self.finish_reason = "length"
 
     def _finish_at_string(self, num_checked: int) -> None:

@@ -1,0 +1,298 @@
+"""Engine: the loop. Admit, then rounds of propose, score, verify, commit; retire. That is the whole algorithm.
+
+    drafter.propose   ->  K tokens a row, guessed cheaply
+    target.forward    ->  the target's logits at all K + 1 positions, in one pass
+    verify            ->  how many guesses stand, and the token after them
+    sequence.commit   ->  tokens and counts; a finished row's slot goes to whoever waits, before the next round
+
+Rollback is implicit: a row's next forward starts at its committed length, over whatever a rejected guess left there.
+
+Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from decoding.drafters import Drafter, DrafterName, make_drafter
+from decoding.model import Device, DType, LanguageModel
+from decoding.probe import check_model
+from decoding.rows import Rows, sampling_batch
+from decoding.sampling import SamplingBatch, first_stop, process_logits
+from decoding.sampling_params import SamplingParams
+from decoding.schedule import fixed_lengths
+from decoding.sequence import Sequence, TokenLogprobs
+from decoding.verify import Draft, Verdict, Verification, pick_shared, verify_coupled, verify_rejection
+from decoding.vocabulary import check_same_vocabulary
+
+# The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
+# this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
+CLOSE_CALL = {torch.float32: 1e-4}
+_DEFAULT_MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What the engine may use. None of it changes a single token (in float32, coupled)."""
+
+    num_slots: int = 16  # rows in flight
+    max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
+    drafter: DrafterName = "model"
+    num_speculative_tokens: int = 4  # the most tokens a row drafts in a round (1 to 64)
+    verification: Verification = "coupled"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if self.num_slots < 1:
+            raise ValueError(f"engine.num_slots must be at least 1, got {self.num_slots}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"engine.max_model_len must be at least 2, got {self.max_model_len}")
+        if not 1 <= self.num_speculative_tokens <= 64:
+            raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
+        if self.verification not in ("coupled", "rejection"):
+            raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
+
+
+class Engine:
+    """Runs sequences through a draft and a target. Not thread-safe: one thread drives it."""
+
+    def __init__(self, target: LanguageModel, drafter: Drafter, options: EngineOptions, max_model_len: int) -> None:
+        """Use `load` unless you bring your own parts."""
+        self.target = target
+        self.drafter = drafter
+        self.options = options
+        self.max_model_len = max_model_len
+        self.num_rechecks = 0  # close calls that were scored again alone
+        self._waiting: deque[Sequence] = deque()
+        self._refused: list[Sequence] = []
+        self._running: list[Sequence] = []  # row b stands in slot b
+        self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
+        target.allocate(options.num_slots, max_model_len)
+
+    @classmethod
+    def load(
+        cls,
+        target: str,
+        draft: str | None = None,
+        options: EngineOptions | None = None,
+        *,
+        device: Device = "auto",
+        dtype: DType = "auto",
+    ) -> "Engine":
+        """An engine over the models at these paths. Whatever cannot work is a ValueError before anything is generated.
+
+        Without `options`, the draft model drafts if there is one, else nothing does.
+        """
+        options = options or EngineOptions(drafter="model" if draft else "none")
+        if options.drafter == "model" and draft is None:
+            raise ValueError("drafter 'model' needs a draft model; name one, or use drafter 'ngram' or 'none'")
+        target_model = LanguageModel.load(target, device, dtype)
+        check_model(target_model, target)
+        draft_model = None
+        if options.drafter == "model" and draft is not None:
+            draft_model = LanguageModel.load(draft, device, dtype)
+            check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
+            check_model(draft_model, draft)
+        max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
+        drafter = make_drafter(
+            options.drafter, draft_model, target_model.vocab_size, options.num_slots, max_model_len
+        )
+        return cls(target_model, drafter, options, max_model_len)
+
+    def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
+        """Every prompt's `params.n` samples, in the order of the prompts. Row and sample numbers go into the noise."""
+        sequences = [
+            Sequence.create(prompt, params, run_seed=seed, row=row, sample=sample)
+            for row, prompt in enumerate(prompts)
+            for sample in range(params.n)
+        ]
+        for _ in self.stream(sequences):
+            pass
+        return sequences
+
+    def stream(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The sequences as they finish."""
+        self.submit(sequences)
+        while self.has_work:
+            yield from self.step()
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
+        for sequence in sequences:
+            problem = self._problem_with(sequence)
+            if problem is None:
+                sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
+                self._waiting.append(sequence)
+            else:
+                sequence.fail(problem)
+                self._refused.append(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would return or advance anything."""
+        return bool(self._waiting or self._running or self._refused)
+
+    @property
+    def num_running(self) -> int:
+        """Rows in flight."""
+        return len(self._running)
+
+    def step(self) -> list[Sequence]:
+        """Advance every row by one round; the sequences that finished."""
+        finished, self._refused = self._refused, []
+        self._admit()
+        if self._running:
+            self._round()
+            finished += self._retire()
+        return finished
+
+    def _admit(self) -> None:
+        slots = range(len(self._running), min(self.options.num_slots, len(self._running) + len(self._waiting)))
+        newcomers = [self._waiting.popleft() for _ in slots]
+        self._running += newcomers
+        self._prefill(list(slots), newcomers)
+
+    def _retire(self) -> list[Sequence]:
+        """Take finished rows out. Their slots go to waiting sequences, else to the last rows: slots stay 0..B-1."""
+        finished = [sequence for sequence in self._running if sequence.is_finished]
+        holes = [slot for slot, sequence in enumerate(self._running) if sequence.is_finished]
+        refilled = [holes.pop(0) for _ in range(min(len(holes), len(self._waiting)))]
+        newcomers = [self._waiting.popleft() for _ in refilled]
+        for slot, sequence in zip(refilled, newcomers, strict=True):
+            self._running[slot] = sequence
+        for slot in reversed(holes):
+            last = len(self._running) - 1
+            if slot != last:
+                self._move(last, slot)
+            self._running.pop()
+        if finished:
+            self._sampling = None
+        self._prefill(refilled, newcomers)
+        return finished
+
+    def _move(self, source: int, target: int) -> None:
+        assert self.target.cache is not None
+        self.target.cache.move(source, target, len(self._running[source]) - 1)
+        self.drafter.move(source, target)
+        self._running[target] = self._running[source]
+
+    def _prefill(self, slots: list[int], newcomers: list[Sequence]) -> None:
+        """Everything but the newest token, which each round scores first."""
+        if newcomers:
+            self._sampling = None
+            self.target.prefill(slots, [sequence.token_ids[:-1] for sequence in newcomers])
+            self.drafter.admit(slots, newcomers)
+
+    @torch.inference_mode()
+    def _round(self) -> None:
+        rows = self._rows(self._running)
+        draft = self.drafter.propose(rows)
+        num_drafted_B = draft.num_draft_tokens_B
+        if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
+            num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
+        draft = Draft(draft.token_ids_BK, num_drafted_B, draft.probs_BKV)
+
+        newest = [sequence.token_ids[-1] for sequence in self._running]
+        newest_B1 = torch.tensor(newest, device=self.target.device)[:, None]
+        tokens_BJ = torch.cat([newest_B1, draft.token_ids_BK], dim=1)
+        every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
+        starts = [len(sequence) - 1 for sequence in self._running]
+        logits_BJV = self.target.forward(starts, tokens_BJ, every_BJ)
+
+        verdict = self._verify(rows, draft, logits_BJV)
+        is_finite_B = logits_BJV.amax((1, 2)).isfinite()
+        columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B, num_drafted_B)
+        packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
+        for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(packed.tolist()):
+            sequence = self._running[row]
+            if not is_finite:
+                self._fail_row(row)
+                continue
+            tokens = [*drafted[:accepted], next_token]
+            if close_call <= accepted:
+                tokens = self._recheck(sequence, tokens[:close_call])
+            sequence.commit(
+                tokens,
+                num_draft_tokens=num_drafted,
+                eos_token_ids=self.target.eos_token_ids,
+                logprobs=_logprobs(logits_BJV[row], tokens, sequence.params.logprobs),
+            )
+
+    def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
+        num_positions = logits_BJV.shape[1]
+        scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
+        positions_BJ = rows.positions(0, num_positions)
+        if self.options.verification == "rejection":
+            return verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ)
+        close_call = CLOSE_CALL.get(self.target.dtype, 0.0)
+        return verify_coupled(scores_BJV, draft, rows.sampling, positions_BJ, close_call)
+
+    def _recheck(self, sequence: Sequence, accepted: list[int]) -> list[int]:
+        """The accepted tokens and the one after them, decided by the sequence alone: one row, no cache, no draft.
+
+        The decision is then a function of the tokens before it, whatever batch or draft this round had.
+        """
+        self.num_rechecks += 1
+        rows = self._rows([sequence])
+        accepted_1K = torch.tensor([accepted], dtype=torch.int64, device=self.target.device)
+        logits_V = self.target.plain_logits(sequence.token_ids + accepted)
+        history = rows.history(accepted_1K, len(accepted), 1)
+        scores_11V = process_logits(logits_V[None, None], rows.sampling, history)
+        return [*accepted, int(pick_shared(scores_11V, rows.sampling, rows.positions(len(accepted), 1)))]
+
+    def _rows(self, sequences: list[Sequence]) -> Rows:
+        if sequences is not self._running:
+            sampling = sampling_batch(tuple(sequences), self.target.eos_token_ids, self.target.device)
+        else:
+            if self._sampling is None:
+                self._sampling = sampling_batch(tuple(sequences), self.target.eos_token_ids, self.target.device)
+            sampling = self._sampling
+        lengths = fixed_lengths(sequences, self.options.num_speculative_tokens)
+        return Rows(tuple(sequences), sampling, lengths, self.options.verification)
+
+    def _fail_row(self, row: int) -> None:
+        assert self.target.cache is not None
+        self._running[row].fail(
+            f"the target's logits are not finite after {len(self._running[row])} tokens; "
+            "if this is a float16 overflow, use bfloat16 or float32"
+        )
+        self.target.cache.zero(row)
+        self.drafter.reset(row)
+
+    def _problem_with(self, sequence: Sequence) -> str | None:
+        num_tokens, vocab_size = len(sequence.prompt_token_ids), self.target.vocab_size
+        if num_tokens == 0:
+            return "the prompt has no tokens; a language model needs at least one to continue"
+        if num_tokens >= self.max_model_len:
+            return (
+                f"the prompt has {num_tokens} tokens and the context is {self.max_model_len}, which must also hold the "
+                "output; shorten the prompt or raise engine.max_model_len"
+            )
+        foreign = [t for t in (*sequence.prompt_token_ids, *sequence.params.logit_bias) if not 0 <= t < vocab_size]
+        if foreign:
+            return f"token id {foreign[0]} is outside the target's vocabulary of {vocab_size}"
+        return None
+
+
+def _max_model_len(wanted: int | None, max_positions: int | None) -> int:
+    if wanted is None:
+        return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
+    if max_positions is not None and wanted > max_positions:
+        raise ValueError(
+            f"engine.max_model_len is {wanted}, but the target sees at most {max_positions} positions; lower it"
+        )
+    return wanted
+
+
+def _logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -> list[TokenLogprobs]:
+    if num_top is None:
+        return []
+    logprobs_JV = logits_JV[: len(tokens)].float().log_softmax(-1)
+    chosen_J = logprobs_JV.gather(-1, torch.tensor(tokens, device=logits_JV.device)[:, None])[:, 0].tolist()
+    values_JK, ids_JK = logprobs_JV.topk(num_top, dim=-1)
+    return [
+        TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
+        for logprob, ids, values in zip(chosen_J, ids_JK.tolist(), values_JK.tolist(), strict=True)
+    ]
