@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from decoding import attention
 from decoding.kv_cache import KVCache
-from decoding.support import load_config, max_positions
+from decoding.support import load_config, max_positions, model_folder
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -42,6 +42,7 @@ class LanguageModel:
         Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the
         checkpoint's own dtype.
         """
+        path = model_folder(path)
         config = load_config(path)
         place = pick_device(device)
         wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"

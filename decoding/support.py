@@ -7,20 +7,34 @@ model's own plain forward against our slots, with ragged rows, junk tokens, a ro
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 _LAYER_TYPES_WITH_ROLLBACK = {"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp", "dense", "sparse"}
 _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
-def load_config(path: str) -> PretrainedConfig:
-    """The configuration of the causal language model at `path`, or a ValueError saying why it cannot be run."""
-    folder = Path(path)
-    if folder.exists():
-        _check_files(folder)
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+def model_folder(path: str) -> str:
+    """The folder of the model at `path`: the path itself, or where the hub model of that name is (or is put).
+
+    Raises ValueError if there is neither.
+    """
+    if Path(path).is_dir():
+        return path
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
+    try:
+        return snapshot_download(path, allow_patterns=_HUB_FILES)
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise ValueError(f"no folder {path!r} here, and no hub model of that name to be had: {error}") from error
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The configuration of the causal language model in the folder `path`; a ValueError says why it cannot be run."""
+    _check_files(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

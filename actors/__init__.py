@@ -1,0 +1,1 @@
+"""PROCESSES: where rows and tokens meet. Engines in Ray actors."""

@@ -1,0 +1,126 @@
+"""Generator: an Engine in a Ray Data actor. Work units in, committed parts and receipts out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from actors.engine_loop import EngineLoop
+from actors.settings import GeneratorSettings
+from actors.translation import EncodedRow, decode_row, encode_row
+from decoding.engine import Engine
+from pipeline.commit import commit_part, read_receipt
+from pipeline.counts import count_generations
+from pipeline.errors import ErrorRow, RowError
+from pipeline.input_options import InputOptions
+from pipeline.inputs import InputRow, read_unit
+from pipeline.receipt import Receipt
+from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table, generations_schema
+from pipeline.text import TextCodec
+from pipeline.units import WorkUnit
+
+
+def load_codec(settings: GeneratorSettings) -> TextCodec:
+    """The tokenizer and chat template of these settings, or a ValueError saying what is wrong with them."""
+    models, chat = settings.models, settings.chat
+    return TextCodec.load(
+        models.tokenizer or models.target,
+        chat_template=chat.chat_template,
+        system_prompt=chat.system_prompt,
+        template_kwargs=chat.template_kwargs,
+        template_columns=chat.template_columns,
+    )
+
+
+def load_engine(settings: GeneratorSettings) -> Engine:
+    """The engine of these settings, models loaded and probed, or a ValueError saying why it cannot run."""
+    models = settings.models
+    return Engine.load(models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype)
+
+
+class Generator:
+    """A Ray Data worker: each call is one unit, several calls share the engine."""
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        run_path: str,
+        input_options: InputOptions,
+        carried: Mapping[str, pa.DataType],
+    ) -> None:
+        """Load the models once; the units come later."""
+        self._settings = settings
+        self._run_directory = RunDirectory.open(run_path)
+        self._input_options = input_options
+        self._carried = carried
+        self._schema = generations_schema(carried)
+        self._codec = load_codec(settings)
+        self._loop = EngineLoop(load_engine(settings))
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """A table of receipts for a table of units, both as JSON texts."""
+        units = [WorkUnit.from_dict(json.loads(text)) for text in batch["unit"].to_pylist()]
+        receipts = [await self._generate_unit(unit) for unit in units]
+        return pa.table({"receipt": [json.dumps(receipt.to_dict()) for receipt in receipts]})
+
+    async def _generate_unit(self, unit: WorkUnit) -> Receipt:
+        try:
+            return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
+        except FileNotFoundError:
+            pass  # not committed yet: the usual case
+        started = time.monotonic()
+        rows, errors = await asyncio.to_thread(self._read, unit)
+        await self._loop.finish([sequence for row in rows for sequence in row.sequences])
+        return await asyncio.to_thread(self._commit, unit, rows, errors, started)
+
+    def _read(self, unit: WorkUnit) -> tuple[list[EncodedRow], list[ErrorRow]]:
+        """Every row of the unit, encoded or as an error."""
+        rows: list[EncodedRow] = []
+        errors: list[ErrorRow] = []
+        for index, row in enumerate(read_unit(unit, self._input_options, self._carried)):
+            if isinstance(row, ErrorRow):
+                errors.append(row)
+                continue
+            try:
+                rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
+            except RowError as error:
+                errors.append(_error_row(unit, row, error))
+        return rows, errors
+
+    def _commit(self, unit: WorkUnit, rows: list[EncodedRow], errors: list[ErrorRow], started: float) -> Receipt:
+        """Write what came out of every row, whole or not at all."""
+        generations = []
+        for encoded in rows:
+            try:
+                generations += decode_row(encoded, self._codec)
+            except RowError as error:
+                errors.append(_error_row(unit, encoded.row, error))
+        table = pa.Table.from_pylist(generations, schema=self._schema)
+        errors.sort(key=lambda error: error.row_id)
+        return commit_part(
+            self._run_directory,
+            unit,
+            table,
+            errors_table(errors),
+            count_generations(table, len(errors)),
+            attempt=0,
+            seconds=time.monotonic() - started,
+        )
+
+
+def _error_row(unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
+    return ErrorRow(
+        row_id=row.row_id,
+        id=row.user_id,
+        file=unit.file,
+        row_number=row.row_number,
+        stage=error.stage,
+        error_type=error.kind,
+        message=error.message,
+        attempt=0,
+    )

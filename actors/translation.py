@@ -1,0 +1,96 @@
+"""The one place where rows become sequences, and sequences become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.settings import GeneratorSettings
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+from pipeline.errors import RowError
+from pipeline.inputs import InputRow
+from pipeline.stop_strings import StopStrings
+from pipeline.text import TextCodec
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """An input row with its prompt as text and its samples as sequences, one for each of 0 .. n - 1."""
+
+    row: InputRow
+    prompt: str
+    sequences: tuple[Sequence, ...]
+
+
+def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
+    """The row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
+    params = row_params(settings.sampling, row.overrides)
+    prompt = codec.render(row)
+    token_ids = codec.encode(prompt, is_chat=row.messages is not None)
+    stop_condition = StopStrings(codec, params.stop).find if params.stop else None
+    sequences = tuple(
+        Sequence.create(
+            token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop_condition
+        )
+        for sample in range(params.n)
+    )
+    return EncodedRow(row, prompt, sequences)
+
+
+def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
+    """The run's parameters with the row's own in their place. Raises RowError (stage "params")."""
+    unknown = sorted(overrides.keys() - SamplingParams.__dataclass_fields__.keys())
+    if unknown:
+        known = ", ".join(SamplingParams.__dataclass_fields__)
+        raise RowError("params", f"unknown sampling parameters {unknown}; known are {known}")
+    try:
+        return replace(default, **overrides) if overrides else default
+    except ValueError as error:
+        raise RowError("params", str(error)) from error
+
+
+def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
+    """The generation rows of a row's finished samples, in the order of `schema.generations_schema`.
+
+    Raises RowError (stage "generate") if one of them failed: a row is whole or an error.
+    """
+    for sequence in encoded.sequences:
+        if sequence.finish_reason == "error":
+            raise RowError("generate", str(sequence.error))
+    return [_generation_row(encoded, sequence, codec) for sequence in encoded.sequences]
+
+
+def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
+    row, has_logprobs = encoded.row, sequence.params.logprobs is not None
+    return {
+        "row_id": row.row_id,
+        "sample": sequence.sample,
+        "id": row.user_id,
+        "prompt": encoded.prompt,
+        "is_chat": row.messages is not None,
+        "text": _text(sequence, codec),
+        "token_ids": sequence.output_token_ids,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
+        "num_prompt_tokens": len(sequence.prompt_token_ids),
+        "num_output_tokens": len(sequence.output_token_ids),
+        "num_rounds": sequence.num_rounds,
+        "num_draft_tokens": sequence.num_draft_tokens,
+        "num_accepted_tokens": sequence.num_accepted_tokens,
+        "accepted_per_position": sequence.accepted_per_position,
+        "logprobs": [entry.logprob for entry in sequence.logprobs] if has_logprobs else None,
+        "top_logprobs": [_top_logprobs(entry.top) for entry in sequence.logprobs] if has_logprobs else None,
+        **row.carried,
+    }
+
+
+def _text(sequence: Sequence, codec: TextCodec) -> str:
+    if isinstance(sequence.stop_reason, str):
+        return StopStrings(codec, sequence.params.stop).cut(sequence.output_token_ids, sequence.stop_reason)
+    return codec.decode(sequence.output_token_ids)
+
+
+def _top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:
+    return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in top]

@@ -1,0 +1,1 @@
+"""COMMANDS: one file per `python -m jobs.<name>`."""

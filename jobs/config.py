@@ -1,0 +1,245 @@
+"""RunConfig: a YAML file, the command line and the environment as one frozen configuration.
+
+The command line wins over the environment, the environment over the file. Unknown names are refused in all three.
+The sections mirror the packages' own dataclasses, which check the values; here every field gets its words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+from decoding.drafters import DrafterName
+from decoding.engine import EngineOptions
+from decoding.model import Device, DType
+from decoding.sampling_params import SamplingParams
+from decoding.verify import Verification
+from pipeline.dataset import ActorPool
+from pipeline.input_options import Format, InputOptions
+
+_ENV_PREFIX = "DRAY_"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputSection(_Section):
+    """What to read."""
+
+    path: str | list[str] = Field(description="File, folder or glob, or a list of them; local or a URI (s3://, gs://).")
+    format: Format = Field("auto", description="Input format; auto goes by file name.")
+    prompt_column: str = Field("prompt", description="Column with the prompt as text.")
+    messages_column: str = Field("messages", description="Column with chat messages; a row has a prompt or messages.")
+    prompt_template: str | None = Field(None, description='Prompt made from columns, such as "Question: {question}".')
+    id_column: str | None = Field(None, description="Column with your own id of a row, copied to the output.")
+    override_column: str = Field("sampling", description="Column with a row's own sampling parameters, if present.")
+    carry_columns: tuple[str, ...] = Field((), description="Columns copied to the output as they are.")
+
+
+class OutputSection(_Section):
+    """Where to write."""
+
+    path: str = Field(description="The run directory: new, or that of a run to go on with; local or a URI.")
+
+
+class ModelsSection(_Section):
+    """Which models, where and how exact."""
+
+    target: str = Field(description="Target model: a folder with safetensors, or a hub name.")
+    draft: str | None = Field(None, description="Draft model, for drafter 'model'.")
+    tokenizer: str | None = Field(None, description="Tokenizer folder; the target's unless given.")
+    device: Device = Field("auto", description="Where to run; auto takes GPUs if the cluster has any.")
+    dtype: DType = Field("auto", description="Weights and arithmetic; auto is float32 on CPU, else the checkpoint's.")
+
+
+class ChatSection(_Section):
+    """How messages become a prompt."""
+
+    chat_template: str | None = Field(None, description="Jinja template in place of the tokenizer's own.")
+    system_prompt: str | None = Field(None, description="System message before chats that have none.")
+    template_kwargs: dict[str, Any] = Field({}, description="Template variables with one value for the run.")
+    template_columns: dict[str, str] = Field({}, description="Template variable -> column that holds its value.")
+
+
+class EngineSection(_Section):
+    """How an engine runs. Nothing here but max_model_len and verification can change a token (float32)."""
+
+    drafter: DrafterName | None = Field(None, description="What drafts; 'model' if there is a draft, else 'none'.")
+    num_speculative_tokens: int = Field(4, description="Most tokens a row drafts in a round (1 to 64).")
+    verification: Verification = Field("coupled", description="coupled: the target's own tokens; rejection: its law.")
+    num_slots: int = Field(16, description="Rows an engine works on at once.")
+    max_model_len: int | None = Field(None, description="Tokens of prompt and output; the target's context, at most 4096.")
+
+
+class SamplingSection(_Section):
+    """The target's distribution and the text's length; a row may override any of it."""
+
+    temperature: float = Field(1.0, description="0 is greedy.")
+    top_k: int = Field(0, description="Keep the k most likely tokens; 0 keeps all.")
+    top_p: float = Field(1.0, description="Keep the most likely tokens of this total probability.")
+    min_p: float = Field(0.0, description="Keep tokens at least this likely, relative to the most likely one.")
+    repetition_penalty: float = Field(1.0, description="Over prompt and output, multiplicative; 1 is none.")
+    presence_penalty: float = Field(0.0, description="Over the output, once a token id (-2 to 2).")
+    frequency_penalty: float = Field(0.0, description="Over the output, per occurrence (-2 to 2).")
+    logit_bias: dict[int, float] = Field({}, description="Token id -> added to its logit (-100 to 100).")
+    n: int = Field(1, description="Samples per prompt.")
+    max_tokens: int = Field(256, description="Most output tokens of a sample.")
+    min_tokens: int = Field(0, description="Output tokens before an end is allowed.")
+    stop: tuple[str, ...] = Field((), description="Strings that end the text; not part of it.")
+    stop_token_ids: tuple[int, ...] = Field((), description="Token ids that end the text.")
+    ignore_eos: bool = Field(False, description="Go on after the model's own end token.")
+    logprobs: int | None = Field(None, description="Log-probabilities of each token and the k most likely (0 to 20).")
+
+
+class ActorsSection(_Section):
+    """The pool of engines."""
+
+    min_actors: int = Field(1, description="Actors to keep.")
+    max_actors: int = Field(1, description="Actors to grow to.")
+    num_cpus: float = Field(1.0, description="Logical CPUs an actor holds; its threads on CPU.")
+    num_gpus: float = Field(0.0, description="GPUs an actor holds; 1 when the device is cuda and this is 0.")
+    units_in_flight: int = Field(2, description="Work units an actor works on at once.")
+
+
+class RunSection(_Section):
+    """The run as a whole."""
+
+    seed: int = Field(0, description="Seed of all noise at temperature > 0.")
+    rows_per_unit: int = Field(256, description="Input rows in a work unit: what a crash can cost at most.")
+    max_error_rate: float = Field(0.5, description="Stop when more than this share of at least 100 rows failed (0 to 1).")
+    no_progress_timeout_s: float = Field(3600.0, description="Fail when no unit is committed for so many seconds.")
+    progress: Literal["auto", "bar", "lines", "none"] = Field("auto", description="Progress: a bar on a terminal, else lines.")
+    ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")
+
+
+class RunConfig(BaseSettings):
+    """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
+
+    config: Path | None = Field(None, description="YAML file with the sections below.")
+    dry_run: bool = Field(
+        False,
+        validation_alias=AliasChoices("dry-run", "dry_run"),
+        description="Print the plan and stop; no model is loaded, nothing is written.",
+    )
+    input: InputSection
+    output: OutputSection
+    models: ModelsSection
+    chat: ChatSection = ChatSection()
+    engine: EngineSection = EngineSection()
+    sampling: SamplingSection = SamplingSection()
+    actors: ActorsSection = ActorsSection()
+    run: RunSection = RunSection()
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=_ENV_PREFIX,
+        env_nested_delimiter="__",
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_enforce_required=False,
+        nested_model_default_partial_update=True,
+    )
+    _yaml_file: ClassVar[Path | None] = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, env_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line (in front of these), then environment, then file."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=cls._yaml_file)
+
+    def generator_settings(self) -> GeneratorSettings:
+        """The engine's part, checked by its own dataclasses."""
+        drafter = self.engine.drafter or ("model" if self.models.draft else "none")
+        return GeneratorSettings(
+            models=ModelSettings(**self.models.model_dump()),
+            engine=EngineOptions(**{**self.engine.model_dump(), "drafter": drafter}),
+            sampling=SamplingParams(**self.sampling.model_dump()),
+            chat=ChatSettings(**self.chat.model_dump()),
+            seed=self.run.seed,
+        )
+
+    def input_options(self) -> InputOptions:
+        """The reader's part."""
+        return InputOptions(**self.input.model_dump(exclude={"path"}))
+
+    def actor_pool(self) -> ActorPool:
+        """The pool's part."""
+        values = self.actors.model_dump()
+        return ActorPool(calls_in_flight=values.pop("units_in_flight"), **values)
+
+
+def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
+    """The configuration of these command-line arguments, or a ValueError that names every wrong field.
+
+    `--help` prints all fields and exits.
+    """
+    yaml_file = _config_file(arguments)
+    _check_environment()
+
+    class _Loaded(RunConfig):
+        __doc__ = RunConfig.__doc__
+        model_config = SettingsConfigDict(cli_prog_name=prog, title="RunConfig")
+        _yaml_file = yaml_file
+
+    try:
+        config = _Loaded(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{yaml_file} is not YAML: {error}") from error
+    config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
+    return config
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    for index, argument in enumerate(arguments):
+        name, has_value, value = argument.partition("=")
+        if name == "--config":
+            value = value if has_value else next(iter(arguments[index + 1 :]), "")
+            if not Path(value).is_file():
+                raise ValueError(f"--config {value!r}: no such file")
+            return Path(value)
+    return None
+
+
+def _check_environment() -> None:
+    sections = RunConfig.model_fields
+    for name in os.environ:
+        if not name.startswith(_ENV_PREFIX):
+            continue
+        section, _, field = name.removeprefix(_ENV_PREFIX).lower().partition("__")
+        fields = getattr(sections[section].annotation, "model_fields", {}) if section in sections else {}
+        if section not in sections or (field and field.partition("__")[0] not in fields):
+            raise ValueError(
+                f"environment variable {name} names no field; {_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
+            )
+
+
+def _explain(error: ValidationError) -> str:
+    lines = ["the configuration is wrong:"]
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        got = "" if problem["type"] in ("missing", "extra_forbidden") else f", got {problem['input']!r}"
+        what = {"missing": "is required", "extra_forbidden": "is not a field (see --help)"}.get(
+            problem["type"], problem["msg"].lower()
+        )
+        lines.append(f"  {name}: {what}{got}")
+    return "\n".join(lines)
+
+
+def exit_for_bad_configuration(error: ValueError) -> None:
+    """Print what is wrong and exit with 2."""
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,83 @@
+"""Progress of a run for a person: one line that moves on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipeline.counts import Counts
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Shows units, rows, tokens a second, acceptance, errors and the time left. A context manager."""
+
+    def __init__(self, num_units: int, num_rows: int, mode: Literal["auto", "bar", "lines", "none"]) -> None:
+        """`num_units` and `num_rows` are what this command has to do."""
+        console = Console(stderr=True)
+        self._mode = ("bar" if console.is_terminal else "lines") if mode == "auto" else mode
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if self._mode == "bar" else None
+        self._num_units, self._num_rows = num_units, num_rows
+        self._started = self._last_line = time.monotonic()
+        self._num_done, self._counts = 0, Counts()
+
+    def __enter__(self) -> Progress:
+        """Begin to show."""
+        if self._live:
+            self._live.__enter__()
+            self._live.update(Text("starting the actors ..."))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop showing."""
+        if self._live:
+            self._live.__exit__(None, None, None)
+
+    def add(self, counts: Counts) -> None:
+        """One more unit is done."""
+        self._num_done += 1
+        self._counts += counts
+        now = time.monotonic()
+        if self._live:
+            self._live.update(Text(self.line(now - self._started)))
+        elif self._mode == "lines" and now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            print(self.line(now - self._started), file=sys.stderr, flush=True)
+
+    def line(self, seconds: float) -> str:
+        """The state after `seconds`."""
+        counts = self._counts
+        left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else 0.0
+        parts = [
+            f"{self._num_done}/{self._num_units} units",
+            f"{counts.num_rows}/{self._num_rows} rows",
+            f"{counts.num_output_tokens / max(seconds, 1e-9):,.0f} tokens/s",
+            f"acceptance rate {format_rate(counts.acceptance_rate)}",
+            f"mean acceptance length {format_length(counts.mean_acceptance_length)}",
+            f"{counts.num_errors} errors",
+            f"{format_seconds(left)} left",
+        ]
+        return "  ".join(parts)
+
+
+def format_rate(rate: float | None) -> str:
+    """A share, or a dash where nothing was drafted."""
+    return "-" if rate is None else f"{rate:.3f}"
+
+
+def format_length(length: float | None) -> str:
+    """A mean, or a dash where there was no round."""
+    return "-" if length is None else f"{length:.2f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as 1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

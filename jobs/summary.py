@@ -1,0 +1,49 @@
+"""The table that ends a run, and report.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.progress import format_length, format_rate, format_seconds
+from pipeline.check import CheckReport
+from pipeline.run_directory import RunDirectory
+
+
+def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
+    """report.json: counts of the whole run, the rates they amount to, and what verification found."""
+    counts = check.counts
+    return {
+        "complete": check.is_complete,
+        "num_units": check.num_units,
+        "num_committed_units": check.num_committed_units,
+        "counts": counts.to_dict(),
+        "acceptance_rate": counts.acceptance_rate,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+        "seconds_of_last_command": round(seconds, 3),
+        "problems": check.problems,
+        "notes": check.notes,
+        "versions": run_directory.run.get("versions", {}),
+    }
+
+
+def print_summary(run_directory: RunDirectory, check: CheckReport, seconds: float, num_new_tokens: int) -> None:
+    """Print what the run holds now, and what this command added to it."""
+    counts = check.counts
+    table = Table(title=f"Corpus in {run_directory.location.name}", show_header=False, title_justify="left")
+    table.add_column(justify="left", style="bold")
+    table.add_column(justify="right")
+    table.add_row("rows", f"{counts.num_rows:,}")
+    table.add_row("generations", f"{counts.num_generations:,}")
+    table.add_row("errors", f"{counts.num_errors:,}")
+    table.add_row("prompt tokens", f"{counts.num_prompt_tokens:,}")
+    table.add_row("output tokens", f"{counts.num_output_tokens:,}")
+    table.add_row("rounds (target forwards a row)", f"{counts.num_rounds:,}")
+    table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
+    table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
+    table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
+    if seconds:
+        table.add_row("this command", f"{num_new_tokens:,} tokens in {format_seconds(seconds)}")
+    Console().print(table)

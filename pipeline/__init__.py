@@ -1,0 +1,1 @@
+"""Rows: from input files to prompts, and from generations to Parquet parts. No torch, no ray."""

@@ -1,0 +1,156 @@
+"""OpenAI batch output: one JSON line for every input row, generated or failed, in input order.
+
+Format: https://platform.openai.com/docs/api-reference/batch/request-output
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.errors import Stage
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.text import TextCodec
+from pipeline.units import WorkUnit
+
+_ERROR_CODES: Mapping[Stage, str] = {
+    "read": "invalid_request",
+    "template": "invalid_messages",
+    "encode": "invalid_prompt",
+    "params": "invalid_parameter",
+    "generate": "generation_failed",
+}
+
+
+def export_batch(
+    run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0
+) -> int:
+    """The number of lines written to `path`: one for each input row of a complete run.
+
+    `created` (Unix seconds) goes into every body; it is the caller's, so that an export repeated is the same
+    file. Raises FileNotFoundError if a unit is not committed.
+    """
+    output = Location.parse(path)
+    num_lines = 0
+    with output.filesystem.open_output_stream(output.path) as stream:
+        for unit in run_directory.units():
+            for line in _unit_lines(run_directory, unit, model, codec, created):
+                stream.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+                num_lines += 1
+    return num_lines
+
+
+def _unit_lines(
+    run_directory: RunDirectory, unit: WorkUnit, model: str, codec: TextCodec, created: int
+) -> Iterator[dict[str, Any]]:
+    generations = _read_rows(run_directory.part_path(unit.unit_id))
+    errors_path = run_directory.errors_path(unit.unit_id)
+    errors = _read_rows(errors_path) if errors_path.exists() else []
+    lines = {error["row_id"]: _error_line(error) for error in errors}
+    generations.sort(key=lambda row: (row["row_id"], row["sample"]))
+    for row_id, samples in groupby(generations, key=lambda row: row["row_id"]):
+        lines[row_id] = _response_line(list(samples), model, codec, created)
+    yield from (lines[row_id] for row_id in sorted(lines))
+
+
+def _read_rows(location: Location) -> list[dict[str, Any]]:
+    with location.filesystem.open_input_file(location.path) as file:
+        rows: list[dict[str, Any]] = pq.ParquetFile(file).read().to_pylist()
+    return rows
+
+
+def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{error['row_id']:x}",
+        "custom_id": error["id"],
+        "response": None,
+        "error": {"code": _ERROR_CODES[error["stage"]], "message": error["message"]},
+    }
+
+
+def _response_line(
+    samples: list[dict[str, Any]], model: str, codec: TextCodec, created: int
+) -> dict[str, Any]:
+    first = samples[0]
+    num_output = sum(sample["num_output_tokens"] for sample in samples)
+    is_chat = first["is_chat"]
+    body = {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{first['row_id']:x}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [(_chat_choice if is_chat else _completion_choice)(sample, codec) for sample in samples],
+        "usage": {
+            "prompt_tokens": first["num_prompt_tokens"],
+            "completion_tokens": num_output,
+            "total_tokens": first["num_prompt_tokens"] + num_output,
+        },
+    }
+    return {
+        "id": f"batch_req_{first['row_id']:x}",
+        "custom_id": first["id"],
+        "response": {"status_code": 200, "request_id": f"req_{first['row_id']:x}", "body": body},
+        "error": None,
+    }
+
+
+def _chat_choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
+    logprobs = None
+    if sample["logprobs"] is not None:
+        logprobs = {
+            "content": [
+                _token(codec, token_id, logprob)
+                | {"top_logprobs": [_token(codec, top["token_id"], top["logprob"]) for top in tops]}
+                for token_id, logprob, tops in _scored_tokens(sample)
+            ]
+        }
+    return {
+        "index": sample["sample"],
+        "message": {"role": "assistant", "content": sample["text"]},
+        "finish_reason": _finish_reason(sample),
+        "logprobs": logprobs,
+    }
+
+
+def _completion_choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
+    logprobs = None
+    if sample["logprobs"] is not None:
+        scored = list(_scored_tokens(sample))
+        logprobs = {
+            "tokens": [codec.token_text(token_id) for token_id, _, _ in scored],
+            "token_logprobs": [logprob for _, logprob, _ in scored],
+            "top_logprobs": [
+                {codec.token_text(top["token_id"]): top["logprob"] for top in tops} for _, _, tops in scored
+            ],
+        }
+    return {
+        "index": sample["sample"],
+        "text": sample["text"],
+        "finish_reason": _finish_reason(sample),
+        "logprobs": logprobs,
+    }
+
+
+def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+    """(token id, its logprob, its alternatives) of each output token."""
+    tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
+    return zip(sample["token_ids"], sample["logprobs"], tops, strict=True)
+
+
+def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
+    text = codec.token_text(token_id)
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": None if "\ufffd" in text else list(text.encode("utf-8")),
+    }
+
+
+def _finish_reason(sample: Mapping[str, Any]) -> str:
+    """OpenAI knows two ways to finish: at the limit, or by itself."""
+    return "length" if sample["finish_reason"] == "length" else "stop"

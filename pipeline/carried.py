@@ -1,0 +1,138 @@
+"""Carried columns: the user's own, copied to the output. Each has one Arrow type for the whole run."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, cast
+
+import pyarrow as pa
+
+from pipeline.errors import RowError
+from pipeline.files import InputFile
+from pipeline.input_options import InputOptions, resolve_options
+from pipeline.location import Location
+from pipeline.parquet_rows import parquet_schema
+from pipeline.records import Columns, file_columns, read_records
+from pipeline.schema import generations_schema
+
+_NUM_SAMPLED_ROWS = 1000
+JSON_TEXT = pa.json_()  # a string column whose text is JSON: what holds anything
+
+
+def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str, pa.DataType]:
+    """The type of every carried column: decided once, when the run is planned, and kept in run.json.
+
+    Parquet: the first file's. CSV: string, because a cell is text ("007" is not 7). JSON lines: what the
+    first 1000 rows have in common: bool, int64, float64 or string; else JSON text. Raises ValueError for a
+    column that is not in the input or has the name of one of ours.
+    """
+    options = resolve_options(files, options)
+    generations_schema(dict.fromkeys(options.carry_columns, pa.string()))  # refuses our own names
+    if not options.carry_columns:
+        return {}
+    first = Location.parse(files[0].path)
+    types: dict[str, pa.DataType]
+    if options.format == "parquet":
+        types = {field.name: _plain(field.type) for field in parquet_schema(first)}
+    elif options.format == "csv":
+        types = dict.fromkeys(file_columns(first, "csv") or [], pa.string())
+    elif options.format == "text":
+        types = {options.prompt_column: pa.string()}
+    else:
+        types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
+    missing = sorted(set(options.carry_columns) - set(types))
+    if missing:
+        raise ValueError(
+            f"carry_columns {missing} are not in the input ({files[0].path} has {', '.join(types)})"
+        )
+    return {name: types[name] for name in options.carry_columns}
+
+
+def carry(columns: Columns, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
+    """The carried values of a row, as they go into a column of their type; absent ones are None.
+
+    Raises RowError (stage "read") for a value that does not fit.
+    """
+    return {name: _fit(name, columns.get(name), type_) for name, type_ in types.items()}
+
+
+def types_to_dict(types: Mapping[str, pa.DataType]) -> dict[str, dict[str, str]]:
+    """The types for run.json: as people read them, and as Arrow reads them back."""
+    return {
+        name: {
+            "type": str(type_),
+            "arrow": base64.b64encode(pa.schema([pa.field(name, type_)]).serialize().to_pybytes()).decode(
+                "ascii"
+            ),
+        }
+        for name, type_ in types.items()
+    }
+
+
+def types_from_dict(values: Mapping[str, Mapping[str, str]]) -> dict[str, pa.DataType]:
+    """The types that `types_to_dict` wrote."""
+    return {
+        name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"]))).field(0).type
+        for name, value in values.items()
+    }
+
+
+def _fit(name: str, value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if type_ == JSON_TEXT:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        scalar = pa.scalar(value, type=type_)
+        # Arrow truncates 1.5 to an integer and takes true for 1.0, both without a word
+        loses = (pa.types.is_integer(type_) and scalar.as_py() != value) or (
+            isinstance(value, bool) and not pa.types.is_boolean(type_)
+        )
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        loses = True
+    if loses:
+        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
+        raise RowError("read", f"carried column {name!r}: expected {type_}, got {shown}", "TypeError")
+    return value
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """The type of a column's values, without how they were stored."""
+    if isinstance(type_, pa.DictionaryType):
+        return cast(pa.DataType, type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType):
+        return type_.storage_type
+    return type_
+
+
+def _json_rows(files: Sequence[InputFile], options: InputOptions) -> Iterator[Columns]:
+    records = chain.from_iterable(read_records(Location.parse(file.path), options) for file in files)
+    return (record for record in records if not isinstance(record, RowError))
+
+
+def _common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
+    """The type that all values of a column fit, by column."""
+    kinds: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.items():
+            kinds.setdefault(name, set()).add(_kind(value))
+    return {name: _common_type(seen - {"null"}) for name, seen in kinds.items()}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return "big int"
+    return "null" if value is None else type(value).__name__
+
+
+def _common_type(kinds: set[str]) -> pa.DataType:
+    if kinds == {"bool"}:
+        return pa.bool_()
+    if kinds == {"int"}:
+        return pa.int64()
+    if kinds in ({"float"}, {"int", "float"}):
+        return pa.float64()
+    return pa.string() if kinds == {"str"} else JSON_TEXT

@@ -1,0 +1,171 @@
+"""Prove a run complete and consistent from what is on disk, one part at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.commit import receipt_of
+from pipeline.counts import Counts, count_generations
+from pipeline.identities import COLUMNS, contradictions
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.schema import ERRORS, generations_schema
+from pipeline.units import WorkUnit
+
+_MAX_PROBLEMS_PER_UNIT = 20
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What is wrong with a run: nothing, if `problems` is empty. `notes` are oddities that harm nothing.
+
+    `counts` are those of the rows that were read, not of the footers.
+    """
+
+    problems: list[str]
+    notes: list[str]
+    counts: Counts
+    num_units: int
+    num_committed_units: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row is in data or in errors, once, and all counts agree."""
+        return not self.problems
+
+
+def check_run(run_directory: RunDirectory) -> CheckReport:
+    """The report on a run: every unit has a part, every row is in data or in errors once, counts add up."""
+    location = run_directory.location
+    committed = run_directory.committed_unit_ids()
+    with_errors = {info.path.rpartition("/")[2] for info in location.child("errors").list()}
+    expected = set()
+    problems: list[str] = []
+    counts = Counts()
+    num_units = num_committed = 0
+    for unit in run_directory.units():
+        num_units += 1
+        name = f"part-{unit.unit_id:09d}.parquet"
+        expected.add(name)
+        if unit.unit_id not in committed:
+            problems.append(
+                f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again"
+            )
+            continue
+        num_committed += 1
+        unit_counts, unit_problems = _check_unit(run_directory, unit, has_errors=name in with_errors)
+        counts += unit_counts
+        problems += unit_problems[:_MAX_PROBLEMS_PER_UNIT]
+        if len(unit_problems) > _MAX_PROBLEMS_PER_UNIT:
+            problems.append(f"data/{name}: and {len(unit_problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
+    for folder in ("data", "errors"):
+        names = {info.path.rpartition("/")[2] for info in location.child(folder).list()}
+        problems += [
+            f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)
+        ]
+    leftovers = sorted(
+        info.base_name for info in run_directory.temporary.list() if info.base_name != "commit.lock"
+    )
+    notes = [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
+    return CheckReport(problems, notes, counts, num_units, num_committed)
+
+
+def content_hash(run_directory: RunDirectory) -> str:
+    """A sha256 over every generation's row, sample, tokens and finish reason, in row order.
+
+    Two runs with the same hash wrote the same tokens. Acceptance counts, texts and the order within parts
+    play no role. Raises FileNotFoundError if a unit is missing.
+    """
+    digest = hashlib.sha256()
+    columns = ["row_id", "sample", "token_ids", "finish_reason"]
+    for unit in run_directory.units():
+        rows = _read(run_directory.part_path(unit.unit_id), columns).to_pylist()
+        for row in sorted(rows, key=lambda row: (row["row_id"], row["sample"])):
+            token_ids, reason = row["token_ids"], row["finish_reason"].encode()
+            digest.update(struct.pack("<qiii", row["row_id"], row["sample"], len(token_ids), len(reason)))
+            digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids) + reason)
+    return digest.hexdigest()
+
+
+def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str]]:
+    """What the unit's files hold, and what is wrong with them."""
+    part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
+    where = f"data/{part.path.rpartition('/')[2]}"
+    try:
+        generations = _read(part)
+        receipt = receipt_of(generations.schema)
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        return Counts(), [
+            f"{where}: damaged, or no part of a run ({type(error).__name__}: {error}); "
+            "delete it and run again"
+        ]
+    own_schema = generations_schema({})
+    if not own_schema.equals(pa.schema(list(generations.schema)[: len(own_schema)])):
+        return Counts(), [
+            f"{where}: its columns are not those of a generations table: {generations.schema.names}"
+        ]
+    try:
+        errors = _read(errors_path) if has_errors else ERRORS.empty_table()
+        failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
+    except (OSError, pa.ArrowException, KeyError) as error:
+        return Counts(), [
+            f"errors/{where.removeprefix('data/')}: damaged ({error}); delete it and {where}, and run again"
+        ]
+    counts = count_generations(generations, len(failed_ids))
+    problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
+    if receipt.unit_id != unit.unit_id:
+        problems.append(f"its footer says unit {receipt.unit_id}")
+    written, found = receipt.counts.to_dict(), counts.to_dict()
+    problems += [
+        f"{name} is {written[name]} in the footer and {found[name]} in the rows"
+        for name in written
+        if written[name] != found[name]
+    ]
+    return counts, [f"{where}: {problem}" for problem in problems]
+
+
+def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
+    """Rows that are missing, doubled or foreign, and samples that are."""
+    expected = set(range(unit.row_id(0), unit.row_id(0) + unit.num_rows))
+    keys = sorted(zip(generations["row_id"].to_pylist(), generations["sample"].to_pylist(), strict=True))
+    generated_ids = set()
+    for row_id, group in groupby(keys, key=lambda key: key[0]):
+        generated_ids.add(row_id)
+        samples = [sample for _, sample in group]
+        if samples != list(range(len(samples))):
+            yield f"row {row_id} has samples {samples}, expected {list(range(len(samples)))}"
+    if len(set(failed_ids)) != len(failed_ids):
+        twice = {row_id for row_id, num_times in Counter(failed_ids).items() if num_times > 1}
+        yield f"rows {_some(twice)} are in errors more than once"
+    if both := generated_ids & set(failed_ids):
+        yield f"rows {_some(both)} are in data and in errors"
+    if missing := expected - generated_ids - set(failed_ids):
+        yield f"rows {_some(missing)} are neither in data nor in errors"
+    if foreign := (generated_ids | set(failed_ids)) - expected:
+        yield f"rows {_some(foreign)} are not of this unit"
+
+
+def _count_problems(generations: pa.Table) -> Iterator[str]:
+    """Rows whose counts contradict each other."""
+    for batch in generations.select(COLUMNS).to_batches(max_chunksize=1024):
+        for row in batch.to_pylist():
+            for problem in contradictions(row):
+                yield f"row {row['row_id']} sample {row['sample']}: {problem}"
+
+
+def _read(location: Location, columns: list[str] | None = None) -> pa.Table:
+    with location.filesystem.open_input_file(location.path) as file:
+        return pq.ParquetFile(file).read(columns)
+
+
+def _some(row_ids: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(row_ids)[:5]))
+    return shown if len(row_ids) <= 5 else f"{shown} and {len(row_ids) - 5} more"

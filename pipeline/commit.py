@@ -1,0 +1,103 @@
+"""Commit a unit: its part appears whole or not at all, once, and the part's existence is the commit.
+
+Error rows are written before the part, so whoever sees the part sees the error rows that belong to it. On a
+local disk a lock file keeps the two together when two attempts at one unit end in the same moment; the link
+decides without it. On an object store both attempts put the same generations, and `check.check_run` would
+name a unit whose attempts failed on different rows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.counts import Counts
+from pipeline.location import Location
+from pipeline.receipt import Receipt
+from pipeline.run_directory import RunDirectory
+from pipeline.units import WorkUnit
+from pipeline.whole_file import create_file, replace_file
+
+_FOOTER_KEY = b"dray"
+_ROWS_PER_ROW_GROUP = 8192
+
+
+def commit_part(
+    run_directory: RunDirectory,
+    unit: WorkUnit,
+    generations: pa.Table,
+    errors: pa.Table | None,
+    counts: Counts,
+    attempt: int,
+    seconds: float | None = None,
+) -> Receipt:
+    """The receipt of the unit, whose rows are on disk when this returns, from this attempt or another.
+
+    `generations` may have no rows (all failed); `errors` None or no rows means that none failed. Raises
+    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again.
+    """
+    num_errors = errors.num_rows if errors is not None else 0
+    assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
+    assert counts.num_generations == generations.num_rows
+    receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
+    footer = {_FOOTER_KEY: json.dumps({"unit": unit.unit_id, "counts": counts.to_dict(), "attempt": attempt})}
+    content = _to_parquet(generations.replace_schema_metadata(footer))
+    part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
+    with _commit_lock(run_directory):
+        if not part.exists():
+            if errors is not None and num_errors:
+                replace_file(errors_path, _to_parquet(errors), run_directory.temporary)
+            else:
+                _remove(errors_path)  # an attempt that failed on some row, and then died, left them
+            if create_file(part, content, run_directory.temporary):
+                return receipt
+    return replace(read_receipt(run_directory, unit.unit_id), already_committed=True)
+
+
+def read_receipt(run_directory: RunDirectory, unit_id: int) -> Receipt:
+    """The receipt of a committed unit, from its part's footer.
+
+    Raises FileNotFoundError if the unit is not committed, ValueError if its part is not one of ours or is
+    damaged.
+    """
+    part = run_directory.part_path(unit_id)
+    with part.filesystem.open_input_file(part.path) as file:
+        try:
+            return receipt_of(pq.ParquetFile(file).schema_arrow)
+        except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{part.name}: not a part of a run, or damaged: {error}") from error
+
+
+def receipt_of(schema: pa.Schema) -> Receipt:
+    """The receipt in the schema of a part. Raises KeyError, TypeError or ValueError if there is none."""
+    footer = json.loads((schema.metadata or {})[_FOOTER_KEY])
+    return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
+
+
+def _to_parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP)
+    return sink.getvalue().to_pybytes()
+
+
+def _remove(location: Location) -> None:
+    if location.exists():
+        location.filesystem.delete_file(location.path)
+
+
+@contextmanager
+def _commit_lock(run_directory: RunDirectory) -> Iterator[None]:
+    """Hold the run's commit lock; where there are no locks (object stores, some mounts) go on without one."""
+    if not run_directory.location.is_local:
+        yield
+        return
+    with open(run_directory.temporary.child("commit.lock").path, "ab") as lock:
+        with suppress(OSError):  # a mount without locks: the link still lets one attempt win
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,48 @@
+"""A row that failed: the exception that says so, and the row that is written about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+Stage = Literal["read", "template", "encode", "params", "generate"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+class RowError(Exception):
+    """One row cannot go on. Its neighbours can: the caller turns this into an `ErrorRow` and continues.
+
+    `kind` becomes the row's `error_type`: the name of the exception behind it, or "ValueError" for bad input.
+    """
+
+    def __init__(self, stage: Stage, message: str, kind: str = "ValueError") -> None:
+        super().__init__(message)
+        self.stage: Stage = stage
+        self.message = message
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowError, (self.stage, self.message, self.kind)
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """A dead letter: which row failed, at which stage, and why. A row of `errors/part-*.parquet`.
+
+    `row_number` is the row's place in `file`, from 0, blank lines and a CSV header not counted. `id` is the
+    user's own id where the row was good enough to have one. `attempt` is the attempt at the unit that wrote
+    this.
+    """
+
+    row_id: int
+    id: str | None
+    file: str
+    row_number: int
+    stage: Stage
+    error_type: str
+    message: str
+    attempt: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as a dict in the order of `schema.ERRORS`."""
+        return asdict(self)

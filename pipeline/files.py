@@ -1,0 +1,112 @@
+"""The input files of a run: which they are, and whether they are still the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from pyarrow import fs
+
+from pipeline.location import Location, file_version
+
+
+class InputFile(NamedTuple):
+    """One input file as it was when the run was planned. `path` is an absolute path or a URI."""
+
+    path: str
+    size: int
+    version: str
+
+
+def list_files(paths: str | Sequence[str]) -> list[InputFile]:
+    """The files that the paths name: each a file, a folder (searched to its depth) or a glob; local or a URI.
+
+    What a folder or a glob brings is sorted by path. Files whose name, or whose folder below the one named,
+    starts with "." or "_" are skipped. Raises ValueError where a path brings nothing, or two bring the same
+    file.
+    """
+    files: list[InputFile] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        found = sorted(_find(path))
+        if not found:
+            raise ValueError(
+                f"no input file at {path!r}: looked for a file, a folder with files and a glob "
+                "(names that start with '.' or '_' are skipped)"
+            )
+        files += found
+    seen: set[str] = set()
+    for file in files:
+        if file.path in seen:
+            raise ValueError(f"{file.path} is named twice by the input paths {paths}; name it once")
+        seen.add(file.path)
+    if not files:
+        raise ValueError("no input paths were given")
+    return files
+
+
+def inputs_digest(files: Iterable[InputFile]) -> str:
+    """A sha256 over every file's path, size and version: what a run's identity keeps of its input."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.path}\0{file.size}\0{file.version}\n".encode())
+    return digest.hexdigest()
+
+
+def refuse_changed_file(planned: InputFile) -> None:
+    """Raise ValueError if the file is not the one that was planned for."""
+    info = Location.parse(planned.path).info()
+    if info.type != fs.FileType.File:
+        raise ValueError(
+            f"{planned.path}: the input changed since the run was planned: the file is gone; put it back"
+        )
+    if (info.size, file_version(info)) != (planned.size, planned.version):
+        raise ValueError(
+            f"{planned.path}: the input changed since the run was planned: it had "
+            f"{planned.size} bytes and version {planned.version!r}, and has {info.size} bytes and version {file_version(info)!r}; "
+            "restore the file or use a new output directory"
+        )
+
+
+def _find(path: str) -> Iterator[InputFile]:
+    """The files that one path brings, in no order."""
+    base, pattern = _split_glob(path)
+    folder = Location.parse(base)
+    info = folder.info()
+    if pattern is None and info.type == fs.FileType.File:
+        yield _input_file(folder, info)
+    if info.type != fs.FileType.Directory:
+        return
+    matches = re.compile(".*" if pattern is None else _glob_regex(pattern))
+    root = folder.path.rstrip("/") + "/"
+    for info in folder.list(recursive=True):
+        below = info.path.removeprefix(root)
+        hidden = any(part.startswith((".", "_")) for part in below.split("/"))
+        if info.type == fs.FileType.File and not hidden and matches.fullmatch(below):
+            yield _input_file(folder.at(info.path), info)
+
+
+def _input_file(location: Location, info: fs.FileInfo) -> InputFile:
+    return InputFile(location.name, info.size, file_version(info))
+
+
+def _split_glob(path: str) -> tuple[str, str | None]:
+    """The folder to search and the glob below it; (path, None) where there is no glob."""
+    is_uri = "://" in path
+    wild = re.search(r"[*\[]" if is_uri else r"[*?\[]", path)  # in a URI a question mark starts the options
+    if wild is None or (not is_uri and Location.parse(path).exists()):
+        return path, None
+    path, question_mark, options = path.partition("?") if is_uri else (path, "", "")
+    cut = path.rfind("/", 0, wild.start()) + 1
+    return (path[:cut] or ".") + question_mark + options, path[cut:]
+
+
+def _glob_regex(pattern: str) -> str:
+    """A regular expression for a glob: * and ? stay within a folder, ** crosses folders, [...] is a set."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        known.get(part) or (part.replace("[!", "[^", 1) if part.startswith("[") else re.escape(part))
+        for part in parts
+    )

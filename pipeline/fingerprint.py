@@ -1,0 +1,71 @@
+"""Fingerprints: what a run depends on, as sha256 hex digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def model_fingerprint(path: str | Path) -> str:
+    """The digest of a model folder: its config, its generation config and every byte of its safetensors.
+
+    Raises ValueError if the folder has no config.json or no *.safetensors.
+    """
+    folder = Path(path)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        raise ValueError(
+            f"{folder}: a model folder holds config.json and *.safetensors; found {_names(folder)}. "
+            "Download the model first, or convert its weights to safetensors"
+        )
+    configs = [folder / "config.json", folder / "generation_config.json"]
+    return _files_digest(file for file in [*configs, *weights] if file.is_file())
+
+
+def tokenizer_fingerprint(path: str | Path) -> str:
+    """The digest of a folder's tokenizer files, chat template included.
+
+    Raises ValueError if the folder has none of them.
+    """
+    folder = Path(path)
+    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    files += sorted(
+        folder.glob("chat_templates/*.jinja")
+    )  # chat_templates/: the named ones beside the default
+    if not files:
+        raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
+    return _files_digest(files)
+
+
+def text_fingerprint(text: str) -> str:
+    """The digest of a text, such as a chat template."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _files_digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _names(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder"
+    return ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "an empty folder"

@@ -1,0 +1,86 @@
+"""How to read an input: its format and what its columns mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from pipeline.files import InputFile
+from pipeline.lines import first_json_line
+
+Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
+
+_FORMAT_OF_EXTENSION: dict[str, Format] = {
+    "parquet": "parquet",
+    "pq": "parquet",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "csv": "csv",
+    "txt": "text",
+    "text": "text",
+}
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What a run reads. A row has a prompt or messages, never both; text files have prompts alone.
+
+    `override_column` holds a row's own sampling parameters: an object, or JSON text of one; it need not
+    exist. `carry_columns` are copied to the output. `template_columns` limits the columns that a row keeps
+    for templates (None keeps all, which for wide Parquet files reads more than it needs). `prompt_template`,
+    such as "Question: {question}\\nAnswer:", makes the prompt from columns in place of `prompt_column`.
+    """
+
+    format: Format = "auto"
+    prompt_column: str = "prompt"
+    messages_column: str = "messages"
+    id_column: str | None = None
+    override_column: str = "sampling"
+    carry_columns: tuple[str, ...] = ()
+    template_columns: tuple[str, ...] | None = None
+    prompt_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(Format):
+            raise ValueError(f"input format {self.format!r}: choose one of {', '.join(get_args(Format))}")
+        if self.prompt_column == self.messages_column:
+            raise ValueError(
+                f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns"
+            )
+        twice = sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1})
+        if twice:
+            raise ValueError(f"carry_columns names {twice} more than once")
+
+
+def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputOptions:
+    """The options with the format settled: "auto" goes by file names, and knows OpenAI batches by a line.
+
+    Raises ValueError where the names say nothing or disagree: a run reads one format.
+    """
+    if options.format != "auto":
+        return options
+    formats = {_format_of(file.path): file.path for file in files}
+    if len(formats) > 1:
+        examples = ", ".join(f"{path} ({format_})" for format_, path in formats.items())
+        raise ValueError(
+            f"the input mixes formats: {examples}; name files of one format, with a glob such as *.jsonl"
+        )
+    (format_,) = formats
+    if format_ == "jsonl":
+        first_lines = (first_json_line(file.path) for file in files)
+        first = next((line for line in first_lines if line is not None), None)
+        if isinstance(first, dict) and {"custom_id", "url", "body"} <= first.keys():
+            format_ = "openai_batch"
+    return replace(options, format=format_)
+
+
+def _format_of(path: str) -> Format:
+    name = path.partition("?")[0] if "://" in path else path
+    extension = name.lower().removesuffix(".gz").rpartition(".")[2]
+    if extension not in _FORMAT_OF_EXTENSION:
+        raise ValueError(
+            f"{path}: its name does not tell its format (known: {', '.join(_FORMAT_OF_EXTENSION)}, "
+            "text formats also with .gz); set the input format, or name only the files to read"
+        )
+    return _FORMAT_OF_EXTENSION[extension]

@@ -1,0 +1,155 @@
+"""Rows of a work unit: what to generate from, or what is wrong with a row. Rows in equals rows out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.carried import carry
+from pipeline.errors import ErrorRow, RowError
+from pipeline.files import InputFile, refuse_changed_file
+from pipeline.input_options import InputOptions, resolve_options
+from pipeline.location import Location
+from pipeline.openai_batch import custom_id, read_request
+from pipeline.parquet_rows import read_parquet_rows
+from pipeline.prompt_template import PromptTemplate
+from pipeline.records import Columns, read_records
+from pipeline.units import WorkUnit, prompt_columns
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """One row to generate from: a prompt, or the messages of a chat; the other one is None.
+
+    `row_number` counts from 0 in the file. `overrides` are the row's own sampling parameters, not checked
+    yet. `columns` are the row's columns, for templates; `carried` goes to the output as it is.
+    """
+
+    row_id: int
+    row_number: int
+    user_id: str | None
+    prompt: str | None
+    messages: list[Any] | None
+    overrides: dict[str, Any]
+    columns: dict[str, Any]
+    carried: dict[str, Any]
+
+
+def read_unit(
+    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType], attempt: int = 0
+) -> Iterator[InputRow | ErrorRow]:
+    """The rows of a unit in order, exactly `unit.num_rows` of them, whatever is wrong with one.
+
+    `carried` are the types of `carried.carried_types`. Raises ValueError if the file changed since the run
+    was planned.
+    """
+    file = InputFile(unit.file, unit.file_size, unit.file_version)
+    refuse_changed_file(file)
+    options = resolve_options([file], options)
+    template = None if options.prompt_template is None else PromptTemplate.parse(options.prompt_template)
+    index = 0
+    for record in _records(unit, options, carried):
+        row_id, row_number, user_id = unit.row_id(index), unit.row_start + index, None
+        index += 1
+        try:
+            if isinstance(record, RowError):
+                raise record
+            user_id = _user_id(record, options)
+            prompt, messages, overrides = _request(record, options, template)
+            yield InputRow(
+                row_id, row_number, user_id, prompt, messages, overrides, record, carry(record, carried)
+            )
+        except RowError as error:
+            yield ErrorRow(
+                row_id, user_id, unit.file, row_number, error.stage, error.kind, error.message, attempt
+            )
+    if index != unit.num_rows:
+        raise ValueError(
+            f"{unit.file}: the input changed since the run was planned: unit {unit.unit_id} "
+            f"had {unit.num_rows} rows and has {index}; restore the file or use a new output directory"
+        )
+
+
+def _records(
+    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType]
+) -> Iterator[Columns | RowError]:
+    location = Location.parse(unit.file)
+    if options.format != "parquet":
+        assert unit.byte_start is not None
+        return read_records(location, options, unit.byte_start, unit.byte_end)
+    wanted = None
+    if options.template_columns is not None:
+        wanted = (*options.template_columns, *prompt_columns(options), *carried, options.override_column)
+        wanted += (options.id_column,) if options.id_column else ()
+    return read_parquet_rows(location, unit.row_start, unit.num_rows, wanted)
+
+
+def _user_id(columns: Columns, options: InputOptions) -> str | None:
+    if options.format == "openai_batch":
+        return custom_id(columns)
+    value = columns.get(options.id_column) if options.id_column else None
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _request(
+    columns: Columns, options: InputOptions, template: PromptTemplate | None
+) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
+    """(prompt, messages, overrides) of a row; one of the first two is None."""
+    if options.format == "openai_batch":
+        request = read_request(columns)
+        return request.prompt, request.messages, request.overrides
+    messages = _messages(columns, options)
+    prompt = template.fill(columns) if template else columns.get(options.prompt_column)
+    if messages is not None and prompt not in (None, ""):
+        raise RowError("read", "the row has a prompt and messages; leave one of them null")
+    if messages is None and prompt is None:
+        names = f"{options.prompt_column!r} and {options.messages_column!r}"
+        raise RowError(
+            "read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError"
+        )
+    if messages is None and not isinstance(prompt, str):
+        kind = type(prompt).__name__
+        raise RowError(
+            "read", f"column {options.prompt_column!r}: expected a string, got {kind}", "TypeError"
+        )
+    return (None if messages is not None else prompt), messages, _overrides(columns, options)
+
+
+def _messages(columns: Columns, options: InputOptions) -> list[Any] | None:
+    value = _from_json(columns.get(options.messages_column), options.messages_column, "read")
+    if value is not None and not isinstance(value, list):
+        kind = type(value).__name__
+        raise RowError(
+            "read", f"column {options.messages_column!r}: expected a list, got {kind}", "TypeError"
+        )
+    return value
+
+
+def _overrides(columns: Columns, options: InputOptions) -> dict[str, Any]:
+    value = _from_json(columns.get(options.override_column), options.override_column, "params")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise RowError(
+            "params", f"column {options.override_column!r}: expected an object, got {kind}", "TypeError"
+        )
+    return {
+        name: setting for name, setting in value.items() if setting is not None
+    }  # a Parquet struct has them all
+
+
+def _from_json(value: Any, column: str, stage: Any) -> Any:
+    """A cell that holds a structure, or JSON text of one where the format has no structures."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RowError(stage, f"column {column!r}: not JSON: {error}", type(error).__name__) from error

@@ -1,0 +1,111 @@
+"""Text files as records with byte ranges: lines, and CSV records that may span lines.
+
+A byte range found while planning is read again by a worker, so where a record ends is decided here and
+nowhere else. A blank record, one of nothing but whitespace, is skipped and not counted. In a .gz file offsets
+count the decompressed bytes. Lines end at "\\n" or "\\r\\n"; a byte order mark at the start of the file is no
+part of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from pipeline.location import Location
+
+_BUFFER_BYTES = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+# csv refuses fields over 128 KiB unless told otherwise, which is less than a long prompt. What is left is a
+# bound on what a quote that is never closed can swallow. The limit is a setting of the csv module, hence of
+# the process.
+csv.field_size_limit(1 << 27)
+
+
+@dataclass(frozen=True)
+class TextRecord:
+    """The bytes [byte_start, byte_end) of a file, line end included; no byte order mark in `data`."""
+
+    byte_start: int
+    byte_end: int
+    data: bytes
+
+
+def split_lines(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
+    """The lines of a file that are not blank, from one line's start to another's end."""
+    for line in _all_lines(location, byte_start, byte_end):
+        if line.data.strip():
+            yield line
+
+
+def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
+    """The CSV records of a file that are not blank, header included; a quoted field may hold line ends.
+
+    The csv module itself is asked where a record ends: it pulls as many lines as the record needs.
+    """
+    pulled: list[TextRecord] = []
+
+    def pull() -> Iterator[str]:
+        for line in _all_lines(location, byte_start, byte_end):
+            pulled.append(line)
+            yield line.data.decode("utf-8", errors="surrogateescape")
+
+    reader = csv.reader(pull(), strict=True)
+    while True:
+        pulled.clear()
+        try:
+            next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            pass  # the record ends where the parser gave up; parse_csv meets the same error and reports it
+        data = b"".join(line.data for line in pulled)
+        if data.strip():
+            yield TextRecord(pulled[0].byte_start, pulled[-1].byte_end, data)
+
+
+def parse_csv(data: bytes) -> list[str]:
+    """The fields of one CSV record. Raises ValueError (not UTF-8) or csv.Error (quotes that do not match)."""
+    return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), strict=True))
+
+
+def first_json_line(path: str) -> Any:
+    """What the first line of a JSONL file holds; None if it is no JSON or the file is empty."""
+    for line in split_lines(Location.parse(path)):
+        try:
+            return json.loads(line.data)
+        except (ValueError, RecursionError):
+            return None
+    return None
+
+
+def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Iterator[TextRecord]:
+    with _open_at(location, byte_start) as stream:
+        position = byte_start
+        while (byte_end is None or position < byte_end) and (data := stream.readline()):
+            start, position = position, position + len(data)
+            yield TextRecord(start, position, data.removeprefix(_BYTE_ORDER_MARK) if start == 0 else data)
+
+
+@contextmanager
+def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
+    """The file's bytes from `byte_start` on."""
+    if location.path.endswith(".gz"):
+        with location.filesystem.open_input_stream(location.path, compression="gzip") as decompressed:
+            stream = io.BufferedReader(cast(Any, decompressed), _BUFFER_BYTES)
+            skipped = 0
+            while skipped < byte_start:
+                block = stream.read(min(_BUFFER_BYTES, byte_start - skipped))
+                if not block:
+                    break
+                skipped += len(block)
+            yield cast(BinaryIO, stream)
+    else:
+        with location.filesystem.open_input_file(location.path) as file:
+            file.seek(byte_start)
+            yield cast(BinaryIO, io.BufferedReader(cast(Any, file), _BUFFER_BYTES))

@@ -1,0 +1,80 @@
+"""Where a file or folder is: a filesystem, a path on it, and the name that finds both again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from pyarrow import fs
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place on a local disk or in an object store; `Location.parse(location.name)` is the same place."""
+
+    filesystem: fs.FileSystem
+    path: str  # as the filesystem wants it
+    name: str  # as a person writes it: an absolute local path or a URI
+
+    @classmethod
+    def parse(cls, name: str) -> Location:
+        """The place that a local path (relative ones from the working directory) or a URI names.
+
+        Raises ValueError for a URI that holds a password, or that pyarrow cannot read.
+        """
+        if "://" not in name:
+            path = os.path.abspath(os.path.expanduser(name))
+            return cls(fs.LocalFileSystem(), path, path)
+        scheme, _, rest = name.partition("://")
+        user, _, host = rest.partition("/")[0].rpartition("@")
+        if ":" in user:  # abfss://container@account has no secret
+            raise ValueError(
+                f"{scheme}://...@{host}: a URI with a password would be written into the run directory; "
+                "pass credentials in the environment (AWS_ACCESS_KEY_ID, ...) instead"
+            )
+        try:
+            filesystem, path = fs.FileSystem.from_uri(name)
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise ValueError(f"cannot open {name!r}: {error}") from error
+        return cls(filesystem, path, path if isinstance(filesystem, fs.LocalFileSystem) else name)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether links, renames and fsync work here (a local disk or a network mount)."""
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def child(self, relative: str) -> Location:
+        """The place `relative` ("data/part-000000001.parquet") under this folder."""
+        return self.at(f"{self.path.rstrip('/')}/{relative}")
+
+    def at(self, path: str) -> Location:
+        """The place at `path`, which is under this one, as this filesystem writes paths."""
+        below = path[len(self.path.rstrip("/")) :]
+        if self.is_local:
+            return Location(self.filesystem, path, path)
+        base, query_mark, query = self.name.partition("?")
+        return Location(self.filesystem, path, f"{base.rstrip('/')}{quote(below)}{query_mark}{query}")
+
+    def info(self) -> fs.FileInfo:
+        """What the filesystem knows of this place: type (also NotFound), size, time of change."""
+        return self.filesystem.get_file_info(self.path)
+
+    def exists(self) -> bool:
+        """Whether there is a file or a folder here."""
+        return bool(self.info().type != fs.FileType.NotFound)
+
+    def list(self, recursive: bool = False) -> list[fs.FileInfo]:
+        """What is in this folder, in one listing, in no order; nothing if there is no such folder."""
+        selector = fs.FileSelector(self.path, recursive=recursive, allow_not_found=True)
+        return list(self.filesystem.get_file_info(selector))
+
+    def read_bytes(self) -> bytes:
+        """The whole content of this file."""
+        with self.filesystem.open_input_stream(self.path) as stream:
+            return bytes(stream.read())
+
+
+def file_version(info: fs.FileInfo) -> str:
+    """What changes when the file is written again: its time of change in ns ("" where a store keeps none)."""
+    return "" if info.mtime_ns is None else str(info.mtime_ns)

@@ -1,0 +1,72 @@
+"""The manifest of a run: its units on disk, written and read as a stream, never all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain, count, islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.location import Location
+from pipeline.schema import MANIFEST
+from pipeline.units import WorkUnit
+
+_UNITS_PER_ROW_GROUP = 10_000
+_ROW_GROUPS_PER_PART = 10
+
+
+@dataclass(frozen=True)
+class ManifestSummary:
+    """What a manifest holds, kept in run.json: a plan's totals without reading the plan."""
+
+    num_parts: int = 0
+    num_units: int = 0
+    num_rows: int = 0
+    estimated_tokens: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict."""
+        return asdict(self)
+
+
+def write_manifest(folder: Location, units: Iterable[WorkUnit]) -> ManifestSummary:
+    """The summary of what was written: `folder`/part-00000.parquet and on, in the order of the units."""
+    row_groups = _row_groups(iter(units))
+    num_parts = num_units = num_rows = estimated_tokens = 0
+    for part in count():
+        first = next(row_groups, None)
+        if first is None:
+            break
+        path = _part(folder, part).path
+        with (
+            folder.filesystem.open_output_stream(path) as stream,
+            pq.ParquetWriter(stream, MANIFEST) as writer,
+        ):
+            for group in chain([first], islice(row_groups, _ROW_GROUPS_PER_PART - 1)):
+                writer.write_table(pa.Table.from_pylist([unit.to_dict() for unit in group], schema=MANIFEST))
+                num_units += len(group)
+                num_rows += sum(unit.num_rows for unit in group)
+                estimated_tokens += sum(unit.estimated_tokens for unit in group)
+        num_parts += 1
+    return ManifestSummary(num_parts, num_units, num_rows, estimated_tokens)
+
+
+def read_manifest(folder: Location, num_parts: int) -> Iterator[WorkUnit]:
+    """The units of a manifest, in order."""
+    for part in range(num_parts):
+        path = _part(folder, part).path
+        with folder.filesystem.open_input_file(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_UNITS_PER_ROW_GROUP):
+                yield from (WorkUnit.from_dict(row) for row in batch.to_pylist())
+
+
+def _part(folder: Location, part: int) -> Location:
+    return folder.child(f"part-{part:05d}.parquet")
+
+
+def _row_groups(units: Iterator[WorkUnit]) -> Iterator[list[WorkUnit]]:
+    while group := list(islice(units, _UNITS_PER_ROW_GROUP)):
+        yield group

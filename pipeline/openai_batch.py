@@ -1,0 +1,125 @@
+"""OpenAI batch input: one request a line, translated into a prompt or messages and our sampling parameters.
+
+Format: https://platform.openai.com/docs/api-reference/batch/request-input
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import RowError
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+
+# Ours under the same name; the second line is what vLLM and others add to the protocol.
+_SAME_NAME = frozenset(
+    {"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "max_tokens"}
+)
+_SAME_NAME |= {"stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
+# Who asks, what for and how to bill it: nothing that could change the text.
+_NO_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
+_NO_EFFECT |= {"prompt_cache_key", "parallel_tool_calls"}
+_TRANSLATED = frozenset(
+    {"messages", "prompt", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs"}
+)
+# What other fields may say without asking for anything.
+_TRIVIAL: Mapping[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "best_of": (1,),
+}
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a line asks for; `overrides` has the names and values of our SamplingParams."""
+
+    prompt: str | None
+    messages: list[Any] | None
+    overrides: dict[str, Any]
+
+
+def custom_id(line: Mapping[str, Any]) -> str:
+    """The id of a line. Raises RowError if it has none."""
+    value = line.get("custom_id")
+    if not isinstance(value, str) or not value:
+        raise RowError("read", f"custom_id: expected a string, got {value!r}", "TypeError")
+    return value
+
+
+def read_request(line: Mapping[str, Any]) -> BatchRequest:
+    """The request on a line. Raises RowError naming the field that is wrong or that we do not support."""
+    url, body, method = line.get("url"), line.get("body"), line.get("method", "POST")
+    if url not in (CHAT_URL, COMPLETIONS_URL):
+        raise RowError("read", f"url: expected {CHAT_URL} or {COMPLETIONS_URL}, got {url!r}")
+    if method != "POST":
+        raise RowError("read", f"method: expected 'POST', got {method!r}")
+    if not isinstance(body, dict):
+        raise RowError("read", f"body: expected an object, got {type(body).__name__}", "TypeError")
+    overrides = _overrides(body, is_chat=url == CHAT_URL)
+    if url == CHAT_URL:
+        messages = body.get("messages")
+        if not isinstance(messages, list):
+            raise RowError(
+                "read", f"body.messages: expected a list, got {type(messages).__name__}", "TypeError"
+            )
+        return BatchRequest(None, messages, overrides)
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise RowError(
+            "read",
+            f"body.prompt: expected one string, got {type(prompt).__name__}; give each prompt its own line",
+            "TypeError",
+        )
+    return BatchRequest(prompt, None, overrides)
+
+
+def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in _NO_EFFECT:
+            continue
+        if name in _SAME_NAME:
+            overrides[name] = value
+        elif name not in _TRANSLATED and value not in (False, "", [], {}, *_TRIVIAL.get(name, ())):
+            raise RowError("params", f"body.{name} is not supported (got {str(value)[:80]}); leave it out")
+    if body.get("messages" if not is_chat else "prompt") is not None:
+        raise RowError(
+            "params", f"body has {'prompt' if is_chat else 'messages'}, which its url does not take"
+        )
+    limit = body.get("max_completion_tokens")
+    if limit is not None and overrides.setdefault("max_tokens", limit) != limit:
+        raise RowError("params", "body.max_tokens and body.max_completion_tokens differ; give one of them")
+    if (bias := body.get("logit_bias")) is not None:
+        overrides["logit_bias"] = _logit_bias(bias)
+    logprobs = _chat_logprobs(body) if is_chat else body.get("logprobs")
+    if logprobs is not None:
+        overrides["logprobs"] = logprobs
+    return overrides
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> Any:
+    """How many alternatives a chat request wants: None for no logprobs, 0 for the chosen token's alone."""
+    wanted, num_top = body.get("logprobs"), body.get("top_logprobs")
+    if wanted not in (None, False, True):
+        raise RowError("params", f"body.logprobs: expected true or false, got {wanted!r}", "TypeError")
+    if not wanted and num_top:
+        raise RowError("params", "body.top_logprobs needs body.logprobs to be true")
+    return (num_top or 0) if wanted else None
+
+
+def _logit_bias(bias: Any) -> dict[int, Any]:
+    """Token id -> bias; JSON has written the ids as strings."""
+    if not isinstance(bias, dict):
+        raise RowError(
+            "params", f"body.logit_bias: expected an object, got {type(bias).__name__}", "TypeError"
+        )
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError as error:
+        raise RowError("params", f"body.logit_bias: its keys are token ids, {error}") from error

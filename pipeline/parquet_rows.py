@@ -1,0 +1,78 @@
+"""Parquet files as rows: what the footer says, and a range of rows as dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import RowError
+from pipeline.location import Location
+
+_BATCH_ROWS = 256
+
+
+def parquet_schema(location: Location) -> pa.Schema:
+    """The Arrow schema of the file."""
+    with location.filesystem.open_input_file(location.path) as file:
+        return pq.ParquetFile(file).schema_arrow
+
+
+def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
+    """(rows in the file, uncompressed bytes of those of `columns` that it has), from its footer."""
+    with location.filesystem.open_input_file(location.path) as file:
+        metadata = pq.ParquetFile(file).metadata
+    num_bytes = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        chunks = (row_group.column(index) for index in range(row_group.num_columns))
+        num_bytes += sum(
+            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
+        )
+    return metadata.num_rows, num_bytes
+
+
+def read_parquet_rows(
+    location: Location, row_start: int, num_rows: int, columns: Sequence[str] | None
+) -> Iterator[dict[str, Any] | RowError]:
+    """Rows [row_start, row_start + num_rows), with those of `columns` that the file has (None: all)."""
+    with location.filesystem.open_input_file(location.path) as file:
+        parquet = pq.ParquetFile(file)
+        present = parquet.schema_arrow.names
+        wanted = present if columns is None else [name for name in present if name in columns]
+        groups, first_row = _overlapping_groups(parquet.metadata, row_start, row_start + num_rows)
+        skip, left = row_start - first_row, num_rows
+        for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
+            rows = batch.slice(skip, left)
+            skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
+            yield from _to_dicts(rows)
+            if left == 0:
+                return
+
+
+def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int) -> tuple[list[int], int]:
+    """The row groups that hold rows of the range, and the first row of the first of them."""
+    groups: list[int] = []
+    first_row, position = row_start, 0
+    for group in range(metadata.num_row_groups):
+        group_start, position = position, position + metadata.row_group(group).num_rows
+        if group_start < row_end and position > row_start:
+            first_row = first_row if groups else group_start
+            groups.append(group)
+    return groups, first_row
+
+
+def _to_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any] | RowError]:
+    """One dict a row; a value without a Python form (a string that is not UTF-8) spoils its own row only."""
+    try:
+        yield from rows.to_pylist()
+        return
+    except (ValueError, OverflowError, pa.ArrowException):
+        pass  # some row of the batch: find out which
+    for index in range(rows.num_rows):
+        try:
+            yield rows.slice(index, 1).to_pylist()[0]
+        except (ValueError, OverflowError, pa.ArrowException) as error:
+            yield RowError("read", f"a value of this row cannot be read: {error}", type(error).__name__)

@@ -1,0 +1,109 @@
+"""Records of any format as dicts of columns: what stands in a file, before anyone asks what it means."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.errors import RowError
+from pipeline.input_options import Format, InputOptions
+from pipeline.lines import TextRecord, parse_csv, split_csv, split_lines
+from pipeline.location import Location
+from pipeline.parquet_rows import parquet_schema
+
+Columns = dict[str, Any]
+
+
+def file_columns(location: Location, format_: Format) -> list[str] | None:
+    """The columns that every row of the file has; None where each row brings its own (JSON lines)."""
+    if format_ == "parquet":
+        return list(parquet_schema(location).names)
+    if format_ == "csv":
+        return _csv_header(location)[0]
+    return None
+
+
+def split_records(
+    location: Location, format_: Format, byte_start: int = 0, byte_end: int | None = None
+) -> Iterator[TextRecord]:
+    """The data records of a text file that lie in a byte range; a CSV header is not one."""
+    if format_ == "csv":
+        header_end = _csv_header(location)[1]
+        yield from split_csv(location, max(byte_start, header_end), byte_end)
+    else:
+        yield from split_lines(location, byte_start, byte_end)
+
+
+def read_records(
+    location: Location, options: InputOptions, byte_start: int = 0, byte_end: int | None = None
+) -> Iterator[Columns | RowError]:
+    """The data records of a text file, each as its columns or as what is wrong with it."""
+    header = file_columns(location, options.format) or []
+    for record in split_records(location, options.format, byte_start, byte_end):
+        try:
+            yield _parse(record.data, options, header)
+        except RowError as error:
+            yield error
+
+
+def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
+    try:
+        if options.format == "csv":
+            fields = parse_csv(data)
+            if len(fields) != len(header):
+                raise RowError(
+                    "read", f"this record has {len(fields)} fields and the header has {len(header)}"
+                )
+            return dict(zip(header, fields, strict=True))
+        if options.format == "text":
+            return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
+        return _parse_json_object(data)
+    except UnicodeDecodeError as error:
+        raise RowError(
+            "read",
+            f"this record is not UTF-8: byte {error.start} is {data[error.start]:#04x}",
+            "UnicodeDecodeError",
+        ) from error
+    except csv.Error as error:
+        num_lines = data.count(b"\n")
+        raise RowError(
+            "read", f"not a CSV record: {error} (it took {num_lines} lines)", "csv.Error"
+        ) from error
+
+
+def _parse_json_object(data: bytes) -> Columns:
+    text = data.decode("utf-8")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError("read", f"not a JSON line: {error}", type(error).__name__) from error
+    if not isinstance(value, dict):
+        raise RowError("read", f"expected a JSON object on the line, got {type(value).__name__}", "TypeError")
+    if re.search(r"\\u[dD][89a-fA-F]", text):  # only an escape can smuggle in what is no text
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RowError(
+                "read", f"the line escapes half a surrogate pair: {error}", "UnicodeEncodeError"
+            ) from error
+    return value
+
+
+def _csv_header(location: Location) -> tuple[list[str], int]:
+    """The column names, and the byte at which the header ends; ([], 0) for an empty file."""
+    header = next(split_csv(location), None)
+    if header is None:
+        return [], 0
+    try:
+        names = parse_csv(header.data)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{location.name}: the first record is no CSV header: {error}") from error
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"{location.name}: the CSV header names {twice} more than once; give every column its own name"
+        )
+    return names, header.byte_end

@@ -1,0 +1,188 @@
+"""The run directory: what a run is, what it has done, and what is missing.
+
+run.json                   what the run is; its existence means that the manifest is complete
+manifest/part-*.parquet    the work units
+data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
+errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
+report.json  _SUCCESS      written at the end
+_tmp/                      files on their way (local disks only)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import fs
+
+from pipeline.location import Location
+from pipeline.manifest import ManifestSummary, read_manifest, write_manifest
+from pipeline.units import WorkUnit
+from pipeline.whole_file import create_file, replace_file
+
+_CREATING = "_CREATING"  # there from the first to the last moment of a creation
+_PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """An opened run. `run` is run.json: what the caller created it with, plus "manifest", the plan's totals.
+
+    run["identity"] decides which tokens come out and may not change; run["settings"] may.
+    """
+
+    location: Location
+    run: dict[str, Any]
+
+    @staticmethod
+    def exists(path: str | Location) -> bool:
+        """Whether there is a run at `path`, complete with its manifest."""
+        return _location(path).child("run.json").exists()
+
+    @classmethod
+    def create(cls, path: str | Location, run: Mapping[str, Any], units: Iterable[WorkUnit]) -> RunDirectory:
+        """A new run with the manifest of `units`. What an interrupted creation left behind is written over.
+
+        Raises ValueError if the folder holds a run already, or anything that is not ours.
+        """
+        location = _location(path)
+        assert "identity" in run
+        assert "manifest" not in run
+        leftovers = _refuse_occupied(location)
+        for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
+            location.filesystem.create_dir(location.child(folder).path, recursive=True)
+        temporary = location.child("_tmp")
+        replace_file(location.child(_CREATING), b"", temporary)
+        for leftover in leftovers:
+            location.filesystem.delete_file(leftover)
+        summary = write_manifest(location.child("manifest"), units)
+        content = _to_json({**run, "manifest": summary.to_dict()})
+        if not create_file(location.child("run.json"), content, temporary):
+            raise ValueError(
+                f"{location.name}: another process created a run here just now; run the command again"
+            )
+        location.filesystem.delete_file(location.child(_CREATING).path)
+        return cls.open(location)
+
+    @classmethod
+    def open(cls, path: str | Location) -> RunDirectory:
+        """The run at `path`. Raises ValueError if there is none."""
+        location = _location(path)
+        try:
+            run = json.loads(location.child("run.json").read_bytes())
+        except FileNotFoundError as error:
+            raise ValueError(f"{location.name}: no run here (a run directory has a run.json)") from error
+        except ValueError as error:
+            raise ValueError(
+                f"{location.name}: run.json is not JSON ({error}); restore it from a copy"
+            ) from error
+        return cls(location, run)
+
+    @property
+    def manifest(self) -> ManifestSummary:
+        """The plan's totals."""
+        return ManifestSummary(**self.run["manifest"])
+
+    def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
+        """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
+        old = _flatten(self.run["identity"])
+        new = _flatten(
+            json.loads(_to_json(identity))
+        )  # as it would be read back: tuples are lists, keys are strings
+        changes = [
+            f"  {name}: was {_show(old, name)}, is {_show(new, name)}"
+            for name in sorted(old.keys() | new.keys())
+            if _show(old, name) != _show(new, name)
+        ]
+        if changes:
+            raise ValueError(
+                f"{self.location.name} holds a run that would write other tokens:\n"
+                + "\n".join(changes)
+                + "\n"
+                "use a new output directory, or restore the old values to go on with this run"
+            )
+
+    def units(self) -> Iterator[WorkUnit]:
+        """Every unit of the run, in order."""
+        return read_manifest(self.location.child("manifest"), self.manifest.num_parts)
+
+    def committed_unit_ids(self) -> set[int]:
+        """The units that are done, from one listing of data/."""
+        names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
+        return {int(name[1]) for name in names if name}
+
+    def missing_units(self) -> Iterator[WorkUnit]:
+        """The units that are not done, in order."""
+        committed = self.committed_unit_ids()
+        return (unit for unit in self.units() if unit.unit_id not in committed)
+
+    def part_path(self, unit_id: int) -> Location:
+        """Where the unit's generations are, or will be."""
+        return self.location.child(f"data/part-{unit_id:09d}.parquet")
+
+    def errors_path(self, unit_id: int) -> Location:
+        """Where the unit's error rows are, if it has any."""
+        return self.location.child(f"errors/part-{unit_id:09d}.parquet")
+
+    @property
+    def temporary(self) -> Location:
+        """Where files on their way are written on a local disk."""
+        return self.location.child("_tmp")
+
+    def write_report(self, report: Mapping[str, Any]) -> None:
+        """Write report.json, in place of an older one."""
+        replace_file(self.location.child("report.json"), _to_json(report), self.temporary)
+
+    def mark_success(self) -> None:
+        """Write _SUCCESS: the run was checked and is complete."""
+        replace_file(self.location.child("_SUCCESS"), b"", self.temporary)
+
+    def is_success(self) -> bool:
+        """Whether the run was checked and is complete."""
+        return self.location.child("_SUCCESS").exists()
+
+
+def _location(path: str | Location) -> Location:
+    return path if isinstance(path, Location) else Location.parse(path)
+
+
+def _refuse_occupied(location: Location) -> list[str]:
+    """The manifest parts that an interrupted creation left; ValueError if the folder holds anything else."""
+    if location.child("run.json").exists():
+        raise ValueError(f"{location.name} holds a run already; open it, or use a new output directory")
+    if location.info().type == fs.FileType.File:
+        raise ValueError(f"{location.name} is a file; the output directory must be a folder")
+    root = location.path.rstrip("/") + "/"
+    files = {
+        info.path.removeprefix(root): info.path for info in location.list(recursive=True) if info.is_file
+    }
+    leftovers = [path for name, path in files.items() if re.fullmatch(r"manifest/part-\d{5,}\.parquet", name)]
+    ours = {_CREATING} | {name for name in files if name.startswith((f"_tmp/{_CREATING}.", "_tmp/run.json."))}
+    foreign = sorted(name for name, path in files.items() if name not in ours and path not in leftovers)
+    if foreign or (leftovers and _CREATING not in files):
+        raise ValueError(
+            f"{location.name} is not empty and is not a run: it has {(foreign or sorted(files))[:5]}; "
+            "use a new output directory (nothing here was touched)"
+        )
+    return leftovers
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted names and their values; an empty object is a value."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, inner in value.items():
+        flat |= _flatten(inner, f"{prefix}.{name}" if prefix else name)
+    return flat
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], ensure_ascii=False) if name in values else "absent"

@@ -1,0 +1,79 @@
+"""Stop strings: where in the output the text first holds one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.incremental_decoder import HALF_CHARACTER
+from pipeline.text import TextCodec
+
+# How much more text than the longest stop string the window holds. Its first characters may differ from the
+# whole text's: a window can begin within a character, and some tokenizers drop the first space of what they
+# decode.
+_SPARE_CHARACTERS = 8
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """The stop strings of a sequence. They may span tokens and rounds; only the output's end is decoded."""
+
+    codec: TextCodec
+    stop: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(string, str) and string for string in self.stop):
+            raise ValueError(f"stop: expected strings of at least one character, got {list(self.stop)}")
+
+    def find(self, output_token_ids: Sequence[int], num_checked: int) -> tuple[int, str] | None:
+        """(number of output tokens to keep, the stop string that the last of them completes), or None.
+
+        Only a match that ends after the first `num_checked` tokens counts: those were checked before, or may
+        not be stopped at. The match that ends first wins; of two that end together, the longer.
+        """
+        if not self.stop or num_checked >= len(output_token_ids):
+            return None
+        start, checked_text = self._window(output_token_ids, num_checked)
+        text = self.codec.decode(output_token_ids[start:])
+        if HALF_CHARACTER not in text and self._first_match(text, len(checked_text)) is None:
+            return None  # text that is whole only grows: no prefix of the tokens holds a match either
+        for num_kept in range(num_checked + 1, len(output_token_ids) + 1):
+            match = self._first_match(self._text(output_token_ids[start:num_kept]), len(checked_text))
+            if match is not None:
+                return num_kept, match
+        return None
+
+    def cut(self, kept_token_ids: Sequence[int], stop: str) -> str:
+        """The text of the kept tokens up to, and without, the stop string that the last of them completed.
+
+        Tokenizers that spell characters in bytes may read a run of bytes with one wrong byte among them as no
+        characters at all; a stop string that is not in the text for that reason leaves the text as it is.
+        """
+        text = self.codec.decode(kept_token_ids)
+        before = self._text(kept_token_ids[:-1])
+        position = text.find(stop, max(0, len(before) - len(stop) + 1))
+        return text if position < 0 else text[:position]
+
+    def _window(self, token_ids: Sequence[int], num_checked: int) -> tuple[int, str]:
+        """Where the window starts, and the text of its checked tokens: enough for a match to begin in."""
+        wanted = max(map(len, self.stop)) + _SPARE_CHARACTERS
+        size = wanted
+        while True:
+            start = max(0, num_checked - size)
+            text = self._text(token_ids[start:num_checked])
+            if start == 0 or (len(text) >= wanted and not text.startswith(HALF_CHARACTER)):
+                return start, text
+            size *= 2
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, as far as its characters are complete."""
+        return self.codec.decode(token_ids).rstrip(HALF_CHARACTER)
+
+    def _first_match(self, text: str, num_checked_characters: int) -> str | None:
+        """The stop string that ends first after the checked characters."""
+        matches = []
+        for stop in self.stop:
+            position = text.find(stop, max(0, num_checked_characters - len(stop) + 1))
+            if position >= 0:
+                matches.append((position + len(stop), position, stop))
+        return min(matches)[2] if matches else None

@@ -1,0 +1,149 @@
+"""Text and tokens: the only place that knows the tokenizer and the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import RowError
+from pipeline.inputs import InputRow
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """A tokenizer, and how rows become prompts.
+
+    `template_kwargs` are variables of the chat template with one value for the run; `template_columns` maps
+    variables to the columns that hold them. `system_prompt` goes before messages that do not begin with one
+    of their own.
+    """
+
+    tokenizer: Any  # a transformers.PreTrainedTokenizerBase
+    chat_template: str | None = None
+    system_prompt: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_columns: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        tokenizer_path: str,
+        chat_template: str | None = None,
+        system_prompt: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        template_columns: Mapping[str, str] | None = None,
+    ) -> TextCodec:
+        """The codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
+
+        Raises ValueError if the folder has no tokenizer that loads without running code of its own.
+        """
+        from transformers import (
+            AutoTokenizer,
+        )  # here, because importing it takes seconds that planning can do without
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {error}") from error
+        return cls(
+            tokenizer,
+            chat_template or getattr(tokenizer, "chat_template", None),
+            system_prompt,
+            dict(template_kwargs or {}),
+            dict(template_columns or {}),
+        )
+
+    def render(self, row: InputRow) -> str:
+        """The row's prompt as text: the prompt as it is, or its messages through the chat template.
+
+        Messages that end with the assistant's are continued; after others a new answer begins. Raises
+        RowError.
+        """
+        text = row.prompt if row.messages is None else self._render_chat(row)
+        assert text is not None
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RowError(
+                "template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError"
+            ) from error
+        return text
+
+    def encode(self, text: str, is_chat: bool) -> list[int]:
+        """The token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
+
+        A chat template has written its special tokens itself; to a plain prompt the tokenizer adds its own.
+        """
+        if not text:
+            raise RowError("encode", "the prompt is empty; give it at least one character")
+        token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
+        if not token_ids:
+            raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        text = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, special tokens included; U+FFFD for a part of a character."""
+        return str(
+            self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def _render_chat(self, row: InputRow) -> str:
+        messages = _checked_messages(row.messages)
+        if not self.chat_template:
+            raise RowError(
+                "template",
+                "the row has messages and the tokenizer has no chat template; set one, or give prompts",
+            )
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        variables = {**self.template_kwargs, **self._column_variables(row)}
+        continues = messages[-1]["role"] == "assistant"
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=self.chat_template,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **variables,
+            )
+        except Exception as error:  # a template is a program: whatever it raises is its row's failure
+            raise RowError("template", f"the chat template failed: {error}", type(error).__name__) from error
+        return str(rendered)
+
+    def _column_variables(self, row: InputRow) -> dict[str, Any]:
+        missing = sorted(set(self.template_columns.values()) - set(row.columns))
+        if missing:
+            raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
+        return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages, without keys that are null (a Parquet struct has every key). Raises RowError."""
+    if not isinstance(messages, list):
+        raise RowError("template", f"messages: expected a list, got {type(messages).__name__}", "TypeError")
+    if not messages:
+        raise RowError("template", "messages: the list is empty")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise RowError(
+                "template", f"{where}: expected an object, got {type(message).__name__}", "TypeError"
+            )
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise RowError(
+                "template", f"{where}.role: expected a string, got {json.dumps(message.get('role'))}"
+            )
+        if not isinstance(message.get("content"), str):
+            kind = type(message.get("content")).__name__
+            raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]

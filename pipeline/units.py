@@ -1,0 +1,142 @@
+"""Work units: ranges of rows of the input files. A unit is read, generated and committed as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pipeline.files import InputFile
+from pipeline.input_options import InputOptions, resolve_options
+from pipeline.location import Location
+from pipeline.parquet_rows import parquet_size
+from pipeline.prompt_template import PromptTemplate
+from pipeline.records import file_columns, split_records
+
+_BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """Rows [row_start, row_start + num_rows) of a file; in text formats, its bytes [byte_start, byte_end).
+
+    `first_ordinal` is the place of its first row among all rows of the input, which decides a row's noise: how rows
+    are cut into units must not. `file_size` and `file_version` are those the file had when the run was planned.
+    """
+
+    unit_id: int
+    first_ordinal: int
+    file: str
+    row_start: int
+    num_rows: int
+    byte_start: int | None
+    byte_end: int | None
+    estimated_tokens: int
+    file_size: int
+    file_version: str
+
+    def row_id(self, index: int) -> int:
+        """The run-wide id of the unit's row `index` (from 0): a position, so equal prompts are two rows."""
+        assert 0 <= index < self.num_rows
+        return self.unit_id << 32 | index
+
+    def to_dict(self) -> dict[str, Any]:
+        """The unit as a plain row, in the order of `schema.MANIFEST`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkUnit:
+        """The unit that `to_dict` wrote."""
+        return cls(**values)
+
+
+def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:
+    """The units that cover every row of every file once, in order; text files are read through, once.
+
+    An empty file has no unit. Raises ValueError for a file that cannot be read or lacks a column that is
+    asked for.
+    """
+    if not 1 <= rows_per_unit < 2**32:
+        raise ValueError(f"rows_per_unit: expected a number from 1 to 2**32 - 1, got {rows_per_unit}")
+    options = resolve_options(files, options)
+    unit_ids, first_ordinal = count(), 0
+    for file in files:
+        for rows in _row_ranges(file, options, rows_per_unit):
+            yield WorkUnit(
+                next(unit_ids), first_ordinal, file.path, *rows, file_size=file.size, file_version=file.version
+            )
+            first_ordinal += rows.num_rows
+
+
+class _RowRange(NamedTuple):
+    row_start: int
+    num_rows: int
+    byte_start: int | None
+    byte_end: int | None
+    estimated_tokens: int
+
+
+def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
+    location = Location.parse(file.path)
+    try:
+        _refuse_missing_columns(location, options)
+        if options.format == "parquet":
+            yield from _parquet_ranges(location, options, rows_per_unit)
+        else:
+            yield from _text_ranges(location, options, rows_per_unit)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{file.path}: cannot be read as {options.format}: {error}") from error
+
+
+def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
+    num_rows, num_bytes = parquet_size(location, prompt_columns(options))
+    for start in range(0, num_rows, rows_per_unit):
+        size = min(rows_per_unit, num_rows - start)
+        yield _RowRange(start, size, None, None, num_bytes * size // num_rows // _BYTES_PER_TOKEN)
+
+
+def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
+    row_start = num_rows = byte_start = byte_end = 0
+    for record in split_records(location, options.format):
+        if num_rows == rows_per_unit:
+            yield _RowRange(
+                row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN
+            )
+            row_start, num_rows = row_start + num_rows, 0
+        if num_rows == 0:
+            byte_start = record.byte_start
+        num_rows, byte_end = num_rows + 1, record.byte_end
+    if num_rows:
+        yield _RowRange(
+            row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN
+        )
+
+
+def prompt_columns(options: InputOptions) -> tuple[str, ...]:
+    """The columns that prompts are made of."""
+    if options.prompt_template is not None:
+        return (*PromptTemplate.parse(options.prompt_template).columns, options.messages_column)
+    return (options.prompt_column, options.messages_column)
+
+
+def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
+    """Raise ValueError if no row of the file can have what is asked for."""
+    present = file_columns(location, options.format)
+    if not present:  # rows of their own columns, or an empty file
+        return
+    found = f"the file has {', '.join(present)}"
+    if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(
+        present
+    ):
+        raise ValueError(
+            f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
+            f"{options.messages_column!r}; {found}. Set prompt_column or messages_column"
+        )
+    wanted = set(options.carry_columns) | ({options.id_column} if options.id_column else set())
+    if options.prompt_template is not None:
+        wanted |= set(PromptTemplate.parse(options.prompt_template).columns)
+    if missing := sorted(wanted - set(present)):
+        raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")

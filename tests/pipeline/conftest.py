@@ -1,0 +1,89 @@
+"""What the tests of rows share: a tiny tokenizer, input files, and runs with made-up generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.run_directory import RunDirectory
+from pipeline.text import TextCodec
+from tests.pipeline.made_up import committed_run
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if not loop.last or "
+    "m['role'] != 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}{{ mood }}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer on disk, with special tokens and a chat template."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=["<|bos|>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ["the cat sat on the mat, stop there", "über Käse 日本語 日本 🙂🙂"] * 20, trainer
+    )
+    tokenizer.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|bos|>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|user|>", "<|system|>", "<|assistant|>"],
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def codec(tokenizer_path: Path) -> TextCodec:
+    return TextCodec.load(str(tokenizer_path))
+
+
+@pytest.fixture(scope="session")
+def space_dropping_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """A codec in the manner of Llama 2: "▁" for spaces, the first of which is dropped, and bytes as a fallback."""
+    path = tmp_path_factory.mktemp("space_dropping")
+    words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
+    vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(
+        path
+    )
+    return TextCodec.load(str(path))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, bytes], str]:
+    """Write bytes to a file under the test's folder; its path."""
+
+    def write_bytes(name: str, content: bytes) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return str(path)
+
+    return write_bytes
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> RunDirectory:
+    """A run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
+    return committed_run(tmp_path / "run")

@@ -1,0 +1,94 @@
+"""Made-up units, generations and runs for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.commit import commit_part
+from pipeline.counts import count_generations
+from pipeline.errors import ErrorRow
+from pipeline.files import InputFile
+from pipeline.input_options import InputOptions
+from pipeline.inputs import InputRow, read_unit
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table, generations_schema
+from pipeline.units import WorkUnit, plan_units
+
+RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}}
+
+
+def unit(unit_id: int = 0, num_rows: int = 3) -> WorkUnit:
+    return WorkUnit(unit_id, unit_id * num_rows, "prompts.jsonl", unit_id * num_rows, num_rows, 0, 10, 2, 10, "1")
+
+
+def input_row(**values: Any) -> InputRow:
+    """A row with a prompt unless told otherwise."""
+    defaults: dict[str, Any] = {"row_id": 0, "row_number": 0, "user_id": None, "prompt": "the cat"}
+    defaults |= {"messages": None, "overrides": {}, "columns": {}, "carried": {}}
+    return InputRow(**{**defaults, **values})
+
+
+def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:
+    """A sound row: two rounds, the first accepts 2 of 3 draft tokens, the second 1 of 2; length 5."""
+    row = {
+        "row_id": row_id,
+        "sample": sample,
+        "id": f"user-{row_id}",
+        "prompt": "hello",
+        "is_chat": False,
+        "text": "abcde",
+        "token_ids": [7, 8, 9, sample, row_id % 100],
+        "finish_reason": "length",
+        "stop_reason": None,
+        "num_prompt_tokens": 4,
+        "num_output_tokens": 5,
+        "num_rounds": 2,
+        "num_draft_tokens": 5,
+        "num_accepted_tokens": 3,
+        "accepted_per_position": [2, 1],
+        "logprobs": None,
+        "top_logprobs": None,
+    }
+    return {**row, **values}
+
+
+def generations(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=generations_schema({}))
+
+
+def error(work_unit: WorkUnit, index: int, message: str = "bad") -> ErrorRow:
+    return ErrorRow(
+        work_unit.row_id(index), f"user-{index}", work_unit.file, index, "read", "ValueError", message, 1
+    )
+
+
+def commit_rows(
+    run_directory: RunDirectory, work_unit: WorkUnit, rows: list[dict[str, Any]], errors: list[ErrorRow]
+) -> Any:
+    table = generations(rows)
+    counts = count_generations(table, len(errors))
+    return commit_part(run_directory, work_unit, table, errors_table(errors), counts, attempt=1)
+
+
+def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:
+    return [generation(work_unit.row_id(index), sample) for index in indices for sample in (0, 1)]
+
+
+def committed_run(path: str | Path | Location) -> RunDirectory:
+    """A run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
+    run_directory = RunDirectory.create(
+        path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)]
+    )
+    commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
+    commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
+    return run_directory
+
+
+def read_all(files: list[InputFile], options: InputOptions, rows_per_unit: int) -> list[InputRow | ErrorRow]:
+    """Every row of the files, read unit by unit."""
+    units = plan_units(files, options, rows_per_unit)
+    return [row for work_unit in units for row in read_unit(work_unit, options, {})]

@@ -1,0 +1,211 @@
+"""A unit is committed whole, once, whoever else tries and whatever dies on the way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import fs
+
+from pipeline.check import check_run
+from pipeline.commit import read_receipt
+from pipeline.location import Location
+from pipeline.receipt import Receipt
+from pipeline.run_directory import RunDirectory
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, generation, sound_rows, unit
+
+WHOLE = sound_rows(unit(), [0, 1, 2])
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(str(tmp_path / "run"), RUN, [unit()])
+
+
+@pytest.fixture
+def object_store() -> Location:
+    """A store where a file appears when its writer closes it, and where nothing can be linked."""
+    MemoryFileSystem.store.clear()
+    return Location(
+        fs.PyFileSystem(fs.FSSpecHandler(MemoryFileSystem())), "bucket/run", "memory://bucket/run"
+    )
+
+
+def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirectory) -> None:
+    receipt = commit_rows(run_directory, unit(), WHOLE, [])
+    assert not receipt.already_committed
+    table = pq.read_table(run_directory.part_path(0).path)
+    assert table.to_pylist() == WHOLE
+    assert json.loads((table.schema.metadata or {})[b"dray"])["counts"]["num_generations"] == 6
+    assert read_receipt(run_directory, 0) == receipt
+    assert Receipt.from_dict(json.loads(json.dumps(receipt.to_dict()))) == receipt
+    assert not run_directory.errors_path(0).exists()
+
+
+def test_a_second_attempt_leaves_the_part_alone_and_reports_the_first_ones_counts(
+    run_directory: RunDirectory,
+) -> None:
+    first = commit_rows(run_directory, unit(), WHOLE, [])
+    content = run_directory.part_path(0).read_bytes()
+    second = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [error(unit(), 2)])
+    assert second.already_committed
+    assert second.counts == first.counts
+    assert run_directory.part_path(0).read_bytes() == content
+    assert not run_directory.errors_path(0).exists()
+
+
+def test_a_unit_whose_rows_all_failed_has_a_part_without_rows(run_directory: RunDirectory) -> None:
+    receipt = commit_rows(run_directory, unit(), [], [error(unit(), index) for index in range(3)])
+    assert pq.read_table(run_directory.part_path(0).path).num_rows == 0
+    assert (receipt.counts.num_rows, receipt.counts.num_errors) == (3, 3)
+    assert check_run(run_directory).is_complete
+
+
+def test_rows_that_go_missing_before_the_commit_are_our_own_mistake(run_directory: RunDirectory) -> None:
+    with pytest.raises(AssertionError, match="rows in must equal rows out"):
+        commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [])
+
+
+@pytest.mark.parametrize("second_fails", [True, False])
+def test_errors_of_an_attempt_that_died_before_its_part_do_not_survive(
+    run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, second_fails: bool
+) -> None:
+    def die(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.whole_file.os.link", die)
+        with pytest.raises(OSError, match="disk full"):
+            commit_rows(run_directory, unit(), sound_rows(unit(), [0]), [error(unit(), 1), error(unit(), 2)])
+    assert run_directory.errors_path(0).exists()
+    assert run_directory.committed_unit_ids() == set()
+    if second_fails:
+        commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+    else:
+        commit_rows(run_directory, unit(), WHOLE, [])
+    assert run_directory.errors_path(0).exists() == second_fails
+    report = check_run(run_directory)
+    assert report.problems == []
+    assert report.notes == []
+
+
+def test_a_disk_without_hard_links_commits_by_renaming(
+    run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr("pipeline.whole_file.os.link", refuse)
+    commit_rows(run_directory, unit(), WHOLE, [])
+    assert check_run(run_directory).problems == []
+
+
+def _race(path: str, attempt: int, barrier: Any, results: Any) -> None:
+    """Commit units 0-19, each when the other process does; attempts disagree on which row failed."""
+    run_directory = RunDirectory.open(path)
+    for unit_id in range(20):
+        work_unit = unit(unit_id)
+        failed = attempt if unit_id % 2 else None
+        rows = [row for row in sound_rows(work_unit, [0, 1, 2]) if row["row_id"] & 0xFF != failed]
+        errors = [] if failed is None else [error(work_unit, failed)]
+        if attempt == 1 and unit_id % 4 == 1:
+            rows, errors = sound_rows(work_unit, [0, 1, 2]), []
+        barrier.wait(20)
+        results.put((unit_id, commit_rows(run_directory, work_unit, rows, errors).already_committed))
+
+
+def test_of_two_processes_that_commit_the_same_units_one_wins_each_and_errors_fit_its_part(
+    tmp_path: Path,
+) -> None:
+    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(20)])
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_race, args=(str(tmp_path), attempt, barrier, results)) for attempt in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = sorted(results.get(timeout=30) for _ in range(40))
+    for process in processes:
+        process.join(30)
+    assert outcomes == [(unit_id, lost) for unit_id in range(20) for lost in (False, True)]
+    report = check_run(run_directory)
+    assert report.problems == []
+    assert report.notes == []
+    assert report.counts.num_rows == 60
+
+
+def _die_at(step: str, path: str) -> None:
+    """Commit unit 0 and die without a word when `step` is reached."""
+    import pipeline.whole_file as whole_file
+
+    def die(*_: Any, **__: Any) -> None:
+        os._exit(9)
+
+    setattr(whole_file.os, step, die)
+    commit_rows(RunDirectory.open(path), unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+
+
+@pytest.mark.parametrize("step", ["replace", "link", "unlink"])
+def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(
+    run_directory: RunDirectory, step: str
+) -> None:
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_die_at, args=(step, run_directory.location.path))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 9
+    assert run_directory.committed_unit_ids() == ({0} if step == "unlink" else set())
+    commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+    report = check_run(run_directory)
+    assert report.problems == []
+    assert len(report.notes) == 1  # the temporary file is mentioned
+
+
+def test_a_run_in_an_object_store_is_the_same_run(object_store: Location, tmp_path: Path) -> None:
+    run_directory = committed_run(object_store)
+    again = RunDirectory.open(object_store)
+    assert list(again.units()) == [unit(0), unit(1)]
+    assert check_run(again).problems == []
+    assert check_run(again).counts == check_run(committed_run(tmp_path / "local")).counts
+    again.mark_success()
+    assert run_directory.is_success()
+    commit_rows(again, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
+    assert check_run(again).problems == []
+    names = {path.removeprefix("/bucket/run/") for path in MemoryFileSystem.store}
+    assert not any(name.startswith("_") and name != "_SUCCESS" for name in names)
+
+
+def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: RunDirectory) -> None:
+    commit_rows(run_directory, unit(), WHOLE, [])
+    part = Path(run_directory.part_path(0).path)
+    part.write_bytes(part.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"part-000000000\.parquet: not a part of a run, or damaged"):
+        read_receipt(run_directory, 0)
+    pq.write_table(pq.ParquetFile(_foreign(part)).read(), part)
+    with pytest.raises(ValueError, match="not a part of a run"):
+        read_receipt(run_directory, 0)
+
+
+def _foreign(path: Path) -> Path:
+    import pyarrow as pa
+
+    pq.write_table(pa.table({"a": [1]}), path)
+    return path
+
+
+def test_carried_columns_follow_ours(run_directory: RunDirectory) -> None:
+    import pyarrow as pa
+
+    from pipeline.schema import generations_schema
+
+    schema = generations_schema({"score": pa.float64()})
+    table = pa.Table.from_pylist([generation(0) | {"score": 0.5}], schema=schema)
+    assert table.schema.names[-2:] == ["top_logprobs", "score"]

@@ -1,0 +1,298 @@
+"""Rows in equals rows out, for every format and whatever is wrong with a row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.carried import carried_types, types_from_dict, types_to_dict
+from pipeline.errors import ErrorRow
+from pipeline.files import list_files
+from pipeline.input_options import InputOptions, resolve_options
+from pipeline.inputs import InputRow, read_unit
+from pipeline.units import WorkUnit, plan_units
+from tests.pipeline.made_up import read_all
+
+Write = Callable[[str, bytes], str]
+
+PROMPTS = ["plain", 'with "quotes", and commas', "über 日本語 🙂", "two\nlines", "a\n\n\nb", "", "end "]
+ENDINGS = [b"\n", b"\r\n"]
+
+
+def _csv(ending: bytes) -> bytes:
+    lines = [b"prompt,kind"]
+    lines += [
+        b'"%s",%d' % (prompt.replace('"', '""').encode(), index) for index, prompt in enumerate(PROMPTS)
+    ]
+    lines[3:3] = [b"", b"   "]  # blank lines
+    return ending.join(lines)
+
+
+def _jsonl(ending: bytes) -> bytes:
+    lines = [json.dumps({"prompt": prompt, "kind": 1}, ensure_ascii=False).encode() for prompt in PROMPTS]
+    lines[2:2] = [b"", b" \t "]
+    return ending.join(lines)
+
+
+CONTENTS = [
+    (f"prompts.{format_}{packed}", byte_order_mark + make(ending) + last)
+    for format_, make in (("csv", _csv), ("jsonl", _jsonl))
+    for ending in ENDINGS
+    for last in (b"", ending, ending * 3)
+    for byte_order_mark in (b"", b"\xef\xbb\xbf")
+    for packed in ("", ".gz")
+]
+
+
+@pytest.mark.parametrize(("name", "content"), CONTENTS)
+def test_byte_ranges_bring_the_rows_that_reading_whole_brings(
+    write: Write, name: str, content: bytes
+) -> None:
+    files = list_files(write(name, gzip.compress(content) if name.endswith(".gz") else content))
+    for rows_per_unit in (1, 2, 3, 100):
+        rows = read_all(files, InputOptions(), rows_per_unit)
+        assert [row.prompt for row in rows if isinstance(row, InputRow)] == PROMPTS
+        assert [row.row_number for row in rows] == list(range(len(PROMPTS)))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("last", [b"", b"\n", b"\n\n"])
+def test_text_lines_are_prompts_and_blank_lines_are_not_counted(
+    write: Write, ending: bytes, last: bytes
+) -> None:
+    files = list_files(
+        write("p.txt", b"\xef\xbb\xbf" + ending.join([b"one ", b"", b"  ", b" two", b"three"]) + last)
+    )
+    for rows_per_unit in (1, 2, 10):
+        rows = read_all(files, InputOptions(), rows_per_unit)
+        assert [row.prompt for row in rows if isinstance(row, InputRow)] == ["one ", " two", "three"]
+
+
+@pytest.mark.parametrize("row_group_size", [1, 3, 1000])
+@pytest.mark.parametrize("rows_per_unit", [1, 4, 7, 1000])
+def test_parquet_row_ranges_bring_every_row_once(
+    write: Write, row_group_size: int, rows_per_unit: int
+) -> None:
+    path = write("p.parquet", b"")
+    pq.write_table(pa.table({"prompt": [f"p{i}" for i in range(600)]}), path, row_group_size=row_group_size)
+    rows = read_all(
+        list_files(path), InputOptions(), rows_per_unit if rows_per_unit > 100 else rows_per_unit * 50
+    )
+    assert [row.prompt for row in rows if isinstance(row, InputRow)] == [f"p{i}" for i in range(600)]
+
+
+def test_row_ids_are_unique_over_files_with_equal_prompts(write: Write) -> None:
+    paths = [write(f"in/{name}.txt", b"same\nsame\nsame\n") for name in "ab"]
+    rows = read_all(list_files(paths), InputOptions(), 2)
+    assert [row.row_id for row in rows] == [0, 1, 1 << 32, 2 << 32, (2 << 32) + 1, 3 << 32]
+
+
+BAD_LINES = {
+    b'{"prompt": "x"': ("read", "not a JSON line"),
+    b"[1, 2]": ("read", "expected a JSON object on the line, got list"),
+    b"\xff\xfe": ("read", "not UTF-8: byte 0 is 0xff"),
+    b'{"text": "x"}': ("read", "'prompt' and 'messages' are null or absent; the row has ['text']"),
+    b'{"prompt": null}': ("read", "null or absent"),
+    b'{"prompt": 5}': ("read", "column 'prompt': expected a string, got int"),
+    b'{"prompt": "\\ud800"}': ("read", "half a surrogate pair"),
+    b'{"prompt": "x", "messages": [{}]}': ("read", "a prompt and messages"),
+    b'{"messages": {"role": "user"}}': ("read", "column 'messages': expected a list, got dict"),
+    b'{"messages": "{{"}': ("read", "column 'messages': not JSON"),
+    b'{"prompt": "x", "sampling": [1]}': ("params", "column 'sampling': expected an object, got list"),
+    b'{"prompt": "x", "sampling": "{"}': ("params", "column 'sampling': not JSON"),
+    b"[" * 200_000: ("read", "not a JSON line"),
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_bad_line_is_an_error_row_and_its_neighbours_are_not(write: Write, line: bytes) -> None:
+    files = list_files(write("p.jsonl", b'{"prompt": "a"}\n' + line + b'\n{"prompt": "b"}\n'))
+    for rows_per_unit in (1, 3):
+        before, bad, after = read_all(files, InputOptions(format="jsonl"), rows_per_unit)
+        assert isinstance(before, InputRow)
+        assert isinstance(after, InputRow)
+        assert isinstance(bad, ErrorRow)
+        stage, message = BAD_LINES[line]
+        assert (bad.stage, bad.row_number, bad.file) == (stage, 1, files[0].path)
+        assert message in bad.message
+
+
+BAD_RECORDS = {
+    b"x": "1 fields and the header has 2",
+    b"x,1,2": "3 fields and the header has 2",
+    b'"x"y,1': "not a CSV record",
+    b"\xff,1": "not UTF-8",
+    b"a\rb,1": "not a CSV record",
+}
+
+
+@pytest.mark.parametrize("record", BAD_RECORDS)
+def test_a_bad_csv_record_is_an_error_row_and_its_neighbours_are_not(write: Write, record: bytes) -> None:
+    files = list_files(write("p.csv", b"prompt,kind\na,1\n" + record + b"\nb,2\n"))
+    for rows_per_unit in (1, 3):
+        before, bad, after = read_all(files, InputOptions(), rows_per_unit)
+        assert isinstance(before, InputRow)
+        assert isinstance(after, InputRow)
+        assert isinstance(bad, ErrorRow)
+        assert BAD_RECORDS[record] in bad.message
+
+
+def test_a_quote_that_is_never_closed_is_one_error_row(write: Write) -> None:
+    files = list_files(write("p.csv", b'prompt\na\n"never closed\nb\nc\n'))
+    first, bad = read_all(files, InputOptions(), 1)
+    assert isinstance(first, InputRow)
+    assert isinstance(bad, ErrorRow)
+    assert "unexpected end of data (it took 3 lines)" in bad.message
+
+
+def test_a_csv_prompt_longer_than_the_csv_modules_own_limit_is_read(write: Write) -> None:
+    (row,) = read_all(list_files(write("p.csv", b"prompt\n" + b"x" * 300_000)), InputOptions(), 1)
+    assert isinstance(row, InputRow)
+    assert row.prompt == "x" * 300_000
+
+
+def test_a_parquet_string_that_is_not_utf8_spoils_its_own_row_only(write: Write) -> None:
+    path = write("p.parquet", b"")
+    broken = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    pq.write_table(pa.table({"prompt": broken}), path)
+    rows = read_all(list_files(path), InputOptions(), 3)
+    assert [type(row) for row in rows] == [InputRow, ErrorRow, InputRow]
+
+
+def test_overrides_come_from_objects_structs_and_json_text(write: Write) -> None:
+    overrides = {"temperature": 0.5, "stop": ["a"]}
+    jsonl = write("p.jsonl", json.dumps({"prompt": "x", "sampling": overrides}).encode())
+    csv = write("p.csv", b'prompt,sampling\nx,"{""temperature"": 0.5, ""stop"": [""a""]}"\ny,\n')
+    parquet = write("p.parquet", b"")
+    pq.write_table(pa.Table.from_pylist([{"prompt": "x", "sampling": {**overrides, "seed": None}}]), parquet)
+    for path in (jsonl, csv, parquet):
+        row = read_all(list_files(path), InputOptions(), 5)[0]
+        assert isinstance(row, InputRow)
+        assert row.overrides == overrides
+
+
+def test_a_prompt_template_fills_the_prompt_from_columns(write: Write) -> None:
+    files = list_files(write("p.jsonl", b'{"q": "why?", "n": 3}\n{"q": null, "n": 1}\n{"n": 1}'))
+    good, null, absent = read_all(files, InputOptions(prompt_template="{{Q}}: {q} x{n}\nA:"), 9)
+    assert isinstance(good, InputRow)
+    assert good.prompt == "{Q}: why? x3\nA:"
+    assert isinstance(null, ErrorRow)
+    assert (null.stage, null.message) == ("template", "prompt_template: column 'q' is null")
+    assert isinstance(absent, ErrorRow)
+    assert "column 'q' is not among ['n']" in absent.message
+
+
+@pytest.mark.parametrize("template", ["no column", "{}", "{a.b}", "{a[0]}", "{a!r}", "{a:>3}", "{a", "a}"])
+def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: str) -> None:
+    from pipeline.prompt_template import PromptTemplate
+
+    with pytest.raises(ValueError, match="prompt_template"):
+        PromptTemplate.parse(template)
+
+
+def test_ids_and_carried_columns_come_along_with_one_type(write: Write) -> None:
+    lines = [
+        {"prompt": "x", "key": i, "score": 1 if i else 0.5, "tags": ["a"], "kind": "k"} for i in range(3)
+    ]
+    lines.append({"prompt": "x", "key": "seven", "score": 1.5, "tags": "t", "kind": "k"})
+    files = list_files(write("p.jsonl", "\n".join(map(json.dumps, lines)).encode()))
+    options = InputOptions(id_column="key", carry_columns=("score", "tags", "kind"))
+    types = types_from_dict(json.loads(json.dumps(types_to_dict(carried_types(files, options)))))
+    assert types == {"score": pa.float64(), "tags": pa.json_(), "kind": pa.string()}
+    (unit,) = plan_units(files, options, 9)
+    rows = list(read_unit(unit, options, types))
+    assert [row.user_id for row in rows if isinstance(row, InputRow)] == ["0", "1", "2", "seven"]
+    assert isinstance(rows[3], InputRow)
+    assert rows[3].carried == {"score": 1.5, "tags": '"t"', "kind": "k"}
+
+
+@pytest.mark.parametrize("value", [1.5, True, "5", [1], 2**70])
+def test_a_carried_value_that_does_not_fit_its_type_is_an_error_row(write: Write, value: object) -> None:
+    lines = [{"prompt": "x", "year": 2000}] * 1000 + [{"prompt": "x", "year": value}, {"prompt": "x"}]
+    files = list_files(write("p.jsonl", "\n".join(map(json.dumps, lines)).encode()))
+    options = InputOptions(carry_columns=("year",))
+    types = carried_types(files, options)
+    (unit,) = plan_units(files, options, 2000)
+    *_, bad, absent = read_unit(unit, options, types, attempt=3)
+    assert isinstance(bad, ErrorRow)
+    assert (bad.stage, bad.attempt) == ("read", 3)
+    assert bad.message.startswith("carried column 'year': expected int64, got ")
+    assert isinstance(absent, InputRow)
+    assert absent.carried == {"year": None}
+
+
+def test_csv_cells_are_carried_as_the_text_they_are(write: Write) -> None:
+    files = list_files(write("p.csv", b"prompt,zip\nx,007\n"))
+    options = InputOptions(carry_columns=("zip",))
+    types = carried_types(files, options)
+    (unit,) = plan_units(files, options, 2)
+    (row,) = read_unit(unit, options, types)
+    assert isinstance(row, InputRow)
+    assert row.carried == {"zip": "007"}
+
+
+@pytest.mark.parametrize(
+    ("column", "match"), [("nope", "not in the input"), ("row_id", "output uses itself")]
+)
+def test_a_carried_column_that_is_absent_or_ours_is_refused_at_planning(
+    write: Write, column: str, match: str
+) -> None:
+    files = list_files(write("p.jsonl", b'{"prompt": "x", "row_id": 1}'))
+    with pytest.raises(ValueError, match=match):
+        carried_types(files, InputOptions(carry_columns=(column,)))
+
+
+def test_a_file_without_the_columns_asked_for_is_refused_at_planning(write: Write) -> None:
+    files = list_files(write("p.csv", b"text,kind\nx,y\n"))
+    with pytest.raises(ValueError, match=r"neither a prompt column 'prompt' nor .* the file has text, kind"):
+        list(plan_units(files, InputOptions(), 1))
+    with pytest.raises(ValueError, match="no column 'key'; the file has"):
+        list(plan_units(files, InputOptions(prompt_column="text", id_column="key"), 1))
+
+
+def test_a_file_that_changed_since_planning_is_refused_before_reading(write: Write) -> None:
+    path = write("p.txt", b"one\ntwo\n")
+    (unit,) = plan_units(list_files(path), InputOptions(), 5)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"p\.txt: the input changed since the run was planned"):
+        next(read_unit(unit, InputOptions(), {}))
+    os.remove(path)
+    with pytest.raises(ValueError, match=r"p\.txt: the input changed .* the file is gone"):
+        next(read_unit(unit, InputOptions(), {}))
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.csv", "p.txt.gz"])
+def test_an_empty_file_has_no_unit(write: Write, name: str) -> None:
+    files = list_files(write(name, gzip.compress(b"") if name.endswith(".gz") else b""))
+    assert list(plan_units(files, InputOptions(), 5)) == []
+    assert list(plan_units(list_files(write("h.csv", b"prompt,b\n")), InputOptions(), 5)) == []
+
+
+@pytest.mark.parametrize(("name", "content"), [("p.parquet", b"PAR1 no"), ("p.txt.gz", b"no gzip")])
+def test_a_damaged_file_is_refused_by_name(write: Write, name: str, content: bytes) -> None:
+    files = list_files(write(name, content))
+    with pytest.raises(ValueError, match=f"{name}: cannot be read as"):
+        list(plan_units(files, InputOptions(), 5))
+
+
+def test_the_format_is_told_by_name_and_openai_batches_by_their_first_line(write: Write) -> None:
+    batch = write("b.jsonl", b'{"custom_id": "1", "url": "/v1/completions", "body": {}}\n')
+    assert resolve_options(list_files(batch), InputOptions()).format == "openai_batch"
+    plain = write("p.jsonl", b'{"prompt": "1"}\n')
+    assert resolve_options(list_files(plain), InputOptions()).format == "jsonl"
+    with pytest.raises(ValueError, match="mixes formats"):
+        resolve_options(list_files([plain, write("p.csv", b"")]), InputOptions())
+    with pytest.raises(ValueError, match="does not tell its format"):
+        resolve_options(list_files(write("README.md", b"")), InputOptions())
+
+
+def test_a_unit_survives_the_trip_as_a_plain_row(write: Write) -> None:
+    (unit,) = plan_units(list_files(write("p.txt", b"one\ntwo\n")), InputOptions(), 5)
+    assert WorkUnit.from_dict(json.loads(json.dumps(unit.to_dict()))) == unit
+    assert (unit.num_rows, unit.byte_start, unit.byte_end, unit.estimated_tokens) == (2, 0, 8, 2)

@@ -1,0 +1,101 @@
+"""OpenAI batch lines: translated, or refused by the name of the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ErrorRow
+from pipeline.files import list_files
+from pipeline.input_options import InputOptions
+from pipeline.inputs import InputRow
+from tests.pipeline.made_up import read_all
+
+Read = Callable[[dict[str, Any]], InputRow | ErrorRow]
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def read(write: Callable[[str, bytes], str]) -> Read:
+    def read_line(line: dict[str, Any]) -> InputRow | ErrorRow:
+        path = write("batch.jsonl", json.dumps(line).encode())
+        (row,) = read_all(list_files(path), InputOptions(format="openai_batch"), 1)
+        return row
+
+    return read_line
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    body = {"model": "m", "messages": MESSAGES, **body}
+    return {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def completion(**body: Any) -> dict[str, Any]:
+    return {"custom_id": "c1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi", **body}}
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides"),
+    [
+        (chat(temperature=0.5, top_p=0.9, seed=3, n=2, stop=["a"]), None),
+        (
+            chat(
+                top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]
+            ),
+            None,
+        ),
+        (chat(max_completion_tokens=9), {"max_tokens": 9}),
+        (chat(max_completion_tokens=9, max_tokens=9), {"max_tokens": 9}),
+        (chat(logit_bias={"12": -100}), {"logit_bias": {12: -100}}),
+        (chat(logprobs=True), {"logprobs": 0}),
+        (chat(logprobs=True, top_logprobs=3), {"logprobs": 3}),
+        (chat(logprobs=False, top_logprobs=None), {}),
+        (completion(logprobs=2, max_tokens=4), {"logprobs": 2, "max_tokens": 4}),
+        (chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}), {}),
+    ],
+)
+def test_body_fields_become_our_sampling_parameters(
+    read: Read, line: dict[str, Any], overrides: dict[str, Any] | None
+) -> None:
+    row = read(line)
+    assert isinstance(row, InputRow)
+    body = line["body"]
+    expected = (
+        {k: v for k, v in body.items() if k not in ("model", "messages")} if overrides is None else overrides
+    )
+    assert (row.user_id, row.prompt, row.messages) == ("c1", body.get("prompt"), body.get("messages"))
+    assert row.overrides == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "stage", "message"),
+    [
+        (chat(tools=[{"type": "function"}]), "params", "body.tools is not supported"),
+        (chat(stream=True), "params", "body.stream is not supported"),
+        (chat(response_format={"type": "json_object"}), "params", "body.response_format is not supported"),
+        (completion(best_of=2), "params", "body.best_of is not supported"),
+        (completion(echo=True), "params", "body.echo is not supported"),
+        (chat(prompt="x"), "params", "body has prompt"),
+        (chat(max_tokens=1, max_completion_tokens=2), "params", "differ"),
+        (chat(logprobs=5), "params", "body.logprobs: expected true or false"),
+        (chat(top_logprobs=5), "params", "needs body.logprobs"),
+        (chat(logit_bias={"x": 1}), "params", "body.logit_bias"),
+        (chat(messages=None), "read", "body.messages: expected a list, got NoneType"),
+        (completion(prompt=["a", "b"]), "read", "body.prompt: expected one string, got list"),
+        ({**chat(), "url": "/v1/embeddings"}, "read", "got '/v1/embeddings'"),
+        ({**chat(), "method": "GET"}, "read", "method"),
+        ({**chat(), "body": None}, "read", "body: expected an object"),
+        ({**chat(), "custom_id": None}, "read", "custom_id: expected a string, got None"),
+    ],
+)
+def test_what_is_not_supported_is_an_error_row_that_names_it(
+    read: Read, line: dict[str, Any], stage: str, message: str
+) -> None:
+    row = read(line)
+    assert isinstance(row, ErrorRow)
+    assert row.stage == stage
+    assert message in row.message
+    assert row.id == line["custom_id"]

@@ -1,0 +1,124 @@
+"""A run directory is created whole, refuses what would change its tokens, and touches nothing foreign."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.manifest import ManifestSummary
+from pipeline.run_directory import RunDirectory
+from pipeline.units import WorkUnit
+from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
+
+
+def _interrupted(num_units: int) -> Iterator[WorkUnit]:
+    for unit_id in range(num_units):
+        yield unit(unit_id)
+    raise KeyboardInterrupt
+
+
+def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
+    created = RunDirectory.create(str(tmp_path / "run"), RUN, (unit(i) for i in range(25_000)))
+    opened = RunDirectory.open(str(tmp_path / "run"))
+    assert opened.run == created.run == {**RUN, "manifest": opened.manifest.to_dict()}
+    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000)
+    assert list(opened.units()) == [unit(i) for i in range(25_000)]
+
+
+def test_a_manifest_of_many_units_is_split_into_parts_and_read_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
+    run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(i) for i in range(62)])
+    assert run_directory.manifest.num_parts == 3
+    assert [u.unit_id for u in run_directory.units()] == list(range(62))
+
+
+def test_an_interrupted_creation_is_no_run_and_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
+    path = str(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        RunDirectory.create(path, RUN, _interrupted(95))
+    assert not RunDirectory.exists(path)
+    with pytest.raises(ValueError, match="no run here"):
+        RunDirectory.open(path)
+    run_directory = RunDirectory.create(path, RUN, [unit(0), unit(1)])
+    assert [u.unit_id for u in run_directory.units()] == [0, 1]
+    assert sorted(file.name for file in (tmp_path / "run" / "manifest").iterdir()) == ["part-00000.parquet"]
+    assert sorted(file.name for file in (tmp_path / "run").iterdir() if file.is_file()) == ["run.json"]
+
+
+def test_a_creation_that_dies_before_run_json_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.run_directory.create_file", die)
+        with pytest.raises(OSError, match="disk full"):
+            RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1), unit(2)])
+    assert RunDirectory.create(str(tmp_path), RUN, [unit(0)]).manifest.num_units == 1
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "manifest/part-00000.parquet", "data/part-000000000.parquet"])
+def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=f"is not empty and is not a run: it has \\['{name}'\\]"):
+        RunDirectory.create(str(tmp_path), RUN, [unit(0)])
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(ValueError, match="no run here"):
+        RunDirectory.open(str(tmp_path))
+
+
+def test_a_run_is_not_created_twice(finished_run: RunDirectory) -> None:
+    with pytest.raises(ValueError, match="holds a run already"):
+        RunDirectory.create(finished_run.location, RUN, [unit(0)])
+
+
+def test_an_output_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(ValueError, match=r"is a file; the output directory must be a folder"):
+        RunDirectory.create(str(tmp_path / "out"), RUN, [unit(0)])
+
+
+def test_every_changed_field_of_the_identity_is_named_with_both_values(tmp_path: Path) -> None:
+    identity = {"target": {"sha": "a", "dtype": "float32"}, "seed": 7, "stop": ("x",), "empty": {}}
+    run_directory = RunDirectory.create(str(tmp_path), {"identity": identity}, [unit(0)])
+    run_directory.refuse_if_changed(identity)
+    changed = {"target": {"sha": "b", "dtype": "float32"}, "seed": 7, "stop": ("x", "y"), "top_k": None}
+    with pytest.raises(ValueError, match="use a new output directory, or restore") as caught:
+        run_directory.refuse_if_changed(changed)
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  empty: was {}, is absent",
+        '  stop: was ["x"], is ["x", "y"]',
+        '  target.sha: was "a", is "b"',
+        "  top_k: was absent, is null",
+    ]
+
+
+def test_what_is_missing_is_what_has_no_part(tmp_path: Path) -> None:
+    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(3)])
+    assert run_directory.committed_unit_ids() == set()
+    commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 1, 2]), [])
+    (tmp_path / "data" / "notes.txt").write_text("x")
+    assert run_directory.committed_unit_ids() == {1}
+    assert [u.unit_id for u in run_directory.missing_units()] == [0, 2]
+
+
+def test_the_report_and_the_success_mark_come_at_the_end(finished_run: RunDirectory) -> None:
+    assert not finished_run.is_success()
+    finished_run.write_report({"rows": 1})
+    finished_run.write_report({"rows": 6})
+    finished_run.mark_success()
+    assert finished_run.is_success()
+    assert json.loads(finished_run.location.child("report.json").read_bytes()) == {"rows": 6}
+    assert [info.base_name for info in finished_run.temporary.list()] == ["commit.lock"]

@@ -1,0 +1,247 @@
+"""Prompts, tokens and text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import RowError
+from pipeline.incremental_decoder import IncrementalDecoder
+from pipeline.stop_strings import StopStrings
+from pipeline.text import TextCodec
+from tests.pipeline.made_up import input_row
+
+TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
+
+
+def chat(*messages: Any, **values: Any) -> Any:
+    return input_row(prompt=None, messages=list(messages), **values)
+
+
+USER = {"role": "user", "content": "hi", "name": None}
+ASSISTANT = {"role": "assistant", "content": "so"}
+
+
+def test_a_plain_prompt_is_left_alone_and_has_no_system_prompt(codec: TextCodec) -> None:
+    assert replace(codec, system_prompt="be kind").render(input_row(prompt=" {x} ")) == " {x} "
+
+
+def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
+    with_system = replace(codec, system_prompt="be kind")
+    assert codec.render(chat(USER)) == "<|user|>hi<|end|><|assistant|>"
+    assert with_system.render(chat(USER)) == "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>"
+    own = {"role": "system", "content": "own"}
+    assert with_system.render(chat(own, USER)) == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
+
+
+def test_a_last_message_of_the_assistant_is_continued(codec: TextCodec) -> None:
+    assert codec.render(chat(USER, ASSISTANT)) == "<|user|>hi<|end|><|assistant|>so"
+
+
+def test_template_variables_come_from_columns(codec: TextCodec) -> None:
+    moody = replace(codec, template_columns={"mood": "state"})
+    assert moody.render(chat(USER, columns={"state": "glad"})).endswith("<|assistant|>glad")
+    with pytest.raises(RowError, match=r"no column \['state'\]"):
+        moody.render(chat(USER))
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "the list is empty"),
+        (["hi"], r"messages\[0\]: expected an object, got str"),
+        ([{"content": "x"}], r"messages\[0\].role: expected a string, got null"),
+        (
+            [USER, {"role": "user", "content": None}],
+            r"messages\[1\].content: expected a string, got NoneType",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "content: expected a string, got list"),
+        ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),
+    ],
+)
+def test_messages_of_the_wrong_shape_fail_their_row(
+    codec: TextCodec, messages: list[Any], message: str
+) -> None:
+    with pytest.raises(RowError, match=message) as caught:
+        codec.render(chat(*messages))
+    assert caught.value.stage == "template"
+
+
+def test_what_a_template_raises_fails_its_row_with_the_templates_message(codec: TextCodec) -> None:
+    strict = replace(codec, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RowError, match="the chat template failed: roles must alternate"):
+        strict.render(chat(USER))
+    with pytest.raises(RowError, match="no chat template"):
+        replace(codec, chat_template=None).render(chat(USER))
+
+
+def test_a_chat_templates_special_tokens_become_one_token_each(codec: TextCodec) -> None:
+    token_ids = codec.encode("<|user|>the<|end|>", is_chat=True)
+    assert [token_ids[0], token_ids[-1]] == codec.tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
+    assert codec.decode(token_ids) == "the"
+
+
+def test_a_plain_prompt_gets_the_tokenizers_own_special_tokens_and_a_chat_does_not(codec: TextCodec) -> None:
+    bos = codec.tokenizer.bos_token_id
+    assert codec.encode("the", is_chat=False) == [bos, *codec.encode("the", is_chat=True)]
+    assert bos not in codec.encode("the", is_chat=True)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_prompt_without_tokens_fails_its_row(codec: TextCodec, is_chat: bool) -> None:
+    with pytest.raises(RowError, match="the prompt is empty") as caught:
+        codec.encode("", is_chat)
+    assert caught.value.stage == "encode"
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot load a tokenizer from"):
+        TextCodec.load(str(tmp_path))
+
+
+def _token_sequences(codec: TextCodec, num_sequences: int, seed: int) -> list[list[int]]:
+    """Encoded text, and random tokens: special ones, lone spaces, and bytes.
+
+    Where every byte stands for itself, also bytes that are no characters; a tokenizer with bytes as a
+    fallback reads a wrong byte as the ruin of its neighbours, so there only whole characters.
+    """
+    generator = random.Random(seed)
+    sequences = [codec.encode(TEXT, is_chat=True), codec.encode("🙂" * 20, is_chat=True)]
+    pieces = [[token_id] for token_id in range(len(codec.tokenizer))]
+    if "<0x00>" in codec.tokenizer.get_vocab():
+        pieces = [[token_id] for token_id in range(1, 13)]
+        pieces += [_bytewise(codec, character) for character in "🙂🙃é語日"] * 2
+    for _ in range(num_sequences):
+        length = generator.randrange(1, 40)
+        few = generator.sample(pieces, 6)
+        sequences.append([token_id for _ in range(length) for token_id in generator.choice(few)])
+    return sequences
+
+
+@pytest.fixture(params=["codec", "space_dropping_codec"])
+def any_codec(request: pytest.FixtureRequest) -> TextCodec:
+    codec: TextCodec = request.getfixturevalue(request.param)
+    return codec
+
+
+def test_incremental_decoding_equals_whole_decoding_for_any_split(any_codec: TextCodec) -> None:
+    generator = random.Random(0)
+    for token_ids in _token_sequences(any_codec, 150, seed=1):
+        decoder = IncrementalDecoder(any_codec)
+        pieces, position = [], 0
+        while position < len(token_ids):
+            step = generator.randrange(1, 5)
+            pieces.append(decoder.push(token_ids[position : position + step]))
+            position += step
+        pieces.append(decoder.flush())
+        assert "".join(pieces) == any_codec.decode(token_ids)
+
+
+def test_no_piece_ends_within_a_character(codec: TextCodec) -> None:
+    decoder = IncrementalDecoder(codec)
+    text = TEXT + " ñ → 🙃"
+    pieces = [decoder.push([token_id]) for token_id in codec.encode(text, is_chat=True)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "" in pieces  # some character does take several tokens
+
+
+def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
+    """The number of tokens to keep, found the slow way: the first prefix whose text holds a stop string."""
+    for num_kept in range(1, len(token_ids) + 1):
+        text = codec.decode(token_ids[:num_kept]).rstrip("\ufffd")
+        if any(string in text for string in stop):
+            return num_kept
+    return None
+
+
+@pytest.mark.parametrize(
+    "stop", [("stop",), ("t",), (" the cat", "語 "), ("🙂",), ("🙂🙂🙂", "b"), ("é", "ü", "sat, ")]
+)
+def test_stop_strings_are_found_where_they_end_over_any_split_into_tokens_and_rounds(
+    any_codec: TextCodec, stop: tuple[str, ...]
+) -> None:
+    generator = random.Random(2)
+    num_found = 0
+    for token_ids in _token_sequences(any_codec, 60, seed=3):
+        stop_strings = StopStrings(any_codec, stop)
+        expected, found, num_checked = _first_stop(any_codec, token_ids, stop), None, 0
+        while num_checked < len(token_ids) and found is None:
+            num_tokens = min(len(token_ids), num_checked + generator.randrange(1, 6))
+            found = stop_strings.find(token_ids[:num_tokens], num_checked)
+            num_checked = num_tokens
+        assert (found and found[0]) == expected
+        if found is not None:
+            num_found += 1
+            text = stop_strings.cut(token_ids[: found[0]], found[1])
+            assert any_codec.decode(token_ids[: found[0]]).startswith(text + found[1])
+            assert not any(string in text for string in stop)
+    assert num_found or stop[0] not in TEXT
+
+
+def _bytewise(codec: TextCodec, text: str) -> list[int]:
+    """The text with one token a byte (the tokenizer's merges undone)."""
+    return [token_id for character in text for token_id in codec.encode(character, is_chat=True)]
+
+
+def test_the_stop_string_that_ends_first_wins_and_of_two_that_end_together_the_longer(
+    codec: TextCodec,
+) -> None:
+    token_ids = _bytewise(codec, "xabcd")
+    assert StopStrings(codec, ("bcd", "ab")).find(token_ids, 0) == (3, "ab")
+    assert StopStrings(codec, ("c", "abc")).find(token_ids, 0) == (4, "abc")
+    assert StopStrings(codec, ("abc",)).cut(token_ids[:4], "abc") == "x"
+
+
+def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec: TextCodec) -> None:
+    token_ids = _bytewise(codec, "a.b.c")
+    stop_strings = StopStrings(codec, (".",))
+    assert stop_strings.find(token_ids, 2) == (4, ".")
+    assert stop_strings.cut(token_ids[:4], ".") == "a.b"
+    assert stop_strings.find(token_ids, 4) is None
+
+
+def test_a_stop_string_is_found_wherever_the_window_begins_in_a_long_run_of_bytes(any_codec: TextCodec) -> None:
+    token_ids = _bytewise(any_codec, "🙂" * 30 + "é")
+    for num_checked in range(len(token_ids) - 8, len(token_ids)):
+        assert StopStrings(any_codec, ("é",)).find(token_ids, num_checked) == (len(token_ids), "é")
+
+
+def test_bytes_that_are_no_characters_stop_nothing_and_crash_nothing(any_codec: TextCodec) -> None:
+    generator = random.Random(5)
+    byte_tokens = _bytewise(any_codec, "🙂é")
+    for _ in range(300):
+        token_ids = [generator.choice(byte_tokens) for _ in range(40)]
+        stop_strings, found, num_checked = StopStrings(any_codec, ("🙂", "é")), None, 0
+        while found is None and num_checked < len(token_ids):
+            found = stop_strings.find(token_ids[: num_checked + 3], num_checked)
+            num_checked += 3
+        if found is not None:
+            assert isinstance(stop_strings.cut(token_ids[: found[0]], found[1]), str)
+
+
+def test_finding_a_stop_string_decodes_only_the_end_of_the_output(codec: TextCodec) -> None:
+    longest = 0
+
+    class Watched:
+        def decode(self, token_ids: list[int], **options: Any) -> str:
+            nonlocal longest
+            longest = max(longest, len(token_ids))
+            return str(codec.tokenizer.decode(token_ids, **options))
+
+    token_ids = codec.encode(TEXT * 200, is_chat=True)
+    assert (
+        StopStrings(replace(codec, tokenizer=Watched()), ("nowhere",)).find(token_ids, len(token_ids) - 4)
+        is None
+    )
+    assert longest < 100
+
+
+@pytest.mark.parametrize("stop", [("",), (5,)])
+def test_an_empty_stop_string_is_refused(codec: TextCodec, stop: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="at least one character"):
+        StopStrings(codec, stop)
