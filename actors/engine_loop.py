@@ -25,7 +25,7 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
     async def finish(self, sequences: Seq[Sequence]) -> None:
-        """Return when every one of these sequences has finished. If the engine itself fails, everybody waiting fails."""
+        """Return when all these sequences have finished. If the engine itself fails, everybody who waits fails."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in sequences]
         self._unfinished.update(zip(sequences, futures, strict=True))

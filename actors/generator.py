@@ -17,7 +17,7 @@ from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow, read_unit
+from pipeline.inputs import InputRow, RowPlace, read_unit
 from pipeline.receipt import Receipt
 from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
@@ -64,7 +64,7 @@ class Generator:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """A table of receipts for a table of units, both as JSON texts."""
-        units = [WorkUnit.from_dict(json.loads(text)) for text in batch["unit"].to_pylist()]
+        units = [WorkUnit.from_dict(json.loads(str(text))) for text in batch["unit"].to_pylist()]
         receipts = [await self._generate_unit(unit) for unit in units]
         return pa.table({"receipt": [json.dumps(receipt.to_dict()) for receipt in receipts]})
 
@@ -89,7 +89,7 @@ class Generator:
             try:
                 rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
             except RowError as error:
-                errors.append(_error_row(unit, row, error))
+                errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
 
     def _commit(self, unit: WorkUnit, rows: list[EncodedRow], errors: list[ErrorRow], started: float) -> Receipt:
@@ -99,7 +99,7 @@ class Generator:
             try:
                 generations += decode_row(encoded, self._codec)
             except RowError as error:
-                errors.append(_error_row(unit, encoded.row, error))
+                errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
         return commit_part(
@@ -113,14 +113,5 @@ class Generator:
         )
 
 
-def _error_row(unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
-    return ErrorRow(
-        row_id=row.row_id,
-        id=row.user_id,
-        file=unit.file,
-        row_number=row.row_number,
-        stage=error.stage,
-        error_type=error.kind,
-        message=error.message,
-        attempt=0,
-    )
+def _place(unit: WorkUnit, row: InputRow) -> RowPlace:
+    return RowPlace(row.row_id, unit.file, row.row_number)

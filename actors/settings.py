@@ -37,9 +37,9 @@ class GeneratorSettings:
     """Models, engine, sampling and text settings of one run."""
 
     models: ModelSettings
-    engine: EngineOptions
-    sampling: SamplingParams
-    chat: ChatSettings
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    chat: ChatSettings = field(default_factory=ChatSettings)
     seed: int = 0
 
     def on_device(self, device: Device) -> GeneratorSettings:

@@ -11,12 +11,13 @@ Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence as Seq
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 
-from decoding.drafters import Drafter, DrafterName, make_drafter
+from decoding.drafters import DRAFTERS, Drafter, DrafterName, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
@@ -39,7 +40,7 @@ class EngineOptions:
 
     num_slots: int = 16  # rows in flight
     max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
-    drafter: DrafterName = "model"
+    drafter: DrafterName | None = None  # None: the draft model if there is one, else nothing
     num_speculative_tokens: int = 4  # the most tokens a row drafts in a round (1 to 64)
     verification: Verification = "coupled"
 
@@ -53,6 +54,16 @@ class EngineOptions:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in ("coupled", "rejection"):
             raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
+        if self.drafter is not None and self.drafter not in DRAFTERS:
+            raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
+
+    def pick_drafter(self, draft: str | None) -> DrafterName:
+        """The drafter to use with this draft model, or a ValueError if it needs one and there is none."""
+        if self.drafter == "model" and draft is None:
+            raise ValueError(
+                "engine.drafter is 'model', but no draft model is named; name one, or use 'ngram' or 'none'"
+            )
+        return self.drafter or ("model" if draft else "none")
 
 
 class Engine:
@@ -81,24 +92,18 @@ class Engine:
         device: Device = "auto",
         dtype: DType = "auto",
     ) -> "Engine":
-        """An engine over the models at these paths. Whatever cannot work is a ValueError before anything is generated.
-
-        Without `options`, the draft model drafts if there is one, else nothing does.
-        """
-        options = options or EngineOptions(drafter="model" if draft else "none")
-        if options.drafter == "model" and draft is None:
-            raise ValueError("drafter 'model' needs a draft model; name one, or use drafter 'ngram' or 'none'")
+        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work."""
+        options = options or EngineOptions()
+        drafter_name = options.pick_drafter(draft)
         target_model = LanguageModel.load(target, device, dtype)
         check_model(target_model, target)
         draft_model = None
-        if options.drafter == "model" and draft is not None:
+        if drafter_name == "model" and draft is not None:
             draft_model = LanguageModel.load(draft, device, dtype)
             check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
             check_model(draft_model, draft)
         max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
-        drafter = make_drafter(
-            options.drafter, draft_model, target_model.vocab_size, options.num_slots, max_model_len
-        )
+        drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
         return cls(target_model, drafter, options, max_model_len)
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:

@@ -71,9 +71,9 @@ class KVCache(Cache):  # type: ignore[misc]
             for stored_SPHD in layer.stored():
                 stored_SPHD[slot].zero_()
 
-    def visible(self, slot: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def visible(self, slot: int, length: int) -> list[tuple[torch.Tensor, ...]]:
         """Keys and values [length, H, D] of a slot, per layer: what tests compare with a fresh prefill."""
-        return [tuple(stored_SPHD[slot, :length] for stored_SPHD in layer.stored()) for layer in self.layers]  # type: ignore[misc]
+        return [tuple(stored_SPHD[slot, :length] for stored_SPHD in layer.stored()) for layer in self.layers]
 
     @property
     def num_bytes(self) -> int:

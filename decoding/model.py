@@ -63,12 +63,14 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.network.device
+        device: torch.device = self.network.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """What the weights are."""
-        return self.network.dtype
+        dtype: torch.dtype = self.network.dtype
+        return dtype
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
@@ -101,7 +103,9 @@ class LanguageModel:
         """
         assert self.cache is not None, "allocate() comes first"
         starts_B = torch.tensor(starts, device=self.device)
-        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
+        slots_B = (
+            None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
+        )
         num_tokens = token_ids_BT.shape[1]
         self.cache.plan(slots_B, starts_B, num_tokens, longest=max(starts))
         positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=self.device)
@@ -150,5 +154,7 @@ def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:
         generation = model.generation_config
-    ids = generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    ids = (
+        generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    )
     return frozenset([ids] if isinstance(ids, int) else ids or ())

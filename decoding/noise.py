@@ -1,7 +1,7 @@
 """Counter-based noise: pure functions from (seed, row, sample, position, token) to numbers, with no state to lose.
 
-The hash is splitmix64 (Steele, Lea, Flood, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) on int64 tensors, whose
-multiplication wraps identically on every device. Nothing here knows about batches, slots or drafts, which is why the
+The hash is splitmix64 (Steele, Lea, Flood, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) on int64 tensors,
+whose multiplication wraps identically on every device. Nothing here knows about batches, slots or drafts, which is why the
 tokens drawn with it cannot depend on them.
 
 Shapes: B sequences, J positions, V vocabulary.
@@ -43,7 +43,7 @@ def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, st
     """
     tokens_V = torch.arange(vocab_size, device=keys_B.device)
     hash_BJV = _mix(_position_hash(keys_B, positions_BJ, stream)[..., None] + tokens_V * _signed(_GOLDEN))
-    # Small u is large noise, and float32 is finest near zero: the tail that decides rare tokens is not on a coarse grid.
+    # Small u is large noise, and float32 is finest near zero: the tail that decides rare tokens has no coarse grid.
     uniform_BJV = _unit_interval(hash_BJV).float().clamp_(max=1 - 2**-24)
     return uniform_BJV.neg_().log1p_().neg_().log_().neg_()
 
@@ -60,7 +60,8 @@ def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Str
 
 def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
     top_53_bits = _shift_right(hashes, 11)
-    return top_53_bits.double().add_(0.5).mul_(math.ldexp(1.0, -53))
+    # The largest of them would round to 1.
+    return top_53_bits.double().add_(0.5).mul_(math.ldexp(1.0, -53)).clamp_(max=1 - 2**-53)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,11 @@ class SamplingBatch:
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
             min_length_B=column(
-                [length + p.min_tokens if p.min_tokens else 0 for p, length in zip(params, prompt_lengths, strict=True)], 0
+                [
+                    length + p.min_tokens if p.min_tokens else 0
+                    for p, length in zip(params, prompt_lengths, strict=True)
+                ],
+                0,
             ),
         )
 
@@ -121,7 +125,7 @@ def _penalize(scores_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: Tok
     num_positions, num_tokens = scores_BJV.shape[1], history.token_ids_BL.shape[1]
     index_L = torch.arange(num_tokens, device=scores_BJV.device)
     stands_BJL = index_L < history.lengths_BJ[:, :, None]
-    # Ids that do not stand yet are replaced by the row's first token, which always stands: writing it again is harmless.
+    # Ids that do not stand yet are replaced by the row's first token, which does: writing it again is harmless.
     ids_BJL = torch.where(stands_BJL, history.token_ids_BL[:, None, :], history.token_ids_BL[:, None, :1])
     seen_BJL = scores_BJV.gather(-1, ids_BJL)
     scores_BJV.scatter_(-1, ids_BJL, torch.where(seen_BJL < 0, seen_BJL * repetition_B11, seen_BJL / repetition_B11))
@@ -130,7 +134,8 @@ def _penalize(scores_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: Tok
     all_ids_BJL = history.token_ids_BL[:, None, :].expand(-1, num_positions, -1)
     all_ids_BJL = torch.where(is_output_BJL, all_ids_BJL, 0)
     counts_BJV = torch.zeros_like(scores_BJV).scatter_add_(-1, all_ids_BJL, is_output_BJL.float())
-    return scores_BJV - frequency_B11 * counts_BJV - presence_B11 * (counts_BJV > 0)
+    penalized_BJV: torch.Tensor = scores_BJV - frequency_B11 * counts_BJV - presence_B11 * (counts_BJV > 0)
+    return penalized_BJV
 
 
 def _forbid_early_stop(
@@ -143,7 +148,9 @@ def _forbid_early_stop(
     is_stop_BV = torch.zeros(len(ids_BS), vocab_size + 1, dtype=torch.bool, device=scores_BJV.device)
     is_stop_BV = is_stop_BV.scatter_(-1, ids_BS, True)[:, :vocab_size]
     is_early_BJ = lengths_BJ < min_length_B[:, None]
-    return scores_BJV.masked_fill(is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), _NEVER)
+    return scores_BJV.masked_fill(
+        is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), _NEVER
+    )
 
 
 def _keep_top_k(scores_BJV: torch.Tensor, top_k_B: torch.Tensor) -> torch.Tensor:

@@ -63,22 +63,36 @@ class _Rule:
     allows: Callable[[Any], bool]
 
 
+_LARGEST = 2**31 - 1  # of any count or token id: larger ones are a mistake, and would overflow in tensors
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and 0 <= value <= _LARGEST
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # An int may be too large for a float; no field allows one that large.
+    is_float = isinstance(value, float) and math.isfinite(value)
+    return is_float or (_is_int(value) and abs(value) <= _LARGEST)
 
 
 def _is_token_id(value: Any) -> bool:
-    return _is_int(value) and value >= 0 or (isinstance(value, str) and value.isdecimal())
+    """Also as a string of digits: the keys of a JSON object are strings."""
+    if isinstance(value, str):
+        return value.isdecimal() and len(value) <= len(str(_LARGEST)) and int(value) <= _LARGEST
+    return _is_count(value)
 
 
 _PENALTY = _Rule("a number from -2 to 2", lambda v: _is_number(v) and -2 <= v <= 2)
 _RULES = {
-    "temperature": _Rule("0 (greedy) or a number from 0.01 to 100", lambda v: _is_number(v) and (v == 0 or 0.01 <= v <= 100)),
-    "top_k": _Rule("an integer of at least 0 (0 keeps every token)", lambda v: _is_int(v) and v >= 0),
+    "temperature": _Rule(
+        "0 (greedy) or a number from 0.01 to 100", lambda v: _is_number(v) and (v == 0 or 0.01 <= v <= 100)
+    ),
+    "top_k": _Rule("an integer from 0 to 2^31 - 1 (0 keeps every token)", _is_count),
     "top_p": _Rule("a number above 0 and at most 1", lambda v: _is_number(v) and 0 < v <= 1),
     "min_p": _Rule("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
     "repetition_penalty": _Rule("a number above 0 and at most 10", lambda v: _is_number(v) and 0 < v <= 10),
@@ -86,15 +100,18 @@ _RULES = {
     "frequency_penalty": _PENALTY,
     "logit_bias": _Rule(
         "a mapping from token id to a number from -100 to 100",
-        lambda v: isinstance(v, Mapping)
-        and all(_is_token_id(k) and _is_number(b) and -100 <= b <= 100 for k, b in v.items()),
+        lambda v: (
+            isinstance(v, Mapping) and all(_is_token_id(k) and _is_number(b) and -100 <= b <= 100 for k, b in v.items())
+        ),
     ),
-    "seed": _Rule("an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)),
-    "n": _Rule("an integer of at least 1", lambda v: _is_int(v) and v >= 1),
-    "max_tokens": _Rule("an integer of at least 1", lambda v: _is_int(v) and v >= 1),
-    "min_tokens": _Rule("an integer of at least 0", lambda v: _is_int(v) and v >= 0),
+    "seed": _Rule(
+        "an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)
+    ),
+    "n": _Rule("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
+    "max_tokens": _Rule("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
+    "min_tokens": _Rule("an integer from 0 to 2^31 - 1", _is_count),
     "stop": _Rule("a list of non-empty strings", lambda v: all(isinstance(s, str) and s for s in v)),
-    "stop_token_ids": _Rule("a list of token ids", lambda v: all(_is_int(t) and t >= 0 for t in v)),
+    "stop_token_ids": _Rule("a list of token ids", lambda v: all(_is_count(t) for t in v)),
     "ignore_eos": _Rule("true or false", lambda v: isinstance(v, bool)),
     "logprobs": _Rule("null or an integer from 0 to 20", lambda v: v is None or (_is_int(v) and 0 <= v <= 20)),
 }

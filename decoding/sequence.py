@@ -1,6 +1,7 @@
 """Sequence: one sample on its way through the engine. Its tokens, limits, stop state, counts and finish reason."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

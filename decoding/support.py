@@ -13,7 +13,15 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-_LAYER_TYPES_WITH_ROLLBACK = {"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp", "dense", "sparse"}
+_LAYER_TYPES_WITH_ROLLBACK = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "moe",
+    "mlp",
+    "dense",
+    "sparse",
+}
 _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
@@ -27,7 +35,7 @@ def model_folder(path: str) -> str:
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
     try:
-        return snapshot_download(path, allow_patterns=_HUB_FILES)
+        return str(snapshot_download(path, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ValueError(f"no folder {path!r} here, and no hub model of that name to be had: {error}") from error
 
@@ -65,9 +73,7 @@ def _check_files(folder: Path) -> None:
     if not list(folder.glob("*.safetensors")):
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
         found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
-        raise ValueError(
-            f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained(..., safe_serialization=True)"
-        )
+        raise ValueError(f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained")
 
 
 def _check_config(config: PretrainedConfig, path: str) -> None:
@@ -75,7 +81,9 @@ def _check_config(config: PretrainedConfig, path: str) -> None:
     if config.is_encoder_decoder:
         raise ValueError(f"{path!r} is an encoder-decoder model ({name}); Dray runs decoder-only language models")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        remote = " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
+        remote = (
+            " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
+        )
         raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
     text_config = config.get_text_config()
     layer_types = set(getattr(text_config, "layer_types", None) or ())

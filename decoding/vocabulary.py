@@ -13,8 +13,8 @@ def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size:
     if target_tokens is None or draft_tokens is None:
         if target_size != draft_size:
             raise ValueError(
-                f"the draft {draft!r} has {draft_size} token ids and the target {target!r} has {target_size}, and without "
-                "a tokenizer in both folders nobody can tell whether they mean the same; put the tokenizer files there"
+                f"the draft {draft!r} has {draft_size} token ids and the target {target!r} has {target_size}, and "
+                "without a tokenizer in both folders nobody can tell whether they agree; put the tokenizer files there"
             )
         return
     for token_id in sorted(target_tokens.keys() & draft_tokens.keys()):

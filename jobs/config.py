@@ -7,14 +7,21 @@ The sections mirror the packages' own dataclasses, which check the values; here 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
 
 from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
 from decoding.drafters import DrafterName
@@ -77,7 +84,9 @@ class EngineSection(_Section):
     num_speculative_tokens: int = Field(4, description="Most tokens a row drafts in a round (1 to 64).")
     verification: Verification = Field("coupled", description="coupled: the target's own tokens; rejection: its law.")
     num_slots: int = Field(16, description="Rows an engine works on at once.")
-    max_model_len: int | None = Field(None, description="Tokens of prompt and output; the target's context, at most 4096.")
+    max_model_len: int | None = Field(
+        None, description="Tokens of prompt and output; the target's context, at most 4096."
+    )
 
 
 class SamplingSection(_Section):
@@ -115,9 +124,13 @@ class RunSection(_Section):
 
     seed: int = Field(0, description="Seed of all noise at temperature > 0.")
     rows_per_unit: int = Field(256, description="Input rows in a work unit: what a crash can cost at most.")
-    max_error_rate: float = Field(0.5, description="Stop when more than this share of at least 100 rows failed (0 to 1).")
+    max_error_rate: float = Field(
+        0.5, description="Stop when more than this share of at least 100 rows failed (0 to 1)."
+    )
     no_progress_timeout_s: float = Field(3600.0, description="Fail when no unit is committed for so many seconds.")
-    progress: Literal["auto", "bar", "lines", "none"] = Field("auto", description="Progress: a bar on a terminal, else lines.")
+    progress: Literal["auto", "bar", "lines", "none"] = Field(
+        "auto", description="Progress: a bar on a terminal, else lines."
+    )
     ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")
 
 
@@ -148,23 +161,28 @@ class RunConfig(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=True,
         cli_enforce_required=False,
+        cli_exit_on_error=False,
         nested_model_default_partial_update=True,
     )
     _yaml_file: ClassVar[Path | None] = None
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, env_settings: PydanticBaseSettingsSource, **_: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line (in front of these), then environment, then file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=cls._yaml_file)
 
     def generator_settings(self) -> GeneratorSettings:
         """The engine's part, checked by its own dataclasses."""
-        drafter = self.engine.drafter or ("model" if self.models.draft else "none")
         return GeneratorSettings(
             models=ModelSettings(**self.models.model_dump()),
-            engine=EngineOptions(**{**self.engine.model_dump(), "drafter": drafter}),
+            engine=EngineOptions(**self.engine.model_dump()),
             sampling=SamplingParams(**self.sampling.model_dump()),
             chat=ChatSettings(**self.chat.model_dump()),
             seed=self.run.seed,
@@ -194,9 +212,11 @@ def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
         _yaml_file = yaml_file
 
     try:
-        config = _Loaded(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+        config = _Loaded(_cli_parse_args=list(arguments))
     except ValidationError as error:
         raise ValueError(_explain(error)) from error
+    except SettingsError as error:
+        raise ValueError(_explain_arguments(str(error))) from error
     except yaml.YAMLError as error:
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
     config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
@@ -220,10 +240,11 @@ def _check_environment() -> None:
         if not name.startswith(_ENV_PREFIX):
             continue
         section, _, field = name.removeprefix(_ENV_PREFIX).lower().partition("__")
-        fields = getattr(sections[section].annotation, "model_fields", {}) if section in sections else {}
+        fields = _fields(sections[section]) if section in sections else []
         if section not in sections or (field and field.partition("__")[0] not in fields):
             raise ValueError(
-                f"environment variable {name} names no field; {_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
+                f"environment variable {name} names no field; "
+                f"{_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
             )
 
 
@@ -239,7 +260,16 @@ def _explain(error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def exit_for_bad_configuration(error: ValueError) -> None:
-    """Print what is wrong and exit with 2."""
-    print(f"error: {error}", file=sys.stderr)
-    raise SystemExit(2)
+def _explain_arguments(message: str) -> str:
+    flags = [f"--{section}.{field}" for section, info in RunConfig.model_fields.items() for field in _fields(info)]
+    flags += ["--config", "--dry-run"]
+    for word in message.replace("=", " ").split():
+        if word.startswith("--") and word not in flags:
+            near = get_close_matches(word, flags, n=1, cutoff=0.5)
+            return f"{word} is not a flag" + (f"; did you mean {near[0]}?" if near else "") + " (--help lists them all)"
+    return message
+
+
+def _fields(section: FieldInfo) -> list[str]:
+    """The names of a section's fields; none for a field that is no section."""
+    return list(getattr(section.annotation, "model_fields", {}))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from typing import Any
 
 import ray
 from rich.console import Console
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = list(run_directory.missing_units())
     if not missing and run_directory.is_success():
         print(f"Nothing left to do: {run_directory.location.name} is complete.")
-        print_summary(run_directory, check_run(run_directory), seconds=0.0, num_new_tokens=0)
+        print_summary(run_directory, check_run(run_directory))
         return Exit.COMPLETE
     try:
         return _run(plan, config, run_directory, missing)
@@ -74,7 +75,7 @@ def _run(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: li
     seconds = time.monotonic() - started
     check = check_run(run_directory)
     run_directory.write_report(make_report(run_directory, check, seconds))
-    print_summary(run_directory, check, seconds, new.num_output_tokens)
+    print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
         for problem in check.problems:
             print(f"problem: {problem}", file=sys.stderr)
@@ -86,8 +87,8 @@ def _run(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: li
     return Exit.COMPLETE
 
 
-def _generate(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: list[WorkUnit]):  # type: ignore[no-untyped-def]
-    """Yields the counts of each unit as it is committed."""
+def _generate(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: list[WorkUnit]) -> Iterator[Counts]:
+    """The counts of each unit as it is committed."""
     _start_ray(config)
     device, pool = settle_device(
         plan.settings.models.device, config.actor_pool(), ray.cluster_resources().get("GPU", 0.0)
@@ -109,10 +110,12 @@ def _generate(plan: Plan, config: RunConfig, run_directory: RunDirectory, missin
 def _start_ray(config: RunConfig) -> None:
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning of Ray 2.60
+    # Both silence warnings of Ray 2.60 that a local run always prints and nobody can act on.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     address = config.run.ray_address or os.environ.get("RAY_ADDRESS")
-    options = {"address": address} if address else {"include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level="ERROR", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 
 def _stop_if_too_many_errors(counts: Counts, max_error_rate: float) -> None:
@@ -144,9 +147,12 @@ def print_plan(plan: Plan, config: RunConfig) -> None:
         missing = list(plan.run_directory.missing_units())
         console.print(f"Run in {config.output.path}, {len(units) - len(missing)} of {len(units)} units committed")
     engine = plan.settings.engine
-    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {sum(u.num_rows for u in units):,} rows")
+    console.print(
+        f"  input:   {len(plan.files)} files ({plan.input_options.format}), {sum(u.num_rows for u in units):,} rows"
+    )
     console.print(f"  target:  {plan.settings.models.target}")
-    console.print(f"  drafter: {engine.drafter} {plan.settings.models.draft or ''}, {engine.verification}")
+    draft = plan.settings.models.draft
+    console.print(f"  drafter: {engine.pick_drafter(draft)} {draft or ''}, {engine.verification}")
     console.print(f"  units:   {len(units):,} of at most {config.run.rows_per_unit:,} rows; {len(missing):,} missing")
     console.print(f"  prompts: about {sum(u.estimated_tokens for u in missing):,} tokens to read (bytes / 4)")
     most = sum(u.num_rows for u in missing) * plan.settings.sampling.n * plan.settings.sampling.max_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from actors.generator import load_codec
 from actors.settings import GeneratorSettings
 from decoding.support import load_config as load_model_config
 from decoding.support import model_folder
+from decoding.vocabulary import check_same_vocabulary
 from jobs.config import RunConfig
 from pipeline.carried import carried_types, types_from_dict, types_to_dict
 from pipeline.files import InputFile, inputs_digest, list_files
@@ -49,11 +49,7 @@ def make_plan(config: RunConfig) -> Plan:
     settings = config.generator_settings()
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
-    load_model_config(model_folder(settings.models.target))
-    if settings.engine.drafter == "model":
-        if settings.models.draft is None:
-            raise ValueError("engine.drafter is 'model', but models.draft names no model")
-        load_model_config(model_folder(settings.models.draft))
+    _check_models(settings)
     codec = load_codec(settings)
     if options.format == "text" and settings.chat.system_prompt:
         raise ValueError("chat.system_prompt is set, but text input has prompts, not messages")
@@ -86,6 +82,18 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
     return RunDirectory.create(config.output.path, run, plan.new_units(config.run.rows_per_unit))
 
 
+def _check_models(settings: GeneratorSettings) -> None:
+    """What the engine checks again when it loads the weights, as far as it can be known without them."""
+    target = model_folder(settings.models.target)
+    target_config = load_model_config(target)
+    if settings.engine.pick_drafter(settings.models.draft) != "model" or settings.models.draft is None:
+        return
+    draft = model_folder(settings.models.draft)
+    draft_config = load_model_config(draft)
+    sizes = [config.get_text_config().vocab_size for config in (target_config, draft_config)]
+    check_same_vocabulary(target, draft, *sizes)
+
+
 def run_identity(
     config: RunConfig, settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
 ) -> dict[str, Any]:
@@ -103,8 +111,3 @@ def run_identity(
         "verification": settings.engine.verification,
         "max_model_len": settings.engine.max_model_len,
     }
-
-
-def first_units(units: Iterator[WorkUnit], limit: int) -> list[WorkUnit]:
-    """The first few units."""
-    return list(islice(units, limit))

@@ -29,8 +29,8 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
     }
 
 
-def print_summary(run_directory: RunDirectory, check: CheckReport, seconds: float, num_new_tokens: int) -> None:
-    """Print what the run holds now, and what this command added to it."""
+def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
+    """Print what the run holds, and what this command added to it, if anything."""
     counts = check.counts
     table = Table(title=f"Corpus in {run_directory.location.name}", show_header=False, title_justify="left")
     table.add_column(justify="left", style="bold")
@@ -44,6 +44,6 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, seconds: floa
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
-    if seconds:
-        table.add_row("this command", f"{num_new_tokens:,} tokens in {format_seconds(seconds)}")
+    if num_new_tokens:
+        table.add_row("this command", f"{num_new_tokens:,} tokens, {format_seconds(seconds)}")
     Console().print(table)

@@ -27,9 +27,7 @@ _ERROR_CODES: Mapping[Stage, str] = {
 }
 
 
-def export_batch(
-    run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0
-) -> int:
+def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0) -> int:
     """The number of lines written to `path`: one for each input row of a complete run.
 
     `created` (Unix seconds) goes into every body; it is the caller's, so that an export repeated is the same
@@ -73,9 +71,7 @@ def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _response_line(
-    samples: list[dict[str, Any]], model: str, codec: TextCodec, created: int
-) -> dict[str, Any]:
+def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec, created: int) -> dict[str, Any]:
     first = samples[0]
     num_output = sum(sample["num_output_tokens"] for sample in samples)
     is_chat = first["is_chat"]

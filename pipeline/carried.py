@@ -45,9 +45,7 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
         types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
     missing = sorted(set(options.carry_columns) - set(types))
     if missing:
-        raise ValueError(
-            f"carry_columns {missing} are not in the input ({files[0].path} has {', '.join(types)})"
-        )
+        raise ValueError(f"carry_columns {missing} are not in the input ({files[0].path} has {', '.join(types)})")
     return {name: types[name] for name in options.carry_columns}
 
 
@@ -64,9 +62,7 @@ def types_to_dict(types: Mapping[str, pa.DataType]) -> dict[str, dict[str, str]]
     return {
         name: {
             "type": str(type_),
-            "arrow": base64.b64encode(pa.schema([pa.field(name, type_)]).serialize().to_pybytes()).decode(
-                "ascii"
-            ),
+            "arrow": base64.b64encode(pa.schema([pa.field(name, type_)]).serialize().to_pybytes()).decode("ascii"),
         }
         for name, type_ in types.items()
     }

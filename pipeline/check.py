@@ -56,9 +56,7 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
         name = f"part-{unit.unit_id:09d}.parquet"
         expected.add(name)
         if unit.unit_id not in committed:
-            problems.append(
-                f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again"
-            )
+            problems.append(f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again")
             continue
         num_committed += 1
         unit_counts, unit_problems = _check_unit(run_directory, unit, has_errors=name in with_errors)
@@ -68,12 +66,8 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
             problems.append(f"data/{name}: and {len(unit_problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
     for folder in ("data", "errors"):
         names = {info.path.rpartition("/")[2] for info in location.child(folder).list()}
-        problems += [
-            f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)
-        ]
-    leftovers = sorted(
-        info.base_name for info in run_directory.temporary.list() if info.base_name != "commit.lock"
-    )
+        problems += [f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)]
+    leftovers = sorted(info.base_name for info in run_directory.temporary.list() if info.base_name != "commit.lock")
     notes = [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
     return CheckReport(problems, notes, counts, num_units, num_committed)
 
@@ -104,14 +98,11 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         return Counts(), [
-            f"{where}: damaged, or no part of a run ({type(error).__name__}: {error}); "
-            "delete it and run again"
+            f"{where}: damaged, or no part of a run ({type(error).__name__}: {error}); delete it and run again"
         ]
     own_schema = generations_schema({})
     if not own_schema.equals(pa.schema(list(generations.schema)[: len(own_schema)])):
-        return Counts(), [
-            f"{where}: its columns are not those of a generations table: {generations.schema.names}"
-        ]
+        return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"]
     try:
         errors = _read(errors_path) if has_errors else ERRORS.empty_table()
         failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]

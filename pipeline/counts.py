@@ -36,9 +36,7 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         sums = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in _FIELD_NAMES
-            if name != "accepted_per_position"
+            name: getattr(self, name) + getattr(other, name) for name in _FIELD_NAMES if name != "accepted_per_position"
         }
         return Counts(
             **sums,

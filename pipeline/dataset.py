@@ -29,14 +29,13 @@ class ActorPool:
     max_actors: int = 1
     num_cpus: float = 1.0  # logical CPUs an actor holds; Ray gives it as many threads
     num_gpus: float = 0.0
-    calls_in_flight: int = (
-        2  # units (or batches) an actor works on at once: more than one leaves no gap between them
-    )
+    calls_in_flight: int = 2  # units (or batches) an actor works on at once: more than one leaves no gap between them
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_actors <= self.max_actors:
             raise ValueError(
-                f"actors.min_actors and max_actors must satisfy 1 <= min <= max, got {self.min_actors} and {self.max_actors}"
+                "actors.min_actors and max_actors must satisfy 1 <= min <= max, "
+                f"got {self.min_actors} and {self.max_actors}"
             )
         if self.calls_in_flight < 1:
             raise ValueError(f"actors.units_in_flight must be at least 1, got {self.calls_in_flight}")

@@ -58,13 +58,11 @@ def refuse_changed_file(planned: InputFile) -> None:
     """Raise ValueError if the file is not the one that was planned for."""
     info = Location.parse(planned.path).info()
     if info.type != fs.FileType.File:
-        raise ValueError(
-            f"{planned.path}: the input changed since the run was planned: the file is gone; put it back"
-        )
+        raise ValueError(f"{planned.path}: the input changed since the run was planned: the file is gone; put it back")
     if (info.size, file_version(info)) != (planned.size, planned.version):
         raise ValueError(
-            f"{planned.path}: the input changed since the run was planned: it had "
-            f"{planned.size} bytes and version {planned.version!r}, and has {info.size} bytes and version {file_version(info)!r}; "
+            f"{planned.path}: the input changed since the run was planned: it had {planned.size} bytes and "
+            f"version {planned.version!r}, and has {info.size} and {file_version(info)!r}; "
             "restore the file or use a new output directory"
         )
 
@@ -107,6 +105,5 @@ def _glob_regex(pattern: str) -> str:
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
-        known.get(part) or (part.replace("[!", "[^", 1) if part.startswith("[") else re.escape(part))
-        for part in parts
+        known.get(part) or (part.replace("[!", "[^", 1) if part.startswith("[") else re.escape(part)) for part in parts
     )

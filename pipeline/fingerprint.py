@@ -43,9 +43,7 @@ def tokenizer_fingerprint(path: str | Path) -> str:
     """
     folder = Path(path)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    files += sorted(
-        folder.glob("chat_templates/*.jinja")
-    )  # chat_templates/: the named ones beside the default
+    files += sorted(folder.glob("chat_templates/*.jinja"))  # chat_templates/: the named ones beside the default
     if not files:
         raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
     return _files_digest(files)

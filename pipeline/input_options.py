@@ -45,9 +45,7 @@ class InputOptions:
         if self.format not in get_args(Format):
             raise ValueError(f"input format {self.format!r}: choose one of {', '.join(get_args(Format))}")
         if self.prompt_column == self.messages_column:
-            raise ValueError(
-                f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns"
-            )
+            raise ValueError(f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns")
         twice = sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1})
         if twice:
             raise ValueError(f"carry_columns names {twice} more than once")
@@ -63,9 +61,7 @@ def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputO
     formats = {_format_of(file.path): file.path for file in files}
     if len(formats) > 1:
         examples = ", ".join(f"{path} ({format_})" for format_, path in formats.items())
-        raise ValueError(
-            f"the input mixes formats: {examples}; name files of one format, with a glob such as *.jsonl"
-        )
+        raise ValueError(f"the input mixes formats: {examples}; name files of one format, with a glob such as *.jsonl")
     (format_,) = formats
     if format_ == "jsonl":
         first_lines = (first_json_line(file.path) for file in files)

@@ -39,6 +39,38 @@ class InputRow:
     carried: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class RowPlace:
+    """Where a row stands: what is said of it if it fails."""
+
+    row_id: int
+    file: str
+    row_number: int
+    attempt: int = 0
+
+    def error(self, error: RowError, user_id: str | None) -> ErrorRow:
+        """The row as a dead letter."""
+        return ErrorRow(
+            self.row_id, user_id, self.file, self.row_number, error.stage, error.kind, error.message, self.attempt
+        )
+
+
+def read_row(
+    record: Columns | RowError, place: RowPlace, options: InputOptions, carried: Mapping[str, pa.DataType]
+) -> InputRow | ErrorRow:
+    """What to generate from one record, or what is wrong with it."""
+    user_id = None
+    try:
+        if isinstance(record, RowError):
+            raise record
+        user_id = _user_id(record, options)
+        prompt, messages, overrides = _request(record, options)
+        fitted = carry(record, carried)
+    except RowError as error:
+        return place.error(error, user_id)
+    return InputRow(place.row_id, place.row_number, user_id, prompt, messages, overrides, record, fitted)
+
+
 def read_unit(
     unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType], attempt: int = 0
 ) -> Iterator[InputRow | ErrorRow]:
@@ -50,23 +82,11 @@ def read_unit(
     file = InputFile(unit.file, unit.file_size, unit.file_version)
     refuse_changed_file(file)
     options = resolve_options([file], options)
-    template = None if options.prompt_template is None else PromptTemplate.parse(options.prompt_template)
     index = 0
     for record in _records(unit, options, carried):
-        row_id, row_number, user_id = unit.row_id(index), unit.row_start + index, None
+        place = RowPlace(unit.row_id(index), unit.file, unit.row_start + index, attempt)
+        yield read_row(record, place, options, carried)
         index += 1
-        try:
-            if isinstance(record, RowError):
-                raise record
-            user_id = _user_id(record, options)
-            prompt, messages, overrides = _request(record, options, template)
-            yield InputRow(
-                row_id, row_number, user_id, prompt, messages, overrides, record, carry(record, carried)
-            )
-        except RowError as error:
-            yield ErrorRow(
-                row_id, user_id, unit.file, row_number, error.stage, error.kind, error.message, attempt
-            )
     if index != unit.num_rows:
         raise ValueError(
             f"{unit.file}: the input changed since the run was planned: unit {unit.unit_id} "
@@ -74,9 +94,7 @@ def read_unit(
         )
 
 
-def _records(
-    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType]
-) -> Iterator[Columns | RowError]:
+def _records(unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType]) -> Iterator[Columns | RowError]:
     location = Location.parse(unit.file)
     if options.format != "parquet":
         assert unit.byte_start is not None
@@ -95,27 +113,23 @@ def _user_id(columns: Columns, options: InputOptions) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _request(
-    columns: Columns, options: InputOptions, template: PromptTemplate | None
-) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
+def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
     """(prompt, messages, overrides) of a row; one of the first two is None."""
     if options.format == "openai_batch":
         request = read_request(columns)
         return request.prompt, request.messages, request.overrides
     messages = _messages(columns, options)
-    prompt = template.fill(columns) if template else columns.get(options.prompt_column)
+    prompt = columns.get(options.prompt_column)
+    if options.prompt_template is not None:
+        prompt = PromptTemplate.parse(options.prompt_template).fill(columns)
     if messages is not None and prompt not in (None, ""):
         raise RowError("read", "the row has a prompt and messages; leave one of them null")
     if messages is None and prompt is None:
         names = f"{options.prompt_column!r} and {options.messages_column!r}"
-        raise RowError(
-            "read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError"
-        )
+        raise RowError("read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError")
     if messages is None and not isinstance(prompt, str):
         kind = type(prompt).__name__
-        raise RowError(
-            "read", f"column {options.prompt_column!r}: expected a string, got {kind}", "TypeError"
-        )
+        raise RowError("read", f"column {options.prompt_column!r}: expected a string, got {kind}", "TypeError")
     return (None if messages is not None else prompt), messages, _overrides(columns, options)
 
 
@@ -123,9 +137,7 @@ def _messages(columns: Columns, options: InputOptions) -> list[Any] | None:
     value = _from_json(columns.get(options.messages_column), options.messages_column, "read")
     if value is not None and not isinstance(value, list):
         kind = type(value).__name__
-        raise RowError(
-            "read", f"column {options.messages_column!r}: expected a list, got {kind}", "TypeError"
-        )
+        raise RowError("read", f"column {options.messages_column!r}: expected a list, got {kind}", "TypeError")
     return value
 
 
@@ -135,12 +147,8 @@ def _overrides(columns: Columns, options: InputOptions) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         kind = type(value).__name__
-        raise RowError(
-            "params", f"column {options.override_column!r}: expected an object, got {kind}", "TypeError"
-        )
-    return {
-        name: setting for name, setting in value.items() if setting is not None
-    }  # a Parquet struct has them all
+        raise RowError("params", f"column {options.override_column!r}: expected an object, got {kind}", "TypeError")
+    return {name: setting for name, setting in value.items() if setting is not None}  # a Parquet struct has them all
 
 
 def _from_json(value: Any, column: str, stage: Any) -> Any:

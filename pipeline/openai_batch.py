@@ -15,16 +15,12 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
 # Ours under the same name; the second line is what vLLM and others add to the protocol.
-_SAME_NAME = frozenset(
-    {"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "max_tokens"}
-)
+_SAME_NAME = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "max_tokens"})
 _SAME_NAME |= {"stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
 # Who asks, what for and how to bill it: nothing that could change the text.
 _NO_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _NO_EFFECT |= {"prompt_cache_key", "parallel_tool_calls"}
-_TRANSLATED = frozenset(
-    {"messages", "prompt", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs"}
-)
+_TRANSLATED = frozenset({"messages", "prompt", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs"})
 # What other fields may say without asking for anything.
 _TRIVIAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -65,9 +61,7 @@ def read_request(line: Mapping[str, Any]) -> BatchRequest:
     if url == CHAT_URL:
         messages = body.get("messages")
         if not isinstance(messages, list):
-            raise RowError(
-                "read", f"body.messages: expected a list, got {type(messages).__name__}", "TypeError"
-            )
+            raise RowError("read", f"body.messages: expected a list, got {type(messages).__name__}", "TypeError")
         return BatchRequest(None, messages, overrides)
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
@@ -89,9 +83,7 @@ def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
         elif name not in _TRANSLATED and value not in (False, "", [], {}, *_TRIVIAL.get(name, ())):
             raise RowError("params", f"body.{name} is not supported (got {str(value)[:80]}); leave it out")
     if body.get("messages" if not is_chat else "prompt") is not None:
-        raise RowError(
-            "params", f"body has {'prompt' if is_chat else 'messages'}, which its url does not take"
-        )
+        raise RowError("params", f"body has {'prompt' if is_chat else 'messages'}, which its url does not take")
     limit = body.get("max_completion_tokens")
     if limit is not None and overrides.setdefault("max_tokens", limit) != limit:
         raise RowError("params", "body.max_tokens and body.max_completion_tokens differ; give one of them")
@@ -116,9 +108,7 @@ def _chat_logprobs(body: Mapping[str, Any]) -> Any:
 def _logit_bias(bias: Any) -> dict[int, Any]:
     """Token id -> bias; JSON has written the ids as strings."""
     if not isinstance(bias, dict):
-        raise RowError(
-            "params", f"body.logit_bias: expected an object, got {type(bias).__name__}", "TypeError"
-        )
+        raise RowError("params", f"body.logit_bias: expected an object, got {type(bias).__name__}", "TypeError")
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError as error:

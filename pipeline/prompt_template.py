@@ -26,9 +26,7 @@ class PromptTemplate:
         try:
             parsed = list(string.Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(
-                f"prompt_template {template!r}: {error}; write {{{{ and }}}} for braces"
-            ) from error
+            raise ValueError(f"prompt_template {template!r}: {error}; write {{{{ and }}}} for braces") from error
         for _, name, spec, conversion in parsed:
             if name == "" or spec or conversion or set(name or "") & set(".[]"):
                 raise ValueError(
@@ -37,9 +35,7 @@ class PromptTemplate:
                 )
         pieces = tuple((literal, name or "") for literal, name, _, _ in parsed)
         if not any(name for _, name in pieces):
-            raise ValueError(
-                f"prompt_template {template!r} names no column: every row would get the same prompt"
-            )
+            raise ValueError(f"prompt_template {template!r} names no column: every row would get the same prompt")
         return cls(pieces)
 
     @property

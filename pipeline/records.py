@@ -54,9 +54,7 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
         if options.format == "csv":
             fields = parse_csv(data)
             if len(fields) != len(header):
-                raise RowError(
-                    "read", f"this record has {len(fields)} fields and the header has {len(header)}"
-                )
+                raise RowError("read", f"this record has {len(fields)} fields and the header has {len(header)}")
             return dict(zip(header, fields, strict=True))
         if options.format == "text":
             return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
@@ -69,9 +67,7 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
         ) from error
     except csv.Error as error:
         num_lines = data.count(b"\n")
-        raise RowError(
-            "read", f"not a CSV record: {error} (it took {num_lines} lines)", "csv.Error"
-        ) from error
+        raise RowError("read", f"not a CSV record: {error} (it took {num_lines} lines)", "csv.Error") from error
 
 
 def _parse_json_object(data: bytes) -> Columns:
@@ -86,9 +82,7 @@ def _parse_json_object(data: bytes) -> Columns:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise RowError(
-                "read", f"the line escapes half a surrogate pair: {error}", "UnicodeEncodeError"
-            ) from error
+            raise RowError("read", f"the line escapes half a surrogate pair: {error}", "UnicodeEncodeError") from error
     return value
 
 

@@ -61,9 +61,7 @@ class RunDirectory:
         summary = write_manifest(location.child("manifest"), units)
         content = _to_json({**run, "manifest": summary.to_dict()})
         if not create_file(location.child("run.json"), content, temporary):
-            raise ValueError(
-                f"{location.name}: another process created a run here just now; run the command again"
-            )
+            raise ValueError(f"{location.name}: another process created a run here just now; run the command again")
         location.filesystem.delete_file(location.child(_CREATING).path)
         return cls.open(location)
 
@@ -76,9 +74,7 @@ class RunDirectory:
         except FileNotFoundError as error:
             raise ValueError(f"{location.name}: no run here (a run directory has a run.json)") from error
         except ValueError as error:
-            raise ValueError(
-                f"{location.name}: run.json is not JSON ({error}); restore it from a copy"
-            ) from error
+            raise ValueError(f"{location.name}: run.json is not JSON ({error}); restore it from a copy") from error
         return cls(location, run)
 
     @property
@@ -89,9 +85,7 @@ class RunDirectory:
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
         old = _flatten(self.run["identity"])
-        new = _flatten(
-            json.loads(_to_json(identity))
-        )  # as it would be read back: tuples are lists, keys are strings
+        new = _flatten(json.loads(_to_json(identity)))  # as it would be read back: tuples are lists, keys are strings
         changes = [
             f"  {name}: was {_show(old, name)}, is {_show(new, name)}"
             for name in sorted(old.keys() | new.keys())
@@ -99,9 +93,7 @@ class RunDirectory:
         ]
         if changes:
             raise ValueError(
-                f"{self.location.name} holds a run that would write other tokens:\n"
-                + "\n".join(changes)
-                + "\n"
+                f"{self.location.name} holds a run that would write other tokens:\n" + "\n".join(changes) + "\n"
                 "use a new output directory, or restore the old values to go on with this run"
             )
 
@@ -156,9 +148,7 @@ def _refuse_occupied(location: Location) -> list[str]:
     if location.info().type == fs.FileType.File:
         raise ValueError(f"{location.name} is a file; the output directory must be a folder")
     root = location.path.rstrip("/") + "/"
-    files = {
-        info.path.removeprefix(root): info.path for info in location.list(recursive=True) if info.is_file
-    }
+    files = {info.path.removeprefix(root): info.path for info in location.list(recursive=True) if info.is_file}
     leftovers = [path for name, path in files.items() if re.fullmatch(r"manifest/part-\d{5,}\.parquet", name)]
     ours = {_CREATING} | {name for name in files if name.startswith((f"_tmp/{_CREATING}.", "_tmp/run.json."))}
     foreign = sorted(name for name, path in files.items() if name not in ours and path not in leftovers)

@@ -85,16 +85,12 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""
-        text = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, special tokens included; U+FFFD for a part of a character."""
-        return str(
-            self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render_chat(self, row: InputRow) -> str:
         messages = _checked_messages(row.messages)
@@ -136,13 +132,9 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise RowError(
-                "template", f"{where}: expected an object, got {type(message).__name__}", "TypeError"
-            )
+            raise RowError("template", f"{where}: expected an object, got {type(message).__name__}", "TypeError")
         if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RowError(
-                "template", f"{where}.role: expected a string, got {json.dumps(message.get('role'))}"
-            )
+            raise RowError("template", f"{where}.role: expected a string, got {json.dumps(message.get('role'))}")
         if not isinstance(message.get("content"), str):
             kind = type(message.get("content")).__name__
             raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")

@@ -66,7 +66,12 @@ def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit:
     for file in files:
         for rows in _row_ranges(file, options, rows_per_unit):
             yield WorkUnit(
-                next(unit_ids), first_ordinal, file.path, *rows, file_size=file.size, file_version=file.version
+                next(unit_ids),
+                first_ordinal,
+                file.path,
+                *rows,
+                file_size=file.size,
+                file_version=file.version,
             )
             first_ordinal += rows.num_rows
 
@@ -102,17 +107,13 @@ def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) 
     row_start = num_rows = byte_start = byte_end = 0
     for record in split_records(location, options.format):
         if num_rows == rows_per_unit:
-            yield _RowRange(
-                row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN
-            )
+            yield _RowRange(row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN)
             row_start, num_rows = row_start + num_rows, 0
         if num_rows == 0:
             byte_start = record.byte_start
         num_rows, byte_end = num_rows + 1, record.byte_end
     if num_rows:
-        yield _RowRange(
-            row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN
-        )
+        yield _RowRange(row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN)
 
 
 def prompt_columns(options: InputOptions) -> tuple[str, ...]:
@@ -128,9 +129,7 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
     if not present:  # rows of their own columns, or an empty file
         return
     found = f"the file has {', '.join(present)}"
-    if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(
-        present
-    ):
+    if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(present):
         raise ValueError(
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
             f"{options.messages_column!r}; {found}. Set prompt_column or messages_column"

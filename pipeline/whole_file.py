@@ -73,6 +73,4 @@ def _put(location: Location, content: bytes) -> None:
     size = location.info().size
     if size != len(content):  # Arrow closes, and so completes, an upload whose write failed midway
         location.filesystem.delete_file(location.path)
-        raise OSError(
-            f"{location.name}: {len(content)} bytes were sent and {size} arrived; the file was removed"
-        )
+        raise OSError(f"{location.name}: {len(content)} bytes were sent and {size} arrived; the file was removed")

@@ -54,7 +54,9 @@ class ModelDrafter:
             if step:
                 starts = [length + step - 1 for length in lengths]
                 every_B1 = torch.zeros_like(drafted_BK[:, :1])
-                scores_BV = self._target_ids(self._model.forward(starts, self._known_ids(drafted[-1])[:, None], every_B1))
+                scores_BV = self._target_ids(
+                    self._model.forward(starts, self._known_ids(drafted[-1])[:, None], every_B1)
+                )
             scores_B1V = process_logits(scores_BV, rows.sampling, rows.history(drafted_BK, step, 1))
             positions_B1 = rows.positions(step, 1)
             is_finite_B &= scores_B1V.amax((1, 2)).isfinite()

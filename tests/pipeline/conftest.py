@@ -33,9 +33,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        ["the cat sat on the mat, stop there", "über Käse 日本語 日本 🙂🙂"] * 20, trainer
-    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, stop there", "über Käse 日本語 日本 🙂🙂"] * 20, trainer)
     tokenizer.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 0)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -55,7 +53,7 @@ def codec(tokenizer_path: Path) -> TextCodec:
 
 @pytest.fixture(scope="session")
 def space_dropping_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """A codec in the manner of Llama 2: "▁" for spaces, the first of which is dropped, and bytes as a fallback."""
+    """A codec in the manner of Llama 2: "▁" for spaces, the first of them dropped, and bytes as a fallback."""
     path = tmp_path_factory.mktemp("space_dropping")
     words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
     vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
@@ -64,9 +62,7 @@ def space_dropping_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(
-        path
-    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(path)
     return TextCodec.load(str(path))
 
 

@@ -61,9 +61,7 @@ def generations(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def error(work_unit: WorkUnit, index: int, message: str = "bad") -> ErrorRow:
-    return ErrorRow(
-        work_unit.row_id(index), f"user-{index}", work_unit.file, index, "read", "ValueError", message, 1
-    )
+    return ErrorRow(work_unit.row_id(index), f"user-{index}", work_unit.file, index, "read", "ValueError", message, 1)
 
 
 def commit_rows(
@@ -80,9 +78,7 @@ def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:
 
 def committed_run(path: str | Path | Location) -> RunDirectory:
     """A run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
-    run_directory = RunDirectory.create(
-        path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)]
-    )
+    run_directory = RunDirectory.create(path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
     return run_directory

@@ -24,9 +24,7 @@ def test_every_row_has_one_line_in_input_order_and_errors_have_theirs(
 ) -> None:
     lines = _export(finished_run, codec, tmp_path / "out.jsonl")
     ids = [0, 1, 2, 1 << 32, None, (1 << 32) + 2]
-    assert [line["custom_id"] for line in lines] == [
-        "user-1" if row is None else f"user-{row}" for row in ids
-    ]
+    assert [line["custom_id"] for line in lines] == ["user-1" if row is None else f"user-{row}" for row in ids]
     assert lines[4]["response"] is None
     assert lines[4]["error"] == {"code": "invalid_request", "message": "bad"}
     body = lines[0]["response"]["body"]
@@ -37,9 +35,7 @@ def test_every_row_has_one_line_in_input_order_and_errors_have_theirs(
     assert body["choices"][0] == {"index": 0, "text": "abcde", "finish_reason": "length", "logprobs": None}
 
 
-def test_an_export_repeated_is_the_same_file(
-    finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
-) -> None:
+def test_an_export_repeated_is_the_same_file(finished_run: RunDirectory, codec: TextCodec, tmp_path: Path) -> None:
     for name in ("a", "b"):
         _export(finished_run, codec, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -49,9 +45,7 @@ def test_chat_rows_have_messages_and_logprobs_by_token(codec: TextCodec, tmp_pat
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0, num_rows=1)])
     token_ids = codec.encode("the", is_chat=True)
     num = len(token_ids)
-    row = generation(
-        0, is_chat=True, text="the", token_ids=token_ids, num_output_tokens=num, finish_reason="eos"
-    )
+    row = generation(0, is_chat=True, text="the", token_ids=token_ids, num_output_tokens=num, finish_reason="eos")
     row |= {"logprobs": [-0.5] * num, "top_logprobs": [[{"token_id": t, "logprob": -0.5}] for t in token_ids]}
     row |= {"num_rounds": num, "num_accepted_tokens": 0, "num_draft_tokens": 0, "accepted_per_position": []}
     commit_rows(run_directory, unit(0, num_rows=1), [row], [])

@@ -93,9 +93,7 @@ def test_damage_within_a_part_is_named(finished_run: RunDirectory) -> None:
     content = bytearray(path.read_bytes())
     content[4:200] = bytes(196)
     path.write_bytes(content)
-    assert any(
-        "data/part-000000000.parquet: damaged" in problem for problem in check_run(finished_run).problems
-    )
+    assert any("data/part-000000000.parquet: damaged" in problem for problem in check_run(finished_run).problems)
 
 
 def test_a_part_under_another_units_name_is_named(finished_run: RunDirectory) -> None:
@@ -103,9 +101,7 @@ def test_a_part_under_another_units_name_is_named(finished_run: RunDirectory) ->
     assert any("its footer says unit 0" in problem for problem in check_run(finished_run).problems)
 
 
-@pytest.mark.parametrize(
-    "name", ["data/part-000000002.parquet", "data/notes.txt", "errors/part-000000007.parquet"]
-)
+@pytest.mark.parametrize("name", ["data/part-000000002.parquet", "data/notes.txt", "errors/part-000000007.parquet"])
 def test_a_foreign_file_is_named(finished_run: RunDirectory, name: str) -> None:
     Path(finished_run.location.child(name).path).write_bytes(finished_run.part_path(0).read_bytes())
     assert check_run(finished_run).problems == [f"{name}: not a part of this run; move it away"]
@@ -119,9 +115,7 @@ def test_errors_that_vanish_are_named(finished_run: RunDirectory) -> None:
 
 def test_errors_that_do_not_belong_to_the_part_are_named(finished_run: RunDirectory) -> None:
     Path(finished_run.errors_path(0).path).write_bytes(finished_run.errors_path(1).read_bytes())
-    assert any(
-        "rows 4294967297 are not of this unit" in problem for problem in check_run(finished_run).problems
-    )
+    assert any("rows 4294967297 are not of this unit" in problem for problem in check_run(finished_run).problems)
 
 
 def test_a_leftover_temporary_file_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:

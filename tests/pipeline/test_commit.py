@@ -33,9 +33,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
 def object_store() -> Location:
     """A store where a file appears when its writer closes it, and where nothing can be linked."""
     MemoryFileSystem.store.clear()
-    return Location(
-        fs.PyFileSystem(fs.FSSpecHandler(MemoryFileSystem())), "bucket/run", "memory://bucket/run"
-    )
+    return Location(fs.PyFileSystem(fs.FSSpecHandler(MemoryFileSystem())), "bucket/run", "memory://bucket/run")
 
 
 def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirectory) -> None:
@@ -127,9 +125,7 @@ def test_of_two_processes_that_commit_the_same_units_one_wins_each_and_errors_fi
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(20)])
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(target=_race, args=(str(tmp_path), attempt, barrier, results)) for attempt in (0, 1)
-    ]
+    processes = [context.Process(target=_race, args=(str(tmp_path), attempt, barrier, results)) for attempt in (0, 1)]
     for process in processes:
         process.start()
     outcomes = sorted(results.get(timeout=30) for _ in range(40))
@@ -154,9 +150,7 @@ def _die_at(step: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["replace", "link", "unlink"])
-def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(
-    run_directory: RunDirectory, step: str
-) -> None:
+def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(run_directory: RunDirectory, step: str) -> None:
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_die_at, args=(step, run_directory.location.path))
     process.start()

@@ -33,8 +33,6 @@ def test_counts_survive_json() -> None:
 
 
 def test_counting_a_table_counts_prompts_once_and_samples_each() -> None:
-    table = generations(
-        [generation(0, 0), generation(0, 1), generation(5, 0, accepted_per_position=[1, 1, 1])]
-    )
+    table = generations([generation(0, 0), generation(0, 1), generation(5, 0, accepted_per_position=[1, 1, 1])])
     assert count_generations(table, num_errors=2) == Counts(4, 3, 2, 8, 15, 6, 15, 9, (5, 3, 1))
     assert count_generations(generations([]), num_errors=1) == Counts(num_rows=1, num_errors=1)

@@ -72,9 +72,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(write: Write) -> None:
 
 def test_a_path_that_brings_nothing_is_refused_with_what_was_looked_for(folder: Path) -> None:
     for path in (f"{folder}/nope.txt", f"{folder}/*.parquet", f"{folder}/_tmp/../nope"):
-        with pytest.raises(
-            ValueError, match=r"no input file at .* looked for a file, a folder with files and a glob"
-        ):
+        with pytest.raises(ValueError, match=r"no input file at .* looked for a file, a folder with files and a glob"):
             list_files(path)
 
 

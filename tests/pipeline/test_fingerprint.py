@@ -40,9 +40,7 @@ def test_swapped_shards_change_the_fingerprint(model: Path) -> None:
     assert model_fingerprint(model) != before
 
 
-def test_the_chat_template_is_part_of_the_tokenizers_fingerprint(
-    tokenizer_path: Path, tmp_path: Path
-) -> None:
+def test_the_chat_template_is_part_of_the_tokenizers_fingerprint(tokenizer_path: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(tokenizer_path, tmp_path / "copy")
     before = tokenizer_fingerprint(copy)
     assert before == tokenizer_fingerprint(tokenizer_path)

@@ -27,9 +27,7 @@ ENDINGS = [b"\n", b"\r\n"]
 
 def _csv(ending: bytes) -> bytes:
     lines = [b"prompt,kind"]
-    lines += [
-        b'"%s",%d' % (prompt.replace('"', '""').encode(), index) for index, prompt in enumerate(PROMPTS)
-    ]
+    lines += [b'"%s",%d' % (prompt.replace('"', '""').encode(), index) for index, prompt in enumerate(PROMPTS)]
     lines[3:3] = [b"", b"   "]  # blank lines
     return ending.join(lines)
 
@@ -51,9 +49,7 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize(("name", "content"), CONTENTS)
-def test_byte_ranges_bring_the_rows_that_reading_whole_brings(
-    write: Write, name: str, content: bytes
-) -> None:
+def test_byte_ranges_bring_the_rows_that_reading_whole_brings(write: Write, name: str, content: bytes) -> None:
     files = list_files(write(name, gzip.compress(content) if name.endswith(".gz") else content))
     for rows_per_unit in (1, 2, 3, 100):
         rows = read_all(files, InputOptions(), rows_per_unit)
@@ -63,27 +59,25 @@ def test_byte_ranges_bring_the_rows_that_reading_whole_brings(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("last", [b"", b"\n", b"\n\n"])
-def test_text_lines_are_prompts_and_blank_lines_are_not_counted(
-    write: Write, ending: bytes, last: bytes
-) -> None:
-    files = list_files(
-        write("p.txt", b"\xef\xbb\xbf" + ending.join([b"one ", b"", b"  ", b" two", b"three"]) + last)
-    )
+def test_text_lines_are_prompts_and_blank_lines_are_not_counted(write: Write, ending: bytes, last: bytes) -> None:
+    files = list_files(write("p.txt", b"\xef\xbb\xbf" + ending.join([b"one ", b"", b"  ", b" two", b"three"]) + last))
     for rows_per_unit in (1, 2, 10):
         rows = read_all(files, InputOptions(), rows_per_unit)
         assert [row.prompt for row in rows if isinstance(row, InputRow)] == ["one ", " two", "three"]
 
 
+def test_a_gzip_file_of_several_members_is_read_to_its_end(write: Write) -> None:
+    files = list_files(write("p.txt.gz", gzip.compress(b"one\ntw") + gzip.compress(b"o\nthree")))
+    rows = read_all(files, InputOptions(), 2)
+    assert [row.prompt for row in rows if isinstance(row, InputRow)] == ["one", "two", "three"]
+
+
 @pytest.mark.parametrize("row_group_size", [1, 3, 1000])
 @pytest.mark.parametrize("rows_per_unit", [1, 4, 7, 1000])
-def test_parquet_row_ranges_bring_every_row_once(
-    write: Write, row_group_size: int, rows_per_unit: int
-) -> None:
+def test_parquet_row_ranges_bring_every_row_once(write: Write, row_group_size: int, rows_per_unit: int) -> None:
     path = write("p.parquet", b"")
     pq.write_table(pa.table({"prompt": [f"p{i}" for i in range(600)]}), path, row_group_size=row_group_size)
-    rows = read_all(
-        list_files(path), InputOptions(), rows_per_unit if rows_per_unit > 100 else rows_per_unit * 50
-    )
+    rows = read_all(list_files(path), InputOptions(), rows_per_unit if rows_per_unit > 100 else rows_per_unit * 50)
     assert [row.prompt for row in rows if isinstance(row, InputRow)] == [f"p{i}" for i in range(600)]
 
 
@@ -197,9 +191,7 @@ def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: st
 
 
 def test_ids_and_carried_columns_come_along_with_one_type(write: Write) -> None:
-    lines = [
-        {"prompt": "x", "key": i, "score": 1 if i else 0.5, "tags": ["a"], "kind": "k"} for i in range(3)
-    ]
+    lines = [{"prompt": "x", "key": i, "score": 1 if i else 0.5, "tags": ["a"], "kind": "k"} for i in range(3)]
     lines.append({"prompt": "x", "key": "seven", "score": 1.5, "tags": "t", "kind": "k"})
     files = list_files(write("p.jsonl", "\n".join(map(json.dumps, lines)).encode()))
     options = InputOptions(id_column="key", carry_columns=("score", "tags", "kind"))
@@ -237,12 +229,8 @@ def test_csv_cells_are_carried_as_the_text_they_are(write: Write) -> None:
     assert row.carried == {"zip": "007"}
 
 
-@pytest.mark.parametrize(
-    ("column", "match"), [("nope", "not in the input"), ("row_id", "output uses itself")]
-)
-def test_a_carried_column_that_is_absent_or_ours_is_refused_at_planning(
-    write: Write, column: str, match: str
-) -> None:
+@pytest.mark.parametrize(("column", "match"), [("nope", "not in the input"), ("row_id", "output uses itself")])
+def test_a_carried_column_that_is_absent_or_ours_is_refused_at_planning(write: Write, column: str, match: str) -> None:
     files = list_files(write("p.jsonl", b'{"prompt": "x", "row_id": 1}'))
     with pytest.raises(ValueError, match=match):
         carried_types(files, InputOptions(carry_columns=(column,)))

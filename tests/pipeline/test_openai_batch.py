@@ -42,9 +42,7 @@ def completion(**body: Any) -> dict[str, Any]:
     [
         (chat(temperature=0.5, top_p=0.9, seed=3, n=2, stop=["a"]), None),
         (
-            chat(
-                top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]
-            ),
+            chat(top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]),
             None,
         ),
         (chat(max_completion_tokens=9), {"max_tokens": 9}),
@@ -63,9 +61,7 @@ def test_body_fields_become_our_sampling_parameters(
     row = read(line)
     assert isinstance(row, InputRow)
     body = line["body"]
-    expected = (
-        {k: v for k, v in body.items() if k not in ("model", "messages")} if overrides is None else overrides
-    )
+    expected = {k: v for k, v in body.items() if k not in ("model", "messages")} if overrides is None else overrides
     assert (row.user_id, row.prompt, row.messages) == ("c1", body.get("prompt"), body.get("messages"))
     assert row.overrides == expected
 

@@ -38,9 +38,7 @@ def test_a_manifest_of_many_units_is_split_into_parts_and_read_in_order(
     assert [u.unit_id for u in run_directory.units()] == list(range(62))
 
 
-def test_an_interrupted_creation_is_no_run_and_is_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_creation_is_no_run_and_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
     path = str(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -54,9 +52,7 @@ def test_an_interrupted_creation_is_no_run_and_is_written_over(
     assert sorted(file.name for file in (tmp_path / "run").iterdir() if file.is_file()) == ["run.json"]
 
 
-def test_a_creation_that_dies_before_run_json_is_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_creation_that_dies_before_run_json_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: Any) -> None:
         raise OSError("disk full")
 

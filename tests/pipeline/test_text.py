@@ -63,9 +63,7 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
         ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),
     ],
 )
-def test_messages_of_the_wrong_shape_fail_their_row(
-    codec: TextCodec, messages: list[Any], message: str
-) -> None:
+def test_messages_of_the_wrong_shape_fail_their_row(codec: TextCodec, messages: list[Any], message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
         codec.render(chat(*messages))
     assert caught.value.stage == "template"
@@ -205,10 +203,14 @@ def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec:
     assert stop_strings.find(token_ids, 4) is None
 
 
-def test_a_stop_string_is_found_wherever_the_window_begins_in_a_long_run_of_bytes(any_codec: TextCodec) -> None:
+def test_a_stop_string_is_found_wherever_the_window_begins_in_a_long_run_of_bytes(
+    any_codec: TextCodec,
+) -> None:
     token_ids = _bytewise(any_codec, "🙂" * 30 + "é")
     for num_checked in range(len(token_ids) - 8, len(token_ids)):
         assert StopStrings(any_codec, ("é",)).find(token_ids, num_checked) == (len(token_ids), "é")
+    token_ids = _bytewise(any_codec, "🙂" * 30 + "abcs")
+    assert StopStrings(any_codec, ("🙂abcs",)).find(token_ids, len(token_ids) - 1) == (len(token_ids), "🙂abcs")
 
 
 def test_bytes_that_are_no_characters_stop_nothing_and_crash_nothing(any_codec: TextCodec) -> None:
@@ -234,10 +236,7 @@ def test_finding_a_stop_string_decodes_only_the_end_of_the_output(codec: TextCod
             return str(codec.tokenizer.decode(token_ids, **options))
 
     token_ids = codec.encode(TEXT * 200, is_chat=True)
-    assert (
-        StopStrings(replace(codec, tokenizer=Watched()), ("nowhere",)).find(token_ids, len(token_ids) - 4)
-        is None
-    )
+    assert StopStrings(replace(codec, tokenizer=Watched()), ("nowhere",)).find(token_ids, len(token_ids) - 4) is None
     assert longest < 100
 
 

@@ -1,0 +1,99 @@
+"""The generator inside somebody else's Ray Data pipeline: rows in, generation rows out, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from actors.engine_loop import EngineLoop
+from actors.generator import load_codec, load_engine
+from actors.settings import GeneratorSettings
+from actors.translation import EncodedRow, decode_row, encode_row
+from pipeline.dataset import ActorPool, map_rows
+from pipeline.errors import ErrorRow, RowError
+from pipeline.input_options import InputOptions
+from pipeline.inputs import InputRow, RowPlace, read_row
+from pipeline.schema import generations_schema
+
+if TYPE_CHECKING:
+    from ray.data import Dataset  # only its name: pipeline.dataset is what uses Ray Data
+
+_ERROR_FIELDS = [pa.field("error_stage", pa.string()), pa.field("error_message", pa.string())]
+
+
+def generate(
+    dataset: Dataset,
+    settings: GeneratorSettings,
+    *,
+    input_options: InputOptions | None = None,
+    pool: ActorPool | None = None,
+    rows_per_batch: int = 64,
+) -> Dataset:
+    """The generations of a dataset's rows: the columns of `data/part-*.parquet`, and error_stage, error_message.
+
+    Each input row comes out as its n samples, or as one row with an error. Nothing is written and nothing can be
+    resumed: a crash repeats what Ray Data repeats, up to everything, and row_id is null. A dataset has no fixed
+    order, so a row's noise comes from its id (`input_options.id_column`), or from its prompt where it has none: rows
+    with equal prompts and no id get equal text.
+    """
+    options = input_options or InputOptions()
+    if options.format not in ("auto", "parquet"):
+        raise ValueError(
+            f"input_options.format is {options.format!r}, but a dataset has been read already; leave it out"
+        )
+    arguments = {"settings": settings, "input_options": options}
+    return map_rows(dataset, DatasetGenerator, arguments, pool or ActorPool(), rows_per_batch)
+
+
+class DatasetGenerator:
+    """A Ray Data worker over batches of rows; several batches share the engine."""
+
+    def __init__(self, settings: GeneratorSettings, input_options: InputOptions) -> None:
+        """Load the models once."""
+        self._settings = settings
+        self._options = input_options
+        self._codec = load_codec(settings)
+        self._loop = EngineLoop(load_engine(settings))
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """Generation rows and error rows for a table of input rows."""
+        missing = sorted(set(self._options.carry_columns) - set(batch.column_names))
+        if missing:
+            raise ValueError(
+                f"carry_columns {missing} are not in the dataset, which has {', '.join(batch.column_names)}"
+            )
+        carried = {name: batch.schema.field(name).type for name in self._options.carry_columns}
+        schema = pa.schema([*_nullable(generations_schema(carried)), *_ERROR_FIELDS])
+        rows = [self._encode(record, carried) for record in batch.to_pylist()]
+        await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
+        return pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
+
+    def _encode(self, record: dict[str, Any], carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
+        place = RowPlace(row_id=0, file="", row_number=0)
+        row = read_row(record, place, self._options, carried)
+        if isinstance(row, ErrorRow):
+            return row
+        try:
+            return encode_row(row, _stable_ordinal(row), self._codec, self._settings)
+        except RowError as error:
+            return place.error(error, row.user_id)
+
+    def _decode(self, row: EncodedRow | ErrorRow) -> list[dict[str, Any]]:
+        if isinstance(row, EncodedRow):
+            try:
+                return [{**generation, "row_id": None} for generation in decode_row(row, self._codec)]
+            except RowError as error:
+                return [{"id": row.row.user_id, "error_stage": error.stage, "error_message": error.message}]
+        return [{"id": row.id, "error_stage": row.stage, "error_message": row.message}]
+
+
+def _stable_ordinal(row: InputRow) -> int:
+    name = repr(row.user_id if row.user_id is not None else (row.prompt, row.messages))
+    return int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "big")
+
+
+def _nullable(schema: pa.Schema) -> list[pa.Field[Any]]:
+    return [field.with_nullable(True) for field in schema]

@@ -1,0 +1,70 @@
+"""`python -m jobs.report OUTPUT [--by COLUMN]`: acceptance of a run, in all and by a carried column."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+import pyarrow.dataset as ds
+from rich.console import Console
+from rich.table import Table
+
+from jobs.progress import format_length, format_rate
+from pipeline.counts import Counts, count_generations
+from pipeline.run_directory import RunDirectory
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 if there is no such run or column."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.report", description=__doc__)
+    parser.add_argument("output", help="run directory, local or a URI")
+    parser.add_argument("--by", metavar="COLUMN", help="group by this column, such as a carried one")
+    options = parser.parse_args(arguments)
+    try:
+        groups = dict(acceptance_by(RunDirectory.open(options.output), options.by))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    table = Table(title=f"Acceptance in {options.output}", title_justify="left")
+    table.add_column(options.by or "run")
+    for heading in ("generations", "output tokens", "rate", "mean length", "by draft position"):
+        table.add_column(heading, justify="right")
+    for name, counts in groups.items():
+        table.add_row(name, *_cells(counts))
+    if options.by:
+        table.add_row("all", *_cells(sum(groups.values(), Counts())), style="bold")
+    Console().print(table)
+    return 0
+
+
+def acceptance_by(run_directory: RunDirectory, column: str | None) -> Iterator[tuple[str, Counts]]:
+    """The counts of each value of a column (of the whole run without one), read one part at a time."""
+    groups: dict[str, Counts] = {}
+    location = run_directory.location.child("data")
+    parts = ds.dataset(location.path, filesystem=location.filesystem, format="parquet")
+    if column is not None and column not in parts.schema.names:
+        raise ValueError(f"the output has no column {column!r}; it has {', '.join(parts.schema.names)}")
+    for fragment in parts.get_fragments():
+        table = fragment.to_table()
+        values = ["run"] * table.num_rows if column is None else [str(value) for value in table[column].to_pylist()]
+        for value in dict.fromkeys(values):
+            rows = table.take([index for index, other in enumerate(values) if other == value])
+            groups[value] = groups.get(value, Counts()) + count_generations(rows, num_errors=0)
+    yield from sorted(groups.items())
+
+
+def _cells(counts: Counts) -> list[str]:
+    rounds = max(counts.num_rounds, 1)
+    by_position = " ".join(f"{accepted / rounds:.2f}" for accepted in counts.accepted_per_position)
+    return [
+        f"{counts.num_generations:,}",
+        f"{counts.num_output_tokens:,}",
+        format_rate(counts.acceptance_rate),
+        format_length(counts.mean_acceptance_length),
+        by_position or "-",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

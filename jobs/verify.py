@@ -1,0 +1,41 @@
+"""`python -m jobs.verify OUTPUT`: prove a run complete and consistent. Exit code 0, or 1 with the reasons."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jobs.summary import print_summary
+from pipeline.check import check_run, content_hash
+from pipeline.run_directory import RunDirectory
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.verify", description=__doc__)
+    parser.add_argument("output", help="run directory, local or a URI")
+    parser.add_argument("--hash", action="store_true", help="also print the content hash of all generations")
+    options = parser.parse_args(arguments)
+    try:
+        run_directory = RunDirectory.open(options.output)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    check = check_run(run_directory)
+    print_summary(run_directory, check)
+    for note in check.notes:
+        print(f"note: {note}")
+    for problem in check.problems:
+        print(f"problem: {problem}")
+    if not check.is_complete:
+        print(f"NOT COMPLETE: {len(check.problems)} problems, {check.num_committed_units} of {check.num_units} units")
+        return 1
+    if options.hash:
+        print(f"content {content_hash(run_directory)}")
+    print(f"OK: {check.num_units} units, {check.counts.num_rows} rows, each in data or in errors exactly once")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
