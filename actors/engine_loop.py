@@ -45,6 +45,8 @@ class EngineLoop:
                     if not future.done():
                         future.set_exception(error)
                 self._unfinished.clear()
+                self._inbox.clear()
+                self.engine.clear()
                 return
             for sequence in finished:
                 future = self._unfinished.pop(sequence)

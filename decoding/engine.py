@@ -153,6 +153,13 @@ class Engine:
             finished += self._retire()
         return finished
 
+    def clear(self) -> None:
+        """Forget every sequence: what to do after a step that raised, before the engine is used again."""
+        self._waiting.clear()
+        self._refused.clear()
+        self._running.clear()
+        self._sampling = None
+
     def _admit(self) -> None:
         slots = range(len(self._running), min(self.options.num_slots, len(self._running) + len(self._waiting)))
         newcomers = [self._waiting.popleft() for _ in slots]
@@ -212,17 +219,24 @@ class Engine:
         packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
         for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(packed.tolist()):
             sequence = self._running[row]
-            if not is_finite:
-                self._fail_row(row)
-                continue
+            logits_JV = logits_BJV[row]
             tokens = [*drafted[:accepted], next_token]
-            if close_call <= accepted:
+            if not is_finite:
+                logits_JV = self._score_again(row)
+                if not logits_JV.amax().isfinite():
+                    sequence.fail(
+                        f"the target's logits are not finite after {len(sequence)} tokens; "
+                        "if this is a float16 overflow, use bfloat16 or float32"
+                    )
+                    continue
+                tokens = [self._decide_alone(sequence, [], logits_JV[0])]
+            elif close_call <= accepted:
                 tokens = self._recheck(sequence, tokens[:close_call])
             sequence.commit(
                 tokens,
                 num_draft_tokens=num_drafted,
                 eos_token_ids=self.target.eos_token_ids,
-                logprobs=_logprobs(logits_BJV[row], tokens, sequence.params.logprobs),
+                logprobs=_logprobs(logits_JV, tokens, sequence.params.logprobs),
             )
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
@@ -240,12 +254,34 @@ class Engine:
         The decision is then a function of the tokens before it, whatever batch or draft this round had.
         """
         self.num_rechecks += 1
+        logits_V = self.target.plain_logits(sequence.token_ids + accepted)
+        return [*accepted, self._decide_alone(sequence, accepted, logits_V)]
+
+    def _score_again(self, row: int) -> torch.Tensor:
+        """Logits [1, V] after a row's tokens, without the draft: a guess that breaks the numbers must not fail the text.
+
+        Its slots are cleared (a value that is not finite would poison whatever comes next there) and filled anew.
+        """
+        assert self.target.cache is not None
+        sequence = self._running[row]
+        self.target.cache.zero(row)
+        self.drafter.reset(row)
+        logits_V = self.target.plain_logits(sequence.token_ids)
+        if logits_V.amax().isfinite():
+            self.target.prefill([row], [sequence.token_ids[:-1]])
+            self.drafter.admit([row], [sequence])
+        return logits_V[None]
+
+    def _decide_alone(self, sequence: Sequence, accepted: list[int], logits_V: torch.Tensor) -> int:
+        """The token after `accepted`, as the verifier decides it where there is no draft."""
         rows = self._rows([sequence])
         accepted_1K = torch.tensor([accepted], dtype=torch.int64, device=self.target.device)
-        logits_V = self.target.plain_logits(sequence.token_ids + accepted)
-        history = rows.history(accepted_1K, len(accepted), 1)
-        scores_11V = process_logits(logits_V[None, None], rows.sampling, history)
-        return [*accepted, int(pick_shared(scores_11V, rows.sampling, rows.positions(len(accepted), 1)))]
+        scores_11V = process_logits(logits_V[None, None], rows.sampling, rows.history(accepted_1K, len(accepted), 1))
+        positions_11 = rows.positions(len(accepted), 1)
+        if self.options.verification == "rejection":
+            nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
+            return int(verify_rejection(scores_11V, nothing, rows.sampling, positions_11).next_token_B)
+        return int(pick_shared(scores_11V, rows.sampling, positions_11))
 
     def _rows(self, sequences: list[Sequence]) -> Rows:
         if sequences is not self._running:
@@ -256,15 +292,6 @@ class Engine:
             sampling = self._sampling
         lengths = fixed_lengths(sequences, self.options.num_speculative_tokens)
         return Rows(tuple(sequences), sampling, lengths, self.options.verification)
-
-    def _fail_row(self, row: int) -> None:
-        assert self.target.cache is not None
-        self._running[row].fail(
-            f"the target's logits are not finite after {len(self._running[row])} tokens; "
-            "if this is a float16 overflow, use bfloat16 or float32"
-        )
-        self.target.cache.zero(row)
-        self.drafter.reset(row)
 
     def _problem_with(self, sequence: Sequence) -> str | None:
         num_tokens, vocab_size = len(sequence.prompt_token_ids), self.target.vocab_size

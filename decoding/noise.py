@@ -1,8 +1,8 @@
 """Counter-based noise: pure functions from (seed, row, sample, position, token) to numbers, with no state to lose.
 
 The hash is splitmix64 (Steele, Lea, Flood, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) on int64 tensors,
-whose multiplication wraps identically on every device. Nothing here knows about batches, slots or drafts, which is why the
-tokens drawn with it cannot depend on them.
+whose multiplication wraps identically on every device. Nothing here knows about batches, slots or drafts, which is why
+the tokens drawn with it cannot depend on them.
 
 Shapes: B sequences, J positions, V vocabulary.
 """

@@ -1,9 +1,9 @@
 """Verification: which drafted tokens stand, and the token that follows them.
 
 Two rules. `coupled` (default): the target's own pick under noise that the drafter shared; a drafted token stands if
-and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978), so the text is a function of target and seed alone.
-`rejection`: accept with min(1, p/q), else draw from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192; Chen et
-al., arXiv 2302.01318), so the text has the target's law.
+and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978), so the text is a function of target and seed
+alone. `rejection`: accept with min(1, p/q), else draw from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192;
+Chen et al., arXiv 2302.01318), so the text has the target's law.
 
 Plain decoding is the case of an empty draft, the bonus token the residual of nothing.
 

@@ -45,7 +45,9 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
         types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
     missing = sorted(set(options.carry_columns) - set(types))
     if missing:
-        raise ValueError(f"carry_columns {missing} are not in the input ({files[0].path} has {', '.join(types)})")
+        raise ValueError(
+            f"carry_columns {missing} are not in the input ({files[0].path} has {', '.join(types) or 'no readable row'})"
+        )
     return {name: types[name] for name in options.carry_columns}
 
 

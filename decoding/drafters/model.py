@@ -26,10 +26,14 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._max_len = min(max_model_len, model.max_positions or max_model_len)
         self._num_ingested: dict[int, int] = {}  # positions whose keys and values are sure to be right, per slot
+        self._is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=model.device)  # a slot that was not is silent
         model.allocate(num_slots, max_model_len)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Prefill all but the newest token of each sequence."""
+        for slot, is_finite in zip(slots, self._is_finite_S[list(slots)].tolist(), strict=True):
+            if not is_finite:
+                self.reset(slot)
         prompts = [self._known(sequence.token_ids[:-1])[: self._max_len] for sequence in sequences]
         self._model.prefill(slots, prompts)
         for slot, prompt in zip(slots, prompts, strict=True):
@@ -43,10 +47,14 @@ class ModelDrafter:
             for limit, length in zip(rows.num_draft_tokens, lengths, strict=True)
         ]
         keys_B = rows.sampling.keys_B
+        for slot, length in enumerate(lengths):
+            # What the cache holds from the newest token on is the draft's own guess. Also in a round without a draft:
+            # the round after it would take that guess for the committed token.
+            self._num_ingested[slot] = min(self._num_ingested[slot], length - 1)
         if not any(limits):
             return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B))
         scores_BV = self._ingest(rows, lengths)
-        is_finite_B = torch.ones_like(keys_B, dtype=torch.bool)
+        is_finite_B = self._is_finite_S[: len(keys_B)]
         drafted: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         for step in range(max(limits)):
@@ -77,18 +85,21 @@ class ModelDrafter:
     def move(self, source: int, target: int) -> None:
         """Copy a slot's keys and values."""
         assert self._model.cache is not None
+        if not self._is_finite_S[target]:
+            self.reset(target)
         self._num_ingested[target] = self._num_ingested.pop(source)
         self._model.cache.move(source, target, self._num_ingested[target])
+        self._is_finite_S[target] = self._is_finite_S[source]
 
     def reset(self, slot: int) -> None:
-        """Clear the slot's keys and values."""
+        """Clear the slot's keys and values: a NaN in a masked position would silence it for ever (0 * NaN)."""
         assert self._model.cache is not None
         self._model.cache.zero(slot)
+        self._is_finite_S[slot] = True
 
     def _ingest(self, rows: Rows, lengths: list[int]) -> torch.Tensor:
         """Logits [B, 1, V] after the newest token, from one forward over what each row's cache lacks."""
-        # The newest token is always fed: what the cache holds there is the draft's own guess of it.
-        num_tokens = max(length - min(self._num_ingested[slot], length - 1) for slot, length in enumerate(lengths))
+        num_tokens = max(length - self._num_ingested[slot] for slot, length in enumerate(lengths))
         starts = [max(length - num_tokens, 0) for length in lengths]
         tokens = [
             self._known((sequence.token_ids[start:] + [0] * num_tokens)[:num_tokens])

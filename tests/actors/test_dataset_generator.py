@@ -1,0 +1,57 @@
+"""The generator inside a Ray Data pipeline of somebody's own."""
+
+import pytest
+import ray.data
+
+from actors import GeneratorSettings, ModelSettings, generate
+from decoding import EngineOptions, SamplingParams
+from pipeline.dataset import ActorPool, quiet_ray_data
+from pipeline.input_options import InputOptions
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+
+ROWS = [{"name": f"row-{i}", "prompt": "hello world " * (1 + i % 3), "topic": i} for i in range(10)] + [
+    {"name": "empty", "prompt": "", "topic": 10},
+]
+
+
+def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine: object) -> dict[str, list[dict]]:
+    settings = GeneratorSettings(
+        models=ModelSettings(target=pair[0], draft=pair[1]),
+        engine=EngineOptions(**engine),
+        sampling=SamplingParams(max_tokens=6, n=2),
+    )
+    quiet_ray_data(600)
+    dataset = generate(
+        ray.data.from_items(rows),
+        settings,
+        input_options=InputOptions(id_column="name", carry_columns=("topic",)),
+        pool=ActorPool(num_cpus=1),
+        rows_per_batch=rows_per_batch,
+    )
+    out: dict[str, list[dict]] = {}
+    for row in dataset.take_all():
+        out.setdefault(row["id"], []).append(row)
+    return out
+
+
+def test_every_row_comes_out_with_its_samples_or_its_error(text_pair: Pair) -> None:
+    out = run(text_pair, ROWS, rows_per_batch=4)
+    assert sorted(out) == sorted(row["name"] for row in ROWS)
+    for i in range(10):
+        assert [row["sample"] for row in out[f"row-{i}"]] == [0, 1]
+        assert {row["topic"] for row in out[f"row-{i}"]} == {i}
+        assert all(row["num_output_tokens"] == len(row["token_ids"]) for row in out[f"row-{i}"])
+    (failed,) = out["empty"]
+    assert (failed["error_stage"], failed["text"]) == ("encode", None)
+
+
+def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair: Pair) -> None:
+    def texts(out: dict[str, list[dict]]) -> dict[str, list[object]]:
+        return {name: [row["token_ids"] for row in rows] for name, rows in out.items()}
+
+    one = texts(run(text_pair, ROWS, rows_per_batch=3))
+    other = texts(run(text_pair, ROWS[::-1], rows_per_batch=11, drafter="none", num_slots=2))
+    assert one == other
+    assert one["row-0"] != one["row-3"], "equal prompts under different ids have noise of their own"

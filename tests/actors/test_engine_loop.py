@@ -1,0 +1,79 @@
+"""Several callers, one engine."""
+
+import asyncio
+
+import pytest
+
+from actors.engine_loop import EngineLoop
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+
+Pair = tuple[str, str]
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def sequences(first_row: int, count: int) -> list[Sequence]:
+    return [Sequence.create([5, 6, 7 + i], PARAMS, row=first_row + i) for i in range(count)]
+
+
+def test_callers_share_the_slots_and_get_what_they_would_get_alone(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=4))
+    num_running: list[int] = []
+    step = engine.step
+
+    def watched() -> list[Sequence]:
+        finished = step()
+        num_running.append(engine.num_running)
+        return finished
+
+    engine.step = watched  # type: ignore[method-assign]
+    first, second = sequences(0, 3), sequences(3, 3)
+
+    async def both() -> None:
+        loop = EngineLoop(engine)
+        await asyncio.gather(loop.finish(first), loop.finish(second))
+        await loop.finish([])  # nothing to wait for
+
+    asyncio.run(both())
+    assert max(num_running) == 4, "the slots were never full across the two callers"
+    alone = Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none"))
+    for sequence in [*first, *second]:
+        (expected,) = alone.stream(
+            [
+                Sequence.create(
+                    sequence.prompt_token_ids,
+                    PARAMS,
+                    row=sequence.prompt_token_ids[2] - 7 + (0 if sequence in first else 3),
+                )
+            ]
+        )
+        assert sequence.output_token_ids == expected.output_token_ids
+
+
+def test_an_engine_that_fails_fails_everybody_who_waits_and_then_works_again(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair)
+    step = engine.step
+
+    def broken() -> list[Sequence]:
+        raise MemoryError("out of memory")
+
+    async def scenario() -> None:
+        loop = EngineLoop(engine)
+        engine.step = broken  # type: ignore[method-assign]
+        results = await asyncio.gather(
+            loop.finish(sequences(0, 2)), loop.finish(sequences(2, 1)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [MemoryError, MemoryError]
+        engine.step = step  # type: ignore[method-assign]
+        again = sequences(5, 2)
+        await asyncio.wait_for(loop.finish(again), timeout=60)
+        assert all(sequence.is_finished for sequence in again)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("prompt", [[], [10_000], list(range(5, 200)) * 2])
+def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[int]) -> None:
+    bad, good = Sequence.create(prompt, PARAMS), sequences(0, 1)[0]
+    asyncio.run(EngineLoop(Engine.load(*text_pair)).finish([bad, good]))
+    assert (bad.finish_reason, good.finish_reason) == ("error", "length")
+    assert bad.error

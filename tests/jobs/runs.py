@@ -1,0 +1,70 @@
+"""Helpers of the command tests: write an input, make the command line, read what came out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from pipeline.check import check_run, content_hash
+from pipeline.run_directory import RunDirectory
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    """The path, written: a string is a line as it is, anything else a line of JSON."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def prompts(count: int) -> list[dict[str, Any]]:
+    """So many good rows, some of them chats."""
+    return [
+        {"id": f"row-{i}", "kind": "abc"[i % 3], "prompt": "hello world " * (1 + i % 4)}
+        if i % 3
+        else {"id": f"row-{i}", "kind": "chat", "messages": [{"role": "user", "content": f"hello {i}"}]}
+        for i in range(count)
+    ]
+
+
+def arguments(source: Path, output: Path, pair: tuple[str, str], *more: str) -> list[str]:
+    """The command line of a small run."""
+    target, draft = pair
+    return [
+        f"--input.path={source}",
+        "--input.id_column=id",
+        "--input.carry_columns=[kind]",
+        f"--output.path={output}",
+        f"--models.target={target}",
+        f"--models.draft={draft}",
+        "--sampling.max_tokens=12",
+        "--run.rows_per_unit=8",
+        "--run.progress=none",
+        *more,
+    ]
+
+
+def generations(output: Path) -> list[dict[str, Any]]:
+    """The rows in data/, in order."""
+    rows = ds.dataset(output / "data", format="parquet").to_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["row_id"], row["sample"]))
+
+
+def errors(output: Path) -> list[dict[str, Any]]:
+    """The rows in errors/, in order."""
+    rows = [row for part in sorted(output.glob("errors/*.parquet")) for row in ds.dataset(part).to_table().to_pylist()]
+    return sorted(rows, key=lambda row: row["row_id"])
+
+
+def problems(output: Path) -> list[str]:
+    """What verification finds."""
+    return check_run(RunDirectory.open(str(output))).problems
+
+
+def content(output: Path) -> str:
+    """The content hash of all generations."""
+    return content_hash(RunDirectory.open(str(output)))
+
+
+def commits(output: Path) -> dict[str, tuple[int, int]]:
+    """Each part's inode and time of change: equal only if nobody wrote it again."""
+    return {part.name: (part.stat().st_ino, part.stat().st_mtime_ns) for part in output.glob("data/*.parquet")}

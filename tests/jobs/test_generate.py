@@ -1,0 +1,191 @@
+"""`jobs.generate` on a real Ray, with real models and real Parquet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from jobs import generate, verify
+from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, write_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+
+
+def test_every_row_comes_back_exactly_once_in_data_or_in_errors(tmp_path: Path, text_pair: Pair) -> None:
+    rows = [
+        *prompts(20),
+        "{not json",
+        {"id": "no-prompt", "kind": "a"},
+        {"id": "wrong-type", "kind": "a", "prompt": 5},
+        {"id": "empty", "kind": "a", "prompt": ""},
+        {"id": "too-long", "kind": "a", "prompt": "hello " * 400},
+        {"id": "bad-override", "kind": "a", "prompt": "hello", "sampling": {"temperature": -1}},
+        {"id": "unknown-override", "kind": "a", "prompt": "hello", "sampling": {"temprature": 1}},
+        {"id": "bad-messages", "kind": "a", "messages": [{"role": "user"}]},
+        {"id": "fine", "kind": "a", "prompt": "hello", "sampling": {"n": 3, "max_tokens": 2}},
+    ]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+
+    data, dead = generations(output), errors(output)
+    assert [row["id"] for row in data] == [f"row-{i}" for i in range(20)] + ["fine"] * 3
+    assert [row["sample"] for row in data[-3:]] == [0, 1, 2]
+    assert {row["id"]: row["stage"] for row in dead} == {
+        None: "read",
+        "no-prompt": "read",
+        "wrong-type": "read",
+        "empty": "encode",
+        "too-long": "generate",
+        "bad-override": "params",
+        "unknown-override": "params",
+        "bad-messages": "template",
+    }
+    assert all(row["message"] for row in dead)
+    assert problems(output) == []
+    assert verify.main([str(output)]) == 0
+    report = json.loads((output / "report.json").read_text())
+    assert report["complete"]
+    assert (report["counts"]["num_generations"], report["counts"]["num_errors"]) == (23, 8)
+
+
+def test_a_second_run_of_the_same_command_does_nothing(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(10)), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    before = commits(output)
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    assert commits(output) == before
+    assert "Nothing left to do" in capsys.readouterr().out
+
+
+def test_a_missing_part_is_generated_again_and_nothing_else(tmp_path: Path, text_pair: Pair) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(24)), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    whole, before = content(output), commits(output)
+    (output / "data/part-000000001.parquet").unlink()
+    assert verify.main([str(output)]) == 1
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    after = commits(output)
+    assert content(output) == whole
+    assert {name for name in before if before[name] != after[name]} == {"part-000000001.parquet"}
+
+
+def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text_pair: Pair, ray_address: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", prompts(96))
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"
+    slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=1")
+    assert generate.main(arguments(source, undisturbed, text_pair, *slow)) == 0
+
+    command = [sys.executable, "-m", "jobs.generate", *arguments(source, output, text_pair, *slow)]
+    driver = subprocess.Popen([*command, f"--run.ray_address={ray_address}"])
+    _wait_until(lambda: len(commits(output)) >= 3 or driver.poll() is not None)
+    os.kill(driver.pid, signal.SIGKILL)
+    assert driver.wait() == -signal.SIGKILL, "the driver finished before it could be killed: make the run longer"
+    before = commits(output)
+    assert 3 <= len(before) < 12
+    assert verify.main([str(output)]) == 1
+
+    assert generate.main(arguments(source, output, text_pair, *slow)) == 0
+    after = commits(output)
+    assert content(output) == content(undisturbed)
+    assert problems(output) == []
+    assert {name: after[name] for name in before} == before, "what was committed was generated again"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("--engine.drafter=none",),
+        ("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"),
+        ("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
+        ("--run.rows_per_unit=5", "--actors.units_in_flight=4"),
+    ],
+    ids=" ".join,
+)
+def test_the_corpus_does_not_depend_on_how_it_was_made(
+    tmp_path: Path, text_pair: Pair, plain_run: Path, changed: tuple[str, ...]
+) -> None:
+    output = tmp_path / "out"
+    assert generate.main(arguments(plain_run / "in.jsonl", output, text_pair, *changed)) == 0
+    texts = {(row["id"], row["sample"]): row["token_ids"] for row in generations(output)}
+    assert texts == {(row["id"], row["sample"]): row["token_ids"] for row in generations(plain_run / "out")}
+
+
+def test_another_seed_makes_another_corpus(tmp_path: Path, text_pair: Pair, plain_run: Path) -> None:
+    assert generate.main(arguments(plain_run / "in.jsonl", tmp_path / "out", text_pair, "--run.seed=1")) == 0
+    assert content(tmp_path / "out") != content(plain_run / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("--sampling.temperature=0.5", "sampling.temperature"),
+        ("--run.seed=9", "seed"),
+        ("--engine.verification=rejection", "verification"),
+        ("--chat.system_prompt=Be brief.", "chat.system_prompt"),
+        ("--engine.max_model_len=100", "max_model_len"),
+    ],
+)
+def test_a_change_that_would_write_other_tokens_is_refused_by_name(
+    plain_run: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str], change: str, field: str
+) -> None:
+    assert generate.main(arguments(plain_run / "in.jsonl", plain_run / "out", text_pair, change)) == 2
+    assert f"  {field}: was" in capsys.readouterr().err
+
+
+def test_a_changed_input_is_refused(tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(3)), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    write_jsonl(source, prompts(4))
+    assert generate.main(arguments(source, output, text_pair)) == 2
+    assert "input.files: was" in capsys.readouterr().err
+
+
+def test_too_many_errors_stop_the_run_and_say_why(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [*prompts(3), *["{not json"] * 200])
+    assert generate.main(arguments(source, tmp_path / "out", text_pair, "--run.max_error_rate=0.1")) == 1
+    assert "more than run.max_error_rate 0.1" in capsys.readouterr().err
+
+
+def test_duckdb_computes_acceptance_from_the_counts(plain_run: Path) -> None:
+    rates = duckdb.sql(
+        f"""select kind, sum(num_accepted_tokens) / sum(num_draft_tokens) as acceptance_rate,
+                   1 + sum(num_accepted_tokens) / sum(num_rounds) as mean_acceptance_length
+            from '{plain_run}/out/data/*.parquet' group by kind order by kind"""
+    ).fetchall()
+    assert [kind for kind, *_ in rates] == ["a", "b", "c", "chat"][1:]
+    assert all(0 < rate <= 1 and length > 1 for _, rate, length in rates)
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(20)), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair, "--dry-run")) == 0
+    assert not output.exists()
+    assert "3 of at most 8 rows; 3 missing" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
+    """A finished run in out/ and its input beside it."""
+    folder = tmp_path_factory.mktemp("plain")
+    source = write_jsonl(folder / "in.jsonl", prompts(30))
+    assert generate.main(arguments(source, folder / "out", text_pair)) == 0
+    return folder
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)  # between looks, not instead of one
