@@ -268,7 +268,7 @@ class Engine:
         self.drafter.reset(row)
         logits_V = self.target.plain_logits(sequence.token_ids)
         if logits_V.amax().isfinite():
-            self.target.prefill([row], [sequence.token_ids[:-1]])
+            self.target.prefill([row], [sequence.token_ids])  # its newest token, too: this round did not feed it
             self.drafter.admit([row], [sequence])
         return logits_V[None]
 

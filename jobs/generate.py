@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -115,7 +116,21 @@ def _start_ray(config: RunConfig) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     address = config.run.ray_address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    with _without_stderr():
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what native code writes to stderr: Ray's notice about the log level above. Exceptions pass."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def _stop_if_too_many_errors(counts: Counts, max_error_rate: float) -> None:

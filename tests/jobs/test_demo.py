@@ -1,0 +1,58 @@
+"""The demo's corpus does not depend on how it was made: the bundled pair, temperature 0.8, float32."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jobs import generate
+from pipeline.check import check_run
+from pipeline.counts import Counts
+from pipeline.run_directory import RunDirectory
+from tests.jobs.runs import generations
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+WAYS = {
+    "model, 4 draft tokens, 16 slots, 1 actor": "--actors.max_actors=1",
+    "none": "--engine.drafter=none",
+    "ngram": "--engine.drafter=ngram",
+    "model, 1 draft token": "--engine.num_speculative_tokens=1",
+    "model, 8 draft tokens, 2 actors": "--engine.num_speculative_tokens=8 --actors.min_actors=2",
+    "model, 4 slots, units of 11 rows": "--engine.num_slots=4 --run.rows_per_unit=11",
+    "model, 1 slot": "--engine.num_slots=1",
+}
+MIN_TOKENS = 100_000
+
+
+def test_the_demo_is_token_identical_however_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    first, total = None, Counts()
+    for number, (way, flags) in enumerate(WAYS.items()):
+        output = tmp_path / str(number)
+        command = ["--config=examples/configs/demo.yaml", f"--output.path={output}", "--run.progress=none"]
+        assert generate.main([*command, *flags.split()]) == 0
+        run = RunDirectory.open(str(output))
+        check = check_run(run)
+        assert check.problems == [], way
+        assert (check.counts.num_rows, check.counts.num_errors) == (300, 0), way
+        total += check.counts
+        texts = _token_ids(output)
+        first = first or texts
+        assert texts == first, f"{way} wrote another corpus"
+    assert total.num_output_tokens >= MIN_TOKENS
+    assert total.acceptance_rate is not None
+    assert total.acceptance_rate > 0.4
+
+
+def test_every_bundled_prompt_has_an_id_and_a_kind() -> None:
+    rows = [json.loads(line) for line in (ROOT / "examples/prompts.jsonl").read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == 300
+    assert len(Counter(row["kind"] for row in rows)) == 5
+    assert all(("prompt" in row) != ("messages" in row) for row in rows)
+
+
+def _token_ids(output: Path) -> dict[str, list[int]]:
+    return {row["id"]: row["token_ids"] for row in generations(output)}
