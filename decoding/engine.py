@@ -258,7 +258,7 @@ class Engine:
         return [*accepted, self._decide_alone(sequence, accepted, logits_V)]
 
     def _score_again(self, row: int) -> torch.Tensor:
-        """Logits [1, V] after a row's tokens, without the draft: a guess that breaks the numbers must not fail the text.
+        """Logits [1, V] after a row's tokens, without the draft: a guess that breaks the numbers must not fail it.
 
         Its slots are cleared (a value that is not finite would poison whatever comes next there) and filled anew.
         """
@@ -323,7 +323,7 @@ def _logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -
         return []
     logprobs_JV = logits_JV[: len(tokens)].float().log_softmax(-1)
     chosen_J = logprobs_JV.gather(-1, torch.tensor(tokens, device=logits_JV.device)[:, None])[:, 0].tolist()
-    values_JK, ids_JK = logprobs_JV.topk(num_top, dim=-1)
+    values_JK, ids_JK = logprobs_JV.topk(min(num_top, logprobs_JV.shape[-1]), dim=-1)
     return [
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
         for logprob, ids, values in zip(chosen_J, ids_JK.tolist(), values_JK.tolist(), strict=True)

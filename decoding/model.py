@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -48,16 +49,20 @@ class LanguageModel:
         wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
                 dtype=wanted,
                 attn_implementation="eager",  # until ours is installed
                 use_safetensors=True,
                 trust_remote_code=False,
+                output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+        missing = sorted(report["missing_keys"])
+        if missing:  # transformers would fill them with random numbers
+            raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
         return cls(model.to(place), _eos_token_ids(path, model))
 
     @property

@@ -36,14 +36,15 @@ def check_model(model: LanguageModel, name: str) -> float:
 def measure_deviation(model: LanguageModel) -> float:
     """Largest difference of logits, relative to the largest logit."""
     generator = torch.Generator().manual_seed(0)
-    length = max(_PROMPT_LENGTHS) + _NUM_REAL
+    prompt_lengths = _prompt_lengths(model)
+    length = max(prompt_lengths) + _NUM_REAL
     tokens_BL = torch.randint(model.vocab_size, (len(_SLOTS), length), generator=generator).to(model.device)
     junk_BT = torch.randint(model.vocab_size, (len(_SLOTS), _NUM_JUNK), generator=generator).to(model.device)
-    model.allocate(len(_SLOTS), max(_PROMPT_LENGTHS) + _NUM_JUNK)
+    model.allocate(len(_SLOTS), max(prompt_lengths) + _NUM_JUNK)
 
-    prompts = [row[: n - 1] for row, n in zip(tokens_BL.tolist(), _PROMPT_LENGTHS, strict=True)]
+    prompts = [row[: n - 1] for row, n in zip(tokens_BL.tolist(), prompt_lengths, strict=True)]
     model.prefill(_SLOTS, prompts)
-    starts = [n - 1 for n in _PROMPT_LENGTHS]
+    starts = [n - 1 for n in prompt_lengths]
     every_BT = torch.arange(_NUM_JUNK, device=model.device).expand(len(_SLOTS), -1)
     model.forward(starts, junk_BT, every_BT, slots=_SLOTS)
     real_BT = torch.stack([row[s : s + _NUM_REAL] for row, s in zip(tokens_BL, starts, strict=True)])
@@ -60,3 +61,15 @@ def measure_deviation(model: LanguageModel) -> float:
     finally:
         attention.install(model.network)
     return difference / size if size else float("inf")
+
+
+def _prompt_lengths(model: LanguageModel) -> tuple[int, ...]:
+    """`_PROMPT_LENGTHS`, the last one longer than a window that the model file cuts by itself (GPT-Neo: `window_size`).
+
+    Windows under other names go through transformers' mask rules, which `attention` evaluates for each row.
+    """
+    window = getattr(model.network.config.get_text_config(), "window_size", None)
+    reach = max(window, 0) if isinstance(window, int) else 0
+    if model.max_positions is not None:
+        reach = max(0, min(reach, model.max_positions - max(_PROMPT_LENGTHS) - _NUM_JUNK))
+    return (*_PROMPT_LENGTHS[:-1], _PROMPT_LENGTHS[-1] + reach)

@@ -27,14 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     table = Table(title=f"Acceptance in {options.output}", title_justify="left")
-    table.add_column(options.by or "run")
-    for heading in ("generations", "output tokens", "rate", "mean length", "by draft position"):
-        table.add_column(heading, justify="right")
+    table.add_column(options.by or "", no_wrap=True)
+    for heading in ("rows", "tokens", "rate", "length", "stood, by draft position"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, counts in groups.items():
         table.add_row(name, *_cells(counts))
     if options.by:
         table.add_row("all", *_cells(sum(groups.values(), Counts())), style="bold")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
     return 0
 
 

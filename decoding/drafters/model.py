@@ -26,7 +26,9 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._max_len = min(max_model_len, model.max_positions or max_model_len)
         self._num_ingested: dict[int, int] = {}  # positions whose keys and values are sure to be right, per slot
-        self._is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=model.device)  # a slot that was not is silent
+        self._is_finite_S = torch.ones(
+            num_slots, dtype=torch.bool, device=model.device
+        )  # a slot that was not is silent
         model.allocate(num_slots, max_model_len)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
