@@ -46,8 +46,7 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     missing = sorted(set(options.carry_columns) - set(types))
     if missing:
         raise ValueError(
-            f"carry_columns {missing} are not in the input: "
-            f"{files[0].path} has {', '.join(types) or 'no readable row'}"
+            f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(types) or 'no readable row'}"
         )
     return {name: types[name] for name in options.carry_columns}
 

@@ -117,6 +117,8 @@ def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None
         load(broken)
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_the_example_configs_are_valid(path: Path) -> None:
     assert load(path).generator_settings().models.target

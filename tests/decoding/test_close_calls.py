@@ -1,0 +1,94 @@
+"""Where rounding could decide, the row is scored alone: exact ties give the same text for every drafter and batch."""
+
+import pytest
+import torch
+
+from decoding import SamplingParams, Sequence
+from decoding.drafters import DRAFTERS
+from decoding.model import LanguageModel
+from tests.decoding.tiny import (
+    build,
+    check_counts,
+    engine_over,
+    llama_config,
+    noised,
+    outputs,
+    random_prompts,
+    run,
+    save,
+)
+
+PROMPTS = random_prompts([5, 1, 9, 3, 14, 2], seed=8)
+
+
+@pytest.fixture(scope="module", params=["duplicated", "all zero"])
+def pair(request, tmp_path_factory):
+    """A target whose best tokens tie exactly, always; and a draft that breaks the ties its own way."""
+    root = tmp_path_factory.mktemp("ties")
+    target = build(llama_config(), seed=1)
+    draft = noised(target, 0.02)
+    with torch.no_grad():
+        head = target.get_output_embeddings().weight
+        if request.param == "duplicated":
+            head[24:] = head[:24]
+        else:
+            head.zero_()
+    return tuple(LanguageModel.load(save(m, root / name), "cpu") for name, m in (("target", target), ("draft", draft)))
+
+
+def _sequences() -> list[Sequence]:
+    params = [
+        SamplingParams(temperature=0, max_tokens=18),
+        SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.3, frequency_penalty=0.2),
+        SamplingParams(temperature=0.7, max_tokens=15),
+        SamplingParams(temperature=0, max_tokens=18, top_k=3),
+    ]
+    return [Sequence.create(prompt, params[row % len(params)], row=row) for row, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def alone(pair):
+    engine = engine_over(pair[0], num_slots=1)
+    texts = outputs(run(engine, _sequences()))
+    assert engine.num_rechecks > 0
+    return texts
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
+@pytest.mark.parametrize("num_slots", [1, 2, 6])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(
+    pair, alone, drafter, num_slots, num_speculative_tokens
+):
+    target, draft = pair
+    engine = engine_over(target, draft, drafter, num_slots=num_slots, num_speculative_tokens=num_speculative_tokens)
+    sequences = run(engine, _sequences())
+    assert engine.num_rechecks > 0
+    assert outputs(sequences) == alone
+    for sequence in sequences:
+        check_counts(sequence)
+
+
+def test_greedy_ties_go_to_the_same_token_as_in_transformers(pair, alone):
+    target, _ = pair
+    behind = list(PROMPTS[0])
+    for token in alone[0]:
+        logits = target.plain_logits(behind)
+        assert token == int(logits.argmax())
+        behind.append(token)
+
+
+def test_clear_decisions_are_not_scored_again(models):
+    engine = engine_over(models.target, models.good_draft, "model")
+    engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=15))
+    assert engine.num_rechecks == 0
+
+
+def test_a_tied_token_is_scored_again_once_and_alone(pair, monkeypatch):
+    target, _ = pair
+    calls = []
+    real = target.plain_logits
+    monkeypatch.setattr(target, "plain_logits", lambda token_ids: calls.append(len(token_ids)) or real(token_ids))
+    engine = engine_over(target, num_slots=1)
+    engine.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
+    assert calls == [len(PROMPTS[0]) + index for index in range(6)]

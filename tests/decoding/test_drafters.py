@@ -1,0 +1,141 @@
+"""Each drafter proposes what it says, within its limits, and keeps nothing of a slot's last row."""
+
+import pytest
+import torch
+
+from decoding import SamplingParams, Sequence
+from decoding.drafters import DRAFTERS, make_drafter
+from decoding.drafters.ngram import NGramDrafter
+from decoding.rows import Rows, sampling_batch
+from decoding.sampling import probabilities, process_logits
+from decoding.verify import Draft
+
+MAX_LEN = 80
+
+
+def _rows(prompts: list[list[int]], limits: list[int], verification: str = "coupled", **params: object) -> Rows:
+    sequences = tuple(Sequence.create(p, SamplingParams(**params), row=r) for r, p in enumerate(prompts))
+    return Rows(sequences, sampling_batch(sequences, frozenset(), torch.device("cpu")), tuple(limits), verification)
+
+
+def _propose(drafter, rows: Rows) -> Draft:
+    drafter.admit(range(len(rows.sequences)), rows.sequences)
+    with torch.inference_mode():
+        return drafter.propose(rows)
+
+
+def _drafted(draft: Draft) -> list[list[int]]:
+    return [row[:n] for row, n in zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)]
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request, models):
+    return make_drafter(request.param, models.good_draft, models.target.vocab_size, 4, MAX_LEN)
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("limits", [[4, 4, 4], [0, 0, 0], [0, 3, 1], [8, 0, 2]])
+def test_no_row_gets_more_draft_tokens_than_it_may(drafter, limits, verification):
+    rows = _rows([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6]], limits, verification)
+    draft = _propose(drafter, rows)
+    assert all(n <= limit for n, limit in zip(draft.num_draft_tokens_B.tolist(), limits, strict=True))
+    assert draft.token_ids_BK.shape[0] == 3
+    assert draft.num_draft_tokens_B.max() <= draft.token_ids_BK.shape[1]
+    assert all(0 <= token < 48 for row in _drafted(draft) for token in row)
+    if draft.probs_BKV is not None:
+        assert draft.probs_BKV.shape == (*draft.token_ids_BK.shape, 48)
+
+
+def test_an_unknown_drafter_is_refused():
+    with pytest.raises(AssertionError):
+        make_drafter("oracle", None, 48, 1, 10)
+
+
+def test_the_model_drafter_without_a_model_is_refused():
+    with pytest.raises(ValueError, match="needs a draft model"):
+        make_drafter("model", None, 48, 1, 10)
+
+
+def test_no_drafter_drafts_nothing(models):
+    draft = _propose(make_drafter("none", None, 48, 2, MAX_LEN), _rows([[1], [2]], [4, 4]))
+    assert draft.token_ids_BK.shape == (2, 0)
+    assert draft.num_draft_tokens_B.tolist() == [0, 0]
+
+
+# n-gram: 1 2 3 4 means what followed the same tokens before.
+@pytest.mark.parametrize(
+    ("tokens", "limit", "expected"),
+    [
+        ([1, 2, 3, 9, 9, 1, 2], 3, [3, 9, 9]),
+        ([1, 2, 3, 9, 9, 1, 2], 1, [3]),
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2]),  # it may run into the newest tokens, and ends there
+        ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # the most recent of two
+        ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longer match, though older
+        ([0, 0, 1, 2, 3, 4, 5, 1, 2, 3, 4], 2, [5, 1]),
+        ([1, 2, 3, 4, 5], 4, []),
+        ([5, 1, 5], 4, []),  # one token is no match
+        ([4, 4, 4], 4, [4]),  # a match may overlap the newest tokens
+        ([4, 4, 4, 4, 4, 4, 4], 3, [4]),
+        ([4], 4, []),
+        ([4, 4], 4, []),
+    ],
+)
+def test_the_ngram_drafter_proposes_what_followed_the_same_tokens_before(tokens, limit, expected):
+    assert _drafted(_propose(NGramDrafter(), _rows([tokens], [limit]))) == [expected]
+
+
+def test_the_ngram_index_of_a_growing_text_equals_a_fresh_one():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, (60,), generator=generator).tolist()
+    growing, end = NGramDrafter(), 4
+    rows = _rows([tokens[:end]], [3])
+    growing.admit([0], rows.sequences)
+    while end < len(tokens):
+        fresh = _propose(NGramDrafter(), _rows([tokens[:end]], [3]))
+        assert _drafted(growing.propose(rows)) == _drafted(fresh)
+        step = 1 + tokens[end] % 3
+        rows.sequences[0].output_token_ids += tokens[end : end + step]
+        end += step
+
+
+def test_the_ngram_drafter_forgets_a_slots_last_row_and_moves_with_its_own():
+    drafter = NGramDrafter()
+    first = _rows([[1, 2, 9, 1, 2], [3, 4, 8, 3, 4]], [1, 1])
+    assert _drafted(_propose(drafter, first)) == [[9], [8]]
+    drafter.move(1, 0)
+    assert _drafted(drafter.propose(_rows([[3, 4, 8, 3, 4]], [1]))) == [[8]]
+    drafter.admit([0], _rows([[1, 2]], [1]).sequences)
+    assert _drafted(drafter.propose(_rows([[5, 6, 1, 2]], [1]))) == [[]]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8, "top_k": 6, "repetition_penalty": 1.5}])
+def test_the_model_drafter_states_the_law_each_token_was_drawn_from(models, params):
+    prompts, num_tokens = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6]], 4
+    rows = _rows(prompts, [num_tokens] * 3, "rejection", **params)
+    drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)
+    draft = _propose(drafter, rows)
+    for step in range(num_tokens):
+        behind = [p + d[:step] for p, d in zip(prompts, _drafted(draft), strict=True)]
+        logits = torch.stack([models.good_draft.plain_logits(tokens) for tokens in behind])[:, None]
+        scores = process_logits(logits, rows.sampling, rows.history(draft.token_ids_BK[:, :step], step, 1))
+        expected = probabilities(scores, rows.sampling)[:, 0]
+        torch.testing.assert_close(draft.probs_BKV[:, step], expected, rtol=1e-3, atol=1e-5)
+        drawn = draft.probs_BKV[:, step].gather(1, draft.token_ids_BK[:, step : step + 1])
+        assert (drawn > 0).all()
+
+
+def test_a_coupled_draft_states_no_law(models):
+    drafter = make_drafter("model", models.good_draft, 48, 1, MAX_LEN)
+    assert _propose(drafter, _rows([[1, 2]], [3], "coupled")).probs_BKV is None
+
+
+def test_the_model_drafter_drafts_the_same_after_a_move(models):
+    prompts = [[1, 2, 3], [9, 8, 7, 6]]
+    drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)
+    rows = _rows(prompts, [3, 3], temperature=0)
+    before = _drafted(_propose(drafter, rows))
+    drafter.move(1, 2)
+    drafter.move(2, 0)
+    with torch.inference_mode():
+        moved = drafter.propose(_rows([prompts[1]], [3], temperature=0))
+    assert _drafted(moved) == [before[1]]

@@ -1,0 +1,120 @@
+"""What the engine as a whole draws follows the law that plain forwards of the target give (chi-square)."""
+
+from collections import Counter
+from functools import cache
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+
+from decoding import SamplingParams
+from decoding.drafters import DRAFTERS
+from decoding.drafters.model import ModelDrafter
+from decoding.model import LanguageModel
+from decoding.verify import Draft
+from tests.decoding.tiny import build, engine_over, llama_config, noised, save
+from tests.decoding.toy import Law, is_plausible
+
+VOCAB_SIZE = 6
+PROMPT = (2, 3, 2, 3, 2)  # the n-gram drafter finds something here
+NUM_SAMPLES = 4000
+NUM_TOKENS = 3
+PARAMS = {
+    "plain": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=1.0),
+    "top_k": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=0.8, top_k=4),
+    "repetition": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, repetition_penalty=1.8, min_p=0.03),
+}
+KINDS = [d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft"]
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory):
+    root = tmp_path_factory.mktemp("law")
+    config = llama_config(VOCAB_SIZE, hidden_size=16)
+    target = build(config, seed=1)
+    drafts = {"target": target, "good_draft": noised(target, 0.2), "unrelated_draft": build(config, seed=2)}
+    return {name: LanguageModel.load(save(network, root / name), "cpu") for name, network in drafts.items()}
+
+
+@pytest.fixture(scope="module")
+def law_of(trio):
+    """The law of the next three tokens by plain forwards; repetition and truncation in a few plain lines."""
+
+    @cache
+    def law(name: str) -> Law:
+        @cache
+        def probs(behind: tuple[int, ...]) -> list[float]:
+            return _probs(trio["target"], PARAMS[name], (*PROMPT, *behind)).tolist()
+
+        paths = product(range(VOCAB_SIZE), repeat=NUM_TOKENS)
+        return {path: prod(probs(path[:index])[token] for index, token in enumerate(path)) for path in paths}
+
+    return law
+
+
+def _probs(model: LanguageModel, params: SamplingParams, behind: tuple[int, ...]) -> torch.Tensor:
+    logits = model.plain_logits(behind).double()
+    for token in set(behind):
+        penalty = params.repetition_penalty
+        logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+    logits = logits / params.temperature
+    if params.top_k:
+        logits[logits < logits.topk(params.top_k).values[-1]] = -torch.inf
+    probs = logits.softmax(-1)
+    probs[probs < params.min_p * probs.max()] = 0
+    return probs / probs.sum()
+
+
+def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int, ...]]:
+    engine = engine_over(
+        trio["target"],
+        trio.get(kind),
+        "model" if kind in trio else kind,
+        num_slots=256,
+        num_speculative_tokens=2,
+        verification=verification,
+        max_model_len=16,
+    )
+    return Counter(tuple(s.output_token_ids) for s in engine.generate([PROMPT], PARAMS[name], seed=1))
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_texts_follow_the_targets_law(trio, law_of, kind, verification, name):
+    assert is_plausible(_written(trio, kind, verification, name), law_of(name))
+
+
+def _state_another_law(drafter_class, change):
+    real = drafter_class.propose
+
+    def propose(self, rows):
+        draft = real(self, rows)
+        return Draft(
+            draft.token_ids_BK,
+            draft.num_draft_tokens_B,
+            change(draft.probs_BKV) if draft.probs_BKV is not None else None,
+        )
+
+    return propose
+
+
+BUGS = {
+    "a drafter that states the law of another position": lambda probs: probs.roll(1, dims=1),
+    "a drafter that mixes up token ids": lambda probs: probs.flip(-1),
+    "a drafter that states a flatter law than it drew from": lambda probs: (
+        probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)
+    ),
+    "a drafter that states a uniform law": lambda probs: torch.full_like(probs, 1 / VOCAB_SIZE),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_drafter_that_misstates_its_law_is_caught(trio, law_of, bug, monkeypatch):
+    monkeypatch.setattr(ModelDrafter, "propose", _state_another_law(ModelDrafter, BUGS[bug]))
+    assert not is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
+
+
+def test_the_wrong_temperature_is_caught(trio, law_of):
+    assert not is_plausible(_written(trio, "none", "coupled", "top_k"), law_of("plain"))

@@ -1,0 +1,189 @@
+"""Greedy text equals transformers' own `generate`, token for token, for every drafter and model family (float32)."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from decoding import SamplingParams
+from decoding.drafters import DRAFTERS
+from decoding.model import LanguageModel
+from decoding.probe import check_model
+from tests.decoding.tiny import build, check_counts, engine_over, noised, outputs, random_prompts, save
+
+NO_SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+COMMON = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.15,
+    **NO_SPECIAL_IDS,
+}
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+GPT = {
+    "vocab_size": 48,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 96,
+    "initializer_range": 0.15,
+    **NO_SPECIAL_IDS,
+}
+OPT = {"vocab_size": 48, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+FALCON = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.15,
+}
+WINDOW = 6  # smaller than the texts
+
+# The class name of the configuration, and its settings.
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("LlamaConfig", GROUPED),
+    "llama_yarn": (
+        "LlamaConfig",
+        {
+            **GROUPED,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 24,
+            },
+        },
+    ),
+    "mistral": ("MistralConfig", {**GROUPED, "sliding_window": WINDOW}),
+    "qwen2": ("Qwen2Config", {**GROUPED, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 8}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": ("Phi3Config", GROUPED),
+    "gpt_neox": ("GPTNeoXConfig", COMMON),
+    "gpt2": ("GPT2Config", GPT),
+    "opt": (
+        "OPTConfig",
+        {**OPT, "num_attention_heads": 4, "max_position_embeddings": 96, "init_std": 0.15, **NO_SPECIAL_IDS},
+    ),
+    "mixtral": ("MixtralConfig", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "falcon": ("FalconConfig", {**FALCON, "max_position_embeddings": 96, **NO_SPECIAL_IDS}),
+    "falcon_alibi": ("FalconConfig", {**FALCON, "alibi": True, "parallel_attn": False, **NO_SPECIAL_IDS}),
+    "bloom": (
+        "BloomConfig",
+        {"vocab_size": 48, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15, **NO_SPECIAL_IDS},
+    ),
+    "gptj": ("GPTJConfig", {**GPT, "rotary_dim": 4}),
+}
+
+PROMPTS = random_prompts([9, 1, 4, 17, 1, 30, 2])
+NUM_NEW_TOKENS = 24
+
+
+@dataclass
+class Family:
+    """A target that ends its texts with one or two of its own favourite tokens, a good draft, and the right answers."""
+
+    target: LanguageModel
+    draft: LanguageModel
+    with_eos: list[list[int]]
+    without_eos: list[list[int]]
+
+
+# transformers' two implementations of Falcon's ALiBi disagree by whole tokens; ours is the eager one.
+ATTENTION = {"falcon_alibi": "eager"}
+
+
+def _reference(name: str, path: str, ignore_eos: bool) -> list[list[int]]:
+    """transformers, one prompt at a time, with the attention it would choose itself."""
+    network = AutoModelForCausalLM.from_pretrained(path, attn_implementation=ATTENTION.get(name)).eval()
+    settings = copy.deepcopy(GenerationConfig.from_pretrained(path))
+    settings.update(do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
+    if ignore_eos:
+        settings.eos_token_id = None
+        network.generation_config.eos_token_id = None
+    texts = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([prompt])
+        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+def _favourites(texts: list[list[int]]) -> list[int]:
+    """Two tokens that end texts somewhere inside, rather than at their first token."""
+
+    def num_ended_inside(token: int) -> int:
+        return sum(token in text and 0 < text.index(token) < len(text) - 1 for text in texts)
+
+    return sorted(range(48), key=num_ended_inside)[-2:]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory) -> Family:
+    class_name, settings = FAMILIES[request.param]
+    root = tmp_path_factory.mktemp(request.param)
+    network = build(getattr(transformers, class_name)(**settings), seed=3)
+    without_eos = _reference(request.param, save(network, root / "target"), ignore_eos=True)
+    path = save(network, root / "target", eos_token_id=_favourites(without_eos))
+    draft = save(noised(network, 0.05), root / "draft")
+    return Family(
+        target=LanguageModel.load(path, "cpu"),
+        draft=LanguageModel.load(draft, "cpu"),
+        with_eos=_reference(request.param, path, ignore_eos=False),
+        without_eos=without_eos,
+    )
+
+
+def test_the_answers_end_inside_a_round_as_well_as_at_the_limit(family):
+    assert any(1 < len(text) < NUM_NEW_TOKENS for text in family.with_eos)
+    assert all(len(text) == NUM_NEW_TOKENS for text in family.without_eos)
+
+
+def test_the_probe_lets_it_pass(family):
+    assert check_model(family.target, "family") < 1e-5
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_text_equals_transformers_generate(family, drafter, verification):
+    engine = engine_over(family.target, family.draft, drafter, verification=verification)
+    sequences = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS))
+    assert outputs(sequences) == family.with_eos
+    for sequence in sequences:
+        check_counts(sequence)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_text_that_goes_on_after_the_end_token_equals_transformers_generate(family, drafter):
+    engine = engine_over(family.target, family.draft, drafter)
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    sequences = engine.generate(PROMPTS, params)
+    assert outputs(sequences) == family.without_eos
+    if drafter == "model":  # otherwise nothing was put to the test
+        accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
+        assert accepted / sum(sequence.num_draft_tokens for sequence in sequences) > 0.2

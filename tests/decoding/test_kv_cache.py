@@ -1,0 +1,91 @@
+"""Slots keep what was written where it was written, and give back exactly that."""
+
+import pytest
+import torch
+
+from decoding.kv_cache import LENGTH_BUCKET, KVCache
+
+HEADS, SIZE = 2, 3
+
+
+def _write(cache: KVCache, starts: list[int], num_tokens: int, slots: list[int] | None, value: float):
+    """Keys are `value` + position, values the negative; what the model would see back."""
+    cache.plan(None if slots is None else torch.tensor(slots), torch.tensor(starts), num_tokens, max(starts))
+    positions = torch.tensor(starts)[:, None] + torch.arange(num_tokens)
+    states = (value + positions).float()[:, None, :, None].expand(-1, HEADS, -1, SIZE)
+    return cache.update(states, -states, 0)
+
+
+def _keys(cache: KVCache, slot: int, length: int) -> list[float]:
+    return cache.visible(slot, length)[0][0][:, 0, 0].tolist()
+
+
+def test_rows_are_written_at_their_own_starts_into_their_own_slots():
+    cache = KVCache(4, 20)
+    _write(cache, [0, 0], 5, [3, 1], 100)
+    _write(cache, [2, 4], 2, [1, 3], 200)
+    assert _keys(cache, 1, 5) == [100, 101, 202, 203, 104]
+    assert _keys(cache, 3, 6) == [100, 101, 102, 103, 204, 205]
+    assert _keys(cache, 0, 20) == _keys(cache, 2, 20) == [0] * 20
+
+
+@pytest.mark.parametrize("slots", [None, [0, 1], [1, 0]])
+def test_a_forward_sees_its_rows_in_its_own_order(slots):
+    cache = KVCache(3, 20)
+    keys, values = _write(cache, [0, 3], 2, slots, 100)
+    assert keys.shape == (2, HEADS, 21, SIZE)
+    assert keys[0, 0, :2, 0].tolist() == [100, 101]
+    assert keys[1, 0, 3:5, 0].tolist() == [103, 104]
+    assert torch.equal(values, -keys)
+
+
+def test_what_is_written_past_the_end_is_lost_and_harms_nobody():
+    cache = KVCache(2, 8)
+    _write(cache, [0, 0], 8, None, 100)
+    _write(cache, [6, 0], 5, None, 200)
+    assert _keys(cache, 0, 8) == [100, 101, 102, 103, 104, 105, 206, 207]
+    assert _keys(cache, 1, 8) == [200, 201, 202, 203, 204, 105, 106, 107]
+
+
+def test_visible_positions_come_in_buckets_and_end_with_the_cache():
+    cache = KVCache(1, 200)
+    for start, num_tokens, expected in [(0, 1, 1), (0, 64, 1), (0, 65, 2), (63, 1, 1), (64, 1, 2), (127, 2, 3)]:
+        cache.plan(None, torch.tensor([start]), num_tokens, start)
+        assert cache.get_mask_sizes(num_tokens) == (expected * LENGTH_BUCKET, 0)
+        assert cache.get_seq_length() + num_tokens == expected * LENGTH_BUCKET
+    cache.plan(None, torch.tensor([199]), 1, 199)
+    assert cache.get_mask_sizes(1)[0] == 201
+
+
+def test_moving_a_slot_copies_exactly_its_length():
+    cache = KVCache(2, 10)
+    _write(cache, [0, 0], 6, None, 100)
+    _write(cache, [0], 6, [1], 300)
+    cache.move(1, 0, 4)
+    assert _keys(cache, 0, 6) == [300, 301, 302, 303, 104, 105]
+    assert _keys(cache, 1, 6) == [300, 301, 302, 303, 304, 305]
+
+
+def test_zeroing_a_slot_clears_it_to_its_last_position_and_no_other():
+    cache = KVCache(3, 10)
+    _write(cache, [0, 0, 0], 14, None, float("nan"))
+    _write(cache, [0, 0], 10, [0, 2], 100)
+    cache.zero(1)
+    for layer in cache.layers:
+        for stored in layer.stored():
+            assert (stored[1] == 0).all()
+    assert _keys(cache, 0, 2) == _keys(cache, 2, 2) == [100, 101]
+
+
+def test_each_row_has_its_own_query_offset():
+    cache = KVCache(2, 10)
+    cache.plan(None, torch.tensor([4, 7]), 2, 7)
+    assert cache.get_query_offset().flatten().tolist() == [4, 7]
+    assert cache.get_query_offset().shape == (2, 1, 1, 1)
+
+
+def test_the_bytes_reserved_are_counted():
+    cache = KVCache(2, 9)
+    assert cache.num_bytes == 0
+    _write(cache, [0], 1, [0], 1)
+    assert cache.num_bytes == 2 * 2 * 10 * HEADS * SIZE * 4

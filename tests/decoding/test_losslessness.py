@@ -1,0 +1,150 @@
+"""Coupled text at temperature > 0 is a function of target, prompt, parameters and noise key, and of nothing else."""
+
+import random
+
+import pytest
+
+from decoding import Engine, SamplingParams, Sequence
+from decoding.drafters import DRAFTERS
+from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
+
+PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)
+# Every row has its own parameters; a prompt that repeats itself gives the n-gram drafter something to find.
+PROMPTS[4] = [5, 6, 7, 8, 9] * 5
+PARAMS = [
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1.3, top_k=5),
+    SamplingParams(temperature=0.7, top_p=0.8),
+    SamplingParams(temperature=0.4, repetition_penalty=1.4),
+    SamplingParams(temperature=1.0, min_p=0.1, presence_penalty=0.7),
+    SamplingParams(temperature=0.9, top_k=12, top_p=0.9, min_p=0.02, frequency_penalty=0.5),
+    SamplingParams(temperature=1.0, logit_bias={3: 4.0, 4: -100}, stop_token_ids=(11, 30)),
+    SamplingParams(temperature=2.0, min_tokens=6, stop_token_ids=tuple(range(20))),
+    SamplingParams(temperature=0, repetition_penalty=1.8, frequency_penalty=-0.4, presence_penalty=1.0),
+    SamplingParams(temperature=0.6, seed=99),
+    SamplingParams(temperature=1.0, repetition_penalty=0.7, top_p=0.6),
+]
+MAX_TOKENS = [20, 24, 1, 17, 30, 2, 22, 24, 24, 13, 3, 19]
+
+
+def _sequences() -> list[Sequence]:
+    return [
+        Sequence.create(prompt, params, run_seed=3, row=row, tag=row)
+        for row, (prompt, params) in enumerate(zip(PROMPTS, _params(), strict=True))
+    ]
+
+
+def _params() -> list[SamplingParams]:
+    fields = [{name: getattr(p, name) for name in p.__dataclass_fields__} for p in PARAMS]
+    return [SamplingParams(**{**f, "max_tokens": m}) for f, m in zip(fields, MAX_TOKENS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def plain(models) -> list[list[int]]:
+    """Each row alone, one token a round."""
+    engine = engine_over(models.target, num_slots=1)
+    texts = [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
+    assert len({tuple(text) for text in texts}) == len(texts)
+    assert any(len(text) < limit for text, limit in zip(texts, MAX_TOKENS, strict=True)), "some text ends by a stop id"
+    return texts
+
+
+@pytest.fixture(params=[d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
+def make_engine(request, models):
+    """An engine with each drafter, and the `model` drafter with each draft."""
+
+    def make(**options: object) -> Engine:
+        is_model = request.param.endswith("_draft")
+        draft = getattr(models, request.param) if is_model else None
+        return engine_over(models.target, draft, "model" if is_model else request.param, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("num_speculative_tokens", range(1, 9))
+def test_text_does_not_depend_on_drafter_or_draft_length(make_engine, plain, num_speculative_tokens):
+    engine = make_engine(num_speculative_tokens=num_speculative_tokens, num_slots=4)
+    sequences = run(engine, _sequences())
+    assert outputs(sequences) == plain
+    for sequence in sequences:
+        check_counts(sequence)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5, 12, 16])
+def test_text_does_not_depend_on_the_number_of_slots(make_engine, plain, num_slots):
+    assert outputs(run(make_engine(num_slots=num_slots), _sequences())) == plain
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_text_does_not_depend_on_the_order_of_submission(make_engine, plain, seed):
+    sequences = _sequences()
+    random.Random(seed).shuffle(sequences)
+    run(make_engine(), sequences)
+    assert {s.tag: s.output_token_ids for s in sequences} == dict(enumerate(plain))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_text_does_not_depend_on_when_a_row_is_submitted(make_engine, plain, seed):
+    chance = random.Random(seed)
+    engine, waiting, finished = make_engine(num_slots=4), _sequences(), []
+    while waiting or engine.has_work:
+        num_arriving = chance.choice([0, 0, 1, 2])
+        engine.submit(waiting[:num_arriving])
+        waiting = waiting[num_arriving:]
+        finished += engine.step()
+    assert {s.tag: s.output_token_ids for s in finished} == dict(enumerate(plain))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, seed, monkeypatch):
+    chance = random.Random(seed)
+
+    def at_random(sequences, num_speculative_tokens):
+        ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
+        return tuple(chance.choice([0, chance.randint(0, ceiling), ceiling]) for ceiling in ceilings)
+
+    monkeypatch.setattr("decoding.engine.fixed_lengths", at_random)
+    assert outputs(run(make_engine(num_speculative_tokens=6, num_slots=5), _sequences())) == plain
+
+
+def test_an_engine_used_before_gives_the_same_text(make_engine, plain):
+    engine = make_engine()
+    run(engine, [Sequence.create(prompt, SamplingParams(max_tokens=9), row=50) for prompt in PROMPTS])
+    assert outputs(run(engine, _sequences())) == plain
+
+
+def test_each_of_n_samples_is_the_same_alone_and_among_the_others(make_engine, models):
+    params = SamplingParams(n=5, temperature=1.0, max_tokens=12)
+    together = outputs(make_engine(num_slots=3).generate(PROMPTS[:3], params, seed=8))
+    assert len({tuple(text) for text in together}) == 15
+    alone = engine_over(models.target, num_slots=1)
+    for index, text in enumerate(together):
+        row, sample = divmod(index, 5)
+        sequence = Sequence.create(PROMPTS[row], params, run_seed=8, row=row, sample=sample)
+        assert outputs(run(alone, [sequence])) == [text]
+
+
+def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
+    engine = engine_over(models.target)
+    params = SamplingParams(temperature=1.0, max_tokens=12)
+
+    def text(run_seed: int, seed: int | None = None) -> list[int]:
+        own = SamplingParams(temperature=1.0, max_tokens=12, seed=seed)
+        return outputs(run(engine, [Sequence.create(PROMPTS[0], own, run_seed=run_seed)]))[0]
+
+    assert text(1) == text(1) != text(2)
+    assert text(1, seed=7) == text(2, seed=7) != text(1)
+    same_prompt_twice = outputs(engine.generate([PROMPTS[0], PROMPTS[0]], params))
+    assert same_prompt_twice[0] != same_prompt_twice[1]
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 65, 70])
+def test_text_does_not_depend_on_the_drafter_near_bucket_and_context_limits(make_engine, models, length):
+    """The cache shows positions in buckets of 64, and drafts of longer rows run past the end of the slot."""
+    prompts = random_prompts([length, 3, 60], VOCAB_SIZE, seed=length)
+    params = SamplingParams(temperature=1.0, max_tokens=200)
+    expected = engine_over(models.target, max_model_len=80, num_slots=1).generate(prompts, params)
+    found = make_engine(max_model_len=80, num_speculative_tokens=8).generate(prompts, params)
+    assert outputs(found) == outputs(expected)
+    assert [len(s) for s in found] == [80] * 3

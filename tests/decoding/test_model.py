@@ -1,0 +1,102 @@
+"""A LanguageModel's logits on slots are those of the plain network, wherever its rows stand."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from decoding import model as model_module
+from decoding.model import LanguageModel, pick_device
+from tests.decoding.tiny import build, llama_config, random_prompts, save
+
+ROWS = random_prompts([9, 1, 4, 14], seed=2)
+
+
+@pytest.fixture(scope="module")
+def plain(folders):
+    network = AutoModelForCausalLM.from_pretrained(folders.target).eval()
+
+    @torch.inference_mode()
+    def logits(tokens: list[int]) -> torch.Tensor:
+        return network(torch.tensor([tokens])).logits[0]
+
+    return logits
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 512])
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 2, 0, 3]])
+def test_logits_after_prefill_equal_a_plain_forward(models, plain, slots, chunk, monkeypatch):
+    monkeypatch.setattr(model_module, "_PREFILL_CHUNK", chunk)
+    models.target.allocate(6, 20)
+    models.target.prefill(slots, [row[:-1] for row in ROWS])
+    newest = torch.tensor([[row[-1]] for row in ROWS])
+    found = models.target.forward([len(r) - 1 for r in ROWS], newest, torch.zeros(4, 1, dtype=torch.long), slots=slots)
+    for row, tokens in zip(found, ROWS, strict=True):
+        torch.testing.assert_close(row[0], plain(tokens)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_wanted_positions_have_logits(models, plain):
+    models.target.allocate(2, 20)
+    tokens = torch.tensor([ROWS[0][:6], ROWS[3][:6]])
+    wanted = torch.tensor([[0, 5, 2], [1, 1, 4]])
+    found = models.target.forward([0, 0], tokens, wanted)
+    assert found.shape == (2, 3, 48)
+    for row, columns, behind in zip(found, wanted.tolist(), tokens.tolist(), strict=True):
+        torch.testing.assert_close(row, plain(behind)[columns], rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_goes_back_to_any_length_by_starting_there(models, plain):
+    models.target.allocate(1, 40)
+    tokens = ROWS[3]
+    models.target.prefill([0], [tokens])
+    every = torch.arange(3)[None]
+    for start in (10, 2, 7, 0):
+        models.target.prefill([0], [tokens[:start]])
+        junk = torch.tensor([[1, 2, 3]])
+        models.target.forward([start], junk, every)
+        real = torch.tensor([tokens[start : start + 3]])
+        found = models.target.forward([start], real, every)[0]
+        torch.testing.assert_close(found, plain(tokens[: start + 3])[start:], rtol=1e-4, atol=1e-4)
+
+
+def test_plain_logits_use_no_slot(models, plain):
+    models.target.allocate(1, 20)
+    models.target.prefill([0], [ROWS[0]])
+    before = [tuple(t.clone() for t in layer) for layer in models.target.cache.visible(0, 9)]
+    found = models.target.plain_logits(ROWS[3])
+    torch.testing.assert_close(found, plain(ROWS[3])[-1], rtol=1e-4, atol=1e-4)
+    after = models.target.cache.visible(0, 9)
+    assert all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_a_fresh_cache_knows_nothing_of_an_earlier_one(models):
+    models.target.allocate(2, 20)
+    models.target.prefill([0], [ROWS[0]])
+    models.target.allocate(2, 20)
+    assert models.target.cache.visible(0, 9) == []
+
+
+@pytest.mark.parametrize(("written", "expected"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_end_tokens_are_those_of_the_generation_configuration(tmp_path, written, expected):
+    path = save(build(llama_config(), seed=1), tmp_path, eos_token_id=written)
+    assert LanguageModel.load(path, "cpu").eos_token_ids == expected
+
+
+def test_end_tokens_are_those_of_the_configuration_where_there_is_no_other(tmp_path):
+    network = build(llama_config(eos_token_id=[3, 5]), seed=1)
+    network.generation_config = GenerationConfig()
+    network.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert LanguageModel.load(str(tmp_path), "cpu").eos_token_ids == {3, 5}
+
+
+def test_weights_are_float32_on_a_cpu_and_what_is_asked_for_otherwise(tmp_path):
+    path = save(build(llama_config(), seed=1).to(torch.bfloat16), tmp_path)
+    assert LanguageModel.load(path, "cpu").dtype == torch.float32
+    assert LanguageModel.load(path, "cpu", "bfloat16").dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_refused():
+    assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        pick_device("cuda")

@@ -1,0 +1,110 @@
+"""The noise is a pure function with known values, independent of shapes, and of the right law."""
+
+import pytest
+import torch
+from scipy import stats
+
+from decoding.noise import Stream, _mix, _mix_int, _signed, _unit_interval, gumbel, noise_key, uniform
+
+
+def _keys(n: int) -> torch.Tensor:
+    return torch.tensor([noise_key(7, row, 0) for row in range(n)])
+
+
+def test_keys_have_the_values_they_always_had():
+    # Changing any of these changes every text that was ever generated at temperature > 0.
+    assert noise_key(0, 0, 0) == 2558736989570252433
+    assert noise_key(1, 2, 3) == 7702586659592502839
+    assert noise_key(-1, 2**40, 5) == noise_key(2**64 - 1, 2**40, 5)
+
+
+def test_the_hash_is_the_published_splitmix64():
+    # The reference generator's first outputs from state 1234567 (https://prng.di.unimi.it/splitmix64.c).
+    golden = 0x9E3779B97F4A7C15
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [_mix_int((1234567 + (i + 1) * golden) & (2**64 - 1)) for i in range(3)] == expected
+
+
+def test_the_tensor_hash_equals_the_integer_hash():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-(2**63), 2**63 - 1, (500,), generator=generator)
+    assert _mix(values).tolist() == [_signed(_mix_int(v & (2**64 - 1))) for v in values.tolist()]
+
+
+def test_numbers_have_the_values_they_always_had():
+    keys, positions = torch.tensor([noise_key(1, 2, 3)]), torch.tensor([[17]])
+    assert uniform(keys, positions, Stream.ACCEPT).item() == pytest.approx(0.6234001195254653, abs=1e-15)
+    assert gumbel(keys, positions, 3, Stream.SHARED)[0, 0].tolist() == pytest.approx(
+        [1.3073248863220215, 0.7847444415092468, -0.4675511121749878], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("stream", Stream)
+def test_a_number_does_not_depend_on_what_stands_beside_it(stream):
+    keys, positions = _keys(4), torch.arange(20).reshape(4, 5) * 13
+    together = gumbel(keys, positions, 11, stream)
+    together_uniform = uniform(keys, positions, stream)
+    for row in range(4):
+        for column in range(5):
+            alone = (keys[row : row + 1], positions[row : row + 1, column : column + 1])
+            assert torch.equal(gumbel(*alone, 7, stream)[0, 0], together[row, column, :7])
+            assert uniform(*alone, stream).item() == together_uniform[row, column]
+
+
+def test_different_arguments_give_different_numbers():
+    keys = torch.tensor(
+        [noise_key(*part) for part in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)]]
+    )
+    numbers = torch.stack([uniform(keys, torch.arange(50).expand(6, -1), stream) for stream in Stream])
+    assert numbers.unique().numel() == numbers.numel()
+
+
+def test_streams_are_uncorrelated():
+    keys, positions = _keys(200), torch.arange(200).expand(200, -1)
+    numbers = torch.stack([uniform(keys, positions, stream).flatten() for stream in Stream])
+    correlation = torch.corrcoef(numbers)
+    assert (correlation - torch.eye(len(Stream))).abs().max() < 0.02
+
+
+def test_neighbouring_rows_positions_and_tokens_are_uncorrelated():
+    noise = gumbel(_keys(60), torch.arange(60).expand(60, -1), 60, Stream.SHARED).double()
+    pairs = [(noise[1:], noise[:-1]), (noise[:, 1:], noise[:, :-1]), (noise[..., 1:], noise[..., :-1])]
+    for first, second in pairs:
+        assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.02
+
+
+def test_gumbel_numbers_follow_the_gumbel_law():
+    noise = gumbel(_keys(100), torch.arange(20).expand(100, -1), 50, Stream.SHARED)
+    assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 1e-6
+
+
+def test_a_shifted_gumbel_law_fails_the_same_check():
+    noise = gumbel(_keys(100), torch.arange(20).expand(100, -1), 50, Stream.SHARED) + 0.03
+    assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue < 1e-6
+
+
+def test_uniform_numbers_follow_the_uniform_law():
+    numbers = uniform(_keys(500), torch.arange(200).expand(500, -1), Stream.RECOVER)
+    assert stats.kstest(numbers.flatten().numpy(), stats.uniform.cdf).pvalue > 1e-6
+
+
+def test_the_extremes_of_the_unit_interval_are_never_reached():
+    extremes = _unit_interval(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
+    assert extremes.min() > 0
+    assert extremes.max() < 1
+
+
+def test_gumbel_noise_is_finite_at_the_extremes(monkeypatch):
+    monkeypatch.setattr("decoding.noise._mix", lambda x: x)
+    monkeypatch.setattr("decoding.noise._position_hash", lambda *_: torch.tensor([[0, -1, 2**63 - 1, -(2**63)]]))
+    noise = gumbel(torch.tensor([0]), torch.zeros(1, 4, dtype=torch.long), 1, Stream.SHARED)
+    assert noise.isfinite().all()
+    assert noise.min() > -3
+    assert 36 < noise.max() < 38
+
+
+def test_noise_far_out_in_the_tail_is_not_on_a_coarse_grid():
+    noise = gumbel(_keys(300), torch.arange(20).expand(300, -1), 50, Stream.SHARED)
+    tail = noise[noise > 8]
+    assert tail.numel() > 50
+    assert tail.unique().numel() == tail.numel()

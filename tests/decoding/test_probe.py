@@ -1,0 +1,93 @@
+"""The probe measures whether a model computes the same on slots as alone, and quotes what it found."""
+
+import pytest
+import torch
+import transformers
+
+from decoding import Engine, attention
+from decoding.model import LanguageModel
+from decoding.probe import check_model, measure_deviation
+from tests.decoding.tiny import build, llama_config, save
+
+GPT_NEO = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "max_position_embeddings": 300,
+    "initializer_range": 0.15,
+}
+
+
+def test_a_llama_deviates_by_rounding_only(models):
+    assert check_model(models.target, "llama") < 1e-5
+
+
+@pytest.mark.parametrize("window_size", [4, 256])  # 256 is what the published models have
+def test_local_attention_that_slices_its_own_mask_is_caught_with_the_deviation(tmp_path, window_size):
+    path = save(build(transformers.GPTNeoConfig(**GPT_NEO, window_size=window_size), seed=3), tmp_path)
+    deviation = measure_deviation(LanguageModel.load(path, "cpu"))
+    assert deviation > 0.01
+    with pytest.raises(ValueError, match=f"{deviation:.1e} of their size") as caught:
+        Engine.load(path, device="cpu")
+    assert path in str(caught.value)
+
+
+def _causal_but_one_off(*args: torch.Tensor) -> torch.Tensor:
+    _, _, queries, keys = args
+    return keys <= queries + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("slot_mask", lambda real: lambda *a, **k: real(*a, **{**k, "mask_function": _causal_but_one_off})),
+        ("slot_mask", lambda real: lambda *a, **k: torch.ones_like(real(*a, **k))),
+        ("slot_mask", lambda real: lambda *a, **k: real(*a, **{**k, "q_offset": k["q_offset"] + 1})),
+        ("slot_attention", lambda real: lambda *a, **k: real(*a, **{**k, "scaling": k["scaling"] * 1.01})),
+    ],
+)
+def test_wrong_attention_is_caught(tmp_path, monkeypatch, name, broken):
+    monkeypatch.setattr(attention, name, broken(getattr(attention, name)))
+    model = LanguageModel.load(save(build(llama_config(), seed=1), tmp_path), "cpu")
+    try:
+        with pytest.raises(ValueError, match="does not compute the same"):
+            check_model(model, "llama")
+    finally:
+        monkeypatch.undo()
+        attention.install(model.network)
+
+
+def test_a_rollback_that_is_off_by_one_is_caught(models, monkeypatch):
+    real = models.target.forward
+
+    def forward(starts, *args, **kwargs):
+        return real([max(start - 1, 0) for start in starts], *args, **kwargs)
+
+    monkeypatch.setattr(models.target, "forward", forward)
+    with pytest.raises(ValueError, match="does not compute the same"):
+        check_model(models.target, "llama")
+
+
+def test_a_model_that_raises_is_refused_with_its_own_words(models, monkeypatch):
+    def forward(*_, **__):
+        raise RuntimeError("no such shape")
+
+    monkeypatch.setattr(models.target, "forward", forward)
+    with pytest.raises(ValueError, match="'llama' cannot run on the slot cache: RuntimeError: no such shape"):
+        check_model(models.target, "llama")
+
+
+def test_logits_that_are_not_numbers_are_refused(tmp_path):
+    network = build(llama_config(), seed=1)
+    with torch.no_grad():
+        network.get_output_embeddings().weight[3] = float("nan")
+    with pytest.raises(ValueError, match="does not compute the same"):
+        Engine.load(save(network, tmp_path), device="cpu")
+
+
+def test_the_model_still_attends_through_slots_after_the_probe(models):
+    check_model(models.target, "llama")
+    assert models.target.network.config._attn_implementation == attention.SLOT_ATTENTION
+    assert models.target.cache is None

@@ -1,0 +1,225 @@
+"""Sampling equals transformers' own logits processors, per row, beside rows that use others."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from decoding import SamplingParams
+from decoding.sampling import SamplingBatch, TokenHistory, probabilities, process_logits
+
+VOCAB_SIZE = 23
+CPU = torch.device("cpu")
+
+
+def _sampling(params: list[SamplingParams], prompt_lengths: list[int]) -> SamplingBatch:
+    stop_ids = [frozenset(p.stop_token_ids) for p in params]
+    return SamplingBatch.build(params, [0] * len(params), stop_ids, prompt_lengths, CPU)
+
+
+def _scores(
+    logits_BJV: torch.Tensor, params: list[SamplingParams], texts: list[list[int]], prompt_lengths: list[int]
+) -> torch.Tensor:
+    """Scores of the last J positions of each text; the texts may differ in length."""
+    num_positions = logits_BJV.shape[1]
+    width = max(map(len, texts))
+    tokens = torch.tensor([text + [VOCAB_SIZE - 1] * (width - len(text)) for text in texts])
+    lengths = torch.tensor([[len(text) - num_positions + 1 + j for j in range(num_positions)] for text in texts])
+    history = TokenHistory(tokens, torch.tensor(prompt_lengths), lengths)
+    return process_logits(logits_BJV, _sampling(params, prompt_lengths), history)
+
+
+def _oracle(logits_V: torch.Tensor, params: SamplingParams, text: list[int], prompt_length: int) -> torch.Tensor:
+    """The same by transformers' processors, in the documented order; presence and frequency in plain Python."""
+    tokens, scores = torch.tensor([text]), logits_V[None].clone()
+    before = LogitsProcessorList()
+    if params.logit_bias:
+        before.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in params.logit_bias.items()]))
+    if params.repetition_penalty != 1:
+        before.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    scores = before(tokens, scores)
+    for token, count in Counter(text[prompt_length:]).items():
+        scores[0, token] -= params.presence_penalty + count * params.frequency_penalty
+    after = LogitsProcessorList()
+    if params.min_tokens and params.stop_token_ids:
+        after.append(MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(params.stop_token_ids)))
+    if params.temperature:
+        after.append(TemperatureLogitsWarper(float(params.temperature)))
+    if params.top_k:
+        after.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        after.append(TopPLogitsWarper(float(params.top_p)))
+    if params.min_p:
+        after.append(MinPLogitsWarper(float(params.min_p)))
+    return after(tokens, scores)[0]
+
+
+FIELDS = {
+    "temperature": [0.01, 0.3, 0.7, 1.7, 100.0],
+    "top_k": [1, 2, 5, 22, 23, 500],
+    "top_p": [1e-6, 0.1, 0.5, 0.9, 0.999],
+    "min_p": [0.001, 0.05, 0.5, 1.0],
+    "repetition_penalty": [0.5, 1.3, 5.0],
+    "presence_penalty": [-1.5, 0.4, 2.0],
+    "frequency_penalty": [-0.7, 0.2, 1.9],
+    "logit_bias": [{3: 5.0}, {0: -100.0, 7: 100.0, 22: 1.5}],
+    "min_tokens": [1, 3, 6],
+}
+STOP_IDS = (4, 9)
+
+
+def _random_params(chance: random.Random) -> SamplingParams:
+    chosen = {name: chance.choice(values) for name, values in FIELDS.items() if chance.random() < 0.4}
+    if chance.random() < 0.15:
+        chosen["temperature"] = 0
+    return SamplingParams(stop_token_ids=STOP_IDS, **chosen)
+
+
+def _random_texts(chance: random.Random, num_rows: int) -> tuple[list[list[int]], list[int]]:
+    prompt_lengths = [chance.randint(1, 6) for _ in range(num_rows)]
+    texts = [[chance.randrange(VOCAB_SIZE) for _ in range(length + chance.randint(4, 9))] for length in prompt_lengths]
+    return texts, prompt_lengths
+
+
+def _assert_equal_to_transformers(params: list[SamplingParams], seed: int, num_positions: int = 3) -> None:
+    chance = random.Random(seed)
+    texts, prompt_lengths = _random_texts(chance, len(params))
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(len(params), num_positions, VOCAB_SIZE, generator=generator)
+    untouched = logits.clone()
+    found = _scores(logits, params, texts, prompt_lengths)
+    assert torch.equal(logits, untouched)
+    for row, (p, text, length) in enumerate(zip(params, texts, prompt_lengths, strict=True)):
+        for j in range(num_positions):
+            behind = text[: len(text) - num_positions + 1 + j]
+            expected = _oracle(logits[row, j], p, behind, length)
+            assert torch.equal(found[row, j].isinf(), expected.isinf()), (p, j)
+            torch.testing.assert_close(found[row, j], expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FIELDS.items() for value in values])
+def test_each_field_equals_transformers_beside_rows_that_do_not_use_it(name, value):
+    using = SamplingParams(stop_token_ids=STOP_IDS, **{name: value})
+    neighbours = [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_k=3, top_p=0.7, min_p=0.1)]
+    _assert_equal_to_transformers([neighbours[0], using, *neighbours[1:], using], seed=0)
+    _assert_equal_to_transformers([using], seed=1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mixed_batches_equal_transformers(seed):
+    chance = random.Random(1000 + seed)
+    _assert_equal_to_transformers([_random_params(chance) for _ in range(8)], seed)
+
+
+def test_a_row_gets_the_same_scores_alone_as_among_others():
+    chance = random.Random(3)
+    params = [_random_params(chance) for _ in range(10)]
+    texts, prompt_lengths = _random_texts(chance, 10)
+    logits = 3 * torch.randn(10, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+    together = _scores(logits, params, texts, prompt_lengths)
+    for row in range(10):
+        alone = _scores(
+            logits[row : row + 1], params[row : row + 1], texts[row : row + 1], prompt_lengths[row : row + 1]
+        )
+        assert torch.equal(alone[0], together[row])
+
+
+def test_penalties_at_a_position_see_the_drafted_tokens_before_it_and_none_behind():
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    text = [1, 2, 7, 7, 3]  # a prompt of two tokens, then drafted ones
+    found = _scores(torch.full((1, 4, VOCAB_SIZE), 4.0), [params], [text], [2])[0]
+    in_prompt, once, twice = 2.0, 2.0 - 0.75, 2.0 - 1.0
+    assert found[:, 1].tolist() == [in_prompt] * 4
+    assert found[:, 7].tolist() == [4.0, once, twice, twice]
+    assert found[:, 3].tolist() == [4.0, 4.0, 4.0, once]
+    assert found[:, 5].tolist() == [4.0] * 4
+
+
+def test_padding_behind_a_short_row_is_not_penalized():
+    params = [SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)] * 2
+    padding = VOCAB_SIZE - 1
+    found = _scores(torch.full((2, 1, VOCAB_SIZE), 4.0), params, [[1, 2], [1, 2, 3, 4, 5, 6]], [1, 1])
+    assert found[0, 0, padding] == 4.0
+    assert found[0, 0, 3] == 4.0
+
+
+def test_a_stop_id_can_be_drawn_at_min_tokens_and_not_one_token_before():
+    params = SamplingParams(min_tokens=3, stop_token_ids=(4, 500))
+    found = _scores(torch.zeros(1, 5, VOCAB_SIZE), [params], [[1, 2, 8, 8, 8, 8]], [2])[0]
+    assert found[:, 4].isinf().tolist() == [True, True, True, False, False]
+    assert found[:, 5].isfinite().all()
+
+
+def test_padding_of_stop_ids_forbids_nothing():
+    params = [SamplingParams(min_tokens=3, stop_token_ids=(1, 2, 3)), SamplingParams(min_tokens=3, stop_token_ids=(5,))]
+    found = _scores(torch.zeros(2, 1, VOCAB_SIZE), params, [[1, 2], [1, 2]], [1, 1])
+    assert found[1, 0].isinf().nonzero()[:, 0].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 0, "top_k": 3}, {"temperature": 0, "top_p": 0.2}]
+)
+def test_a_greedy_row_is_a_point_mass_on_its_best_token(params):
+    sampling = [SamplingParams(**params)]
+    logits = torch.randn(1, 4, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    scores = _scores(logits, sampling, [[1, 2, 3, 4]], [1])
+    probs = probabilities(scores, _sampling(sampling, [1]))
+    assert torch.equal(probs, torch.nn.functional.one_hot(logits.argmax(-1), VOCAB_SIZE).float())
+
+
+def test_a_greedy_row_obeys_penalties_and_bias():
+    params = SamplingParams(temperature=0, logit_bias={5: 50.0}, frequency_penalty=2.0)
+    logits = torch.zeros(1, 1, VOCAB_SIZE)
+    logits[0, 0, 5], logits[0, 0, 6] = -49.0, 0.5
+    assert _scores(logits, [params], [[1, 2]], [1]).argmax(-1).item() == 5
+    assert _scores(logits, [params], [[1, 2, 5]], [1]).argmax(-1).item() == 6
+
+
+def test_equal_logits_at_the_top_k_border_all_stay():
+    logits = torch.tensor([[[3.0, 1.0, 1.0, 1.0, 0.0]]])
+    scores = _scores(logits, [SamplingParams(top_k=2)], [[1]], [1])
+    assert scores.isfinite().tolist() == [[[True, True, True, True, False]]]
+
+
+def test_the_most_likely_token_stays_under_every_filter_at_its_strictest():
+    strictest = [SamplingParams(top_k=1), SamplingParams(top_p=1e-9), SamplingParams(min_p=1.0)]
+    logits = torch.randn(3, 1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    scores = _scores(logits, strictest, [[1]] * 3, [1] * 3)
+    assert scores.isfinite().sum(-1).tolist() == [[1]] * 3
+    assert torch.equal(scores.argmax(-1), logits.argmax(-1))
+
+
+def test_laws_sum_to_one_and_forbidden_tokens_have_none_of_it():
+    params = [SamplingParams(top_k=4, temperature=t) for t in (0.01, 1.0, 100.0)]
+    logits = 20 * torch.randn(3, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    scores = _scores(logits, params, [[1, 2]] * 3, [1] * 3)
+    probs = probabilities(scores, _sampling(params, [1] * 3))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(3, 2))
+    assert (probs[scores == -math.inf] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_processed_in_float32(dtype):
+    logits = torch.randn(1, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
+    params = [SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)]
+    scores = _scores(logits, params, [[1, 2, 3]], [1])
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, _scores(logits.float(), params, [[1, 2, 3]], [1]))
+
+
+def test_fields_that_no_row_uses_cost_nothing():
+    sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
+    unused = ["top_k_B", "top_p_B", "min_p_B", "penalties_3B", "bias_BE", "min_length_B"]
+    assert [getattr(sampling, name) for name in unused] == [None] * len(unused)

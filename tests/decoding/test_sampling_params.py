@@ -1,0 +1,94 @@
+"""Every value that cannot be meant is a ValueError that says which field, what it got and what is allowed."""
+
+import math
+
+import pytest
+
+from decoding import SamplingParams
+
+NAN, INF = math.nan, math.inf
+WRONG_TYPES = ["1", None, True, [1], {}, object(), 1j]
+
+INVALID = {
+    "temperature": [-0.1, 0.001, 100.5, NAN, INF, -INF, 10**400, *WRONG_TYPES],
+    "top_k": [-1, 1.5, 2.0, NAN, 2**70, *WRONG_TYPES],
+    "top_p": [0, 0.0, -0.1, 1.1, NAN, INF, *WRONG_TYPES],
+    "min_p": [-0.1, 1.1, NAN, INF, *WRONG_TYPES],
+    "repetition_penalty": [0, -1.0, 10.1, NAN, INF, 10**400, *WRONG_TYPES],
+    "presence_penalty": [-2.1, 2.1, NAN, -INF, *WRONG_TYPES],
+    "frequency_penalty": [-2.1, 2.1, NAN, -INF, *WRONG_TYPES],
+    "logit_bias": [
+        {1: 101.0}, {1: -101}, {1: NAN}, {1: INF}, {1: "2"}, {1: None}, {1: True}, {-1: 1.0}, {"x": 1.0}, {"-1": 1.0},
+        {1.5: 1.0}, {None: 1.0}, {True: 1.0}, {(1, 2): 1.0}, {2**70: 1.0}, {str(2**70): 1.0}, {"": 1.0},
+        [(1, 2.0)], "1", None, 5,
+    ],
+    "seed": [1.0, "1", True, NAN, -(2**63) - 1, 2**64, [1]],
+    "n": [0, -1, 1.0, NAN, 2**70, *WRONG_TYPES],
+    "max_tokens": [0, -1, 1.0, NAN, 2**70, *WRONG_TYPES],
+    "min_tokens": [-1, 1.0, NAN, 2**70, *WRONG_TYPES],
+    "stop": [[""], [1], [None], ["a", b"b"], ("a", ""), "", None, 5, {"a"}, {"a": 1}, b"x"],
+    "stop_token_ids": [[-1], [1.0], ["1"], [True], [None], [[1]], [2**70], None, 5, "12", {1}, {1: 2}],
+    "ignore_eos": [0, 1, "true", None, [], NAN],
+    "logprobs": [-1, 21, 1.0, "1", True, NAN, [1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in INVALID.items() for value in values])
+def test_an_invalid_value_is_an_error_that_names_field_and_value(name, value):
+    with pytest.raises(ValueError, match=rf"sampling\.{name} must be .+") as caught:
+        SamplingParams(**{name: value})
+    shown = (value,) if isinstance(value, str) and name == "stop" else value
+    assert repr(shown) in str(caught.value) or repr(tuple(shown)) in str(caught.value)
+
+
+def test_every_field_has_an_invalid_value_in_this_file():
+    assert set(INVALID) == set(SamplingParams.__dataclass_fields__)
+
+
+VALID = {
+    "temperature": [0, 0.0, 0.01, 1, 100.0],
+    "top_k": [0, 1, 10**6],
+    "top_p": [1, 1.0, 1e-6, 0.5],
+    "min_p": [0, 0.0, 1, 0.5],
+    "repetition_penalty": [0.1, 1, 10],
+    "presence_penalty": [-2, 0, 2.0],
+    "frequency_penalty": [-2.0, 2],
+    "logit_bias": [{}, {3: -100}, {"3": 100.0}],
+    "seed": [None, 0, -(2**63), 2**64 - 1],
+    "n": [1, 7],
+    "max_tokens": [1, 10**6],
+    "min_tokens": [0, 256],
+    "stop": [(), [], "abc", ["a", "b"]],
+    "stop_token_ids": [[], (5,), [1, 2]],
+    "ignore_eos": [True, False],
+    "logprobs": [None, 0, 20],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALID.items() for value in values])
+def test_a_valid_value_is_taken(name, value):
+    SamplingParams(**{name: value})
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_logit_bias_keys_become_integers():
+    assert SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
+
+
+def test_more_min_tokens_than_max_tokens_is_an_error_that_shows_both():
+    with pytest.raises(ValueError, match=r"min_tokens must not exceed max_tokens, got 9 > 8"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(best_of=2)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_each_penalty_looks_at_token_counts(name):
+    assert not SamplingParams().uses_token_counts
+    assert SamplingParams(**{name: 1.5}).uses_token_counts

@@ -1,0 +1,94 @@
+"""A sequence keeps the tokens up to its end, and counts exactly those."""
+
+import pytest
+
+from decoding import SamplingParams, Sequence
+from decoding.noise import noise_key
+from decoding.sequence import TokenLogprobs
+
+EOS = frozenset({9})
+
+
+def _sequence(**params: object) -> Sequence:
+    return Sequence.create([1, 2], SamplingParams(**params))
+
+
+def _commit(sequence: Sequence, *token_ids: int, drafted: int = 4) -> Sequence:
+    logprobs = [TokenLogprobs(-float(t), ()) for t in token_ids]
+    sequence.commit(token_ids, num_draft_tokens=drafted, eos_token_ids=EOS, logprobs=logprobs)
+    return sequence
+
+
+def _counts(sequence: Sequence) -> tuple[int, int, int, list[int]]:
+    return (
+        sequence.num_rounds,
+        sequence.num_draft_tokens,
+        sequence.num_accepted_tokens,
+        sequence.accepted_per_position,
+    )
+
+
+def test_a_round_is_its_accepted_tokens_and_one_more():
+    sequence = _commit(_sequence(), 3, 4, 5)
+    assert sequence.token_ids == [1, 2, 3, 4, 5]
+    assert len(sequence) == 5
+    assert _counts(sequence) == (1, 4, 2, [1, 1])
+    _commit(sequence, 6, drafted=0)
+    _commit(sequence, 7, 8)
+    assert _counts(sequence) == (3, 8, 3, [2, 1])
+    assert not sequence.is_finished
+
+
+@pytest.mark.parametrize(("offset", "accepted"), [(0, 1), (1, 2), (2, 3), (3, 3)])
+def test_an_accepted_end_token_counts_as_accepted_and_what_follows_does_not(offset, accepted):
+    tokens = [3, 4, 5, 6]
+    tokens[offset] = 9
+    sequence = _commit(_sequence(), *tokens)
+    assert sequence.output_token_ids == tokens[: offset + 1]
+    assert len(sequence.logprobs) == offset + 1
+    assert sequence.finish_reason == "stop"
+    assert _counts(sequence) == (1, 4, accepted, [1] * accepted)
+
+
+def test_the_length_limit_cuts_inside_a_round():
+    sequence = _commit(_sequence(max_tokens=2), 3, 4, 5, 6)
+    assert (sequence.output_token_ids, sequence.finish_reason) == ([3, 4], "length")
+    assert sequence.num_remaining_tokens == 0
+
+
+def test_an_end_token_that_is_also_a_stop_token_is_the_reason():
+    assert _commit(_sequence(stop_token_ids=[9]), 9).stop_reason == 9
+    assert _commit(_sequence(), 9).stop_reason is None
+
+
+def test_a_stop_condition_is_asked_only_about_new_tokens_behind_min_tokens():
+    asked = []
+    params = SamplingParams(min_tokens=3, stop=["x"])
+    sequence = Sequence.create(
+        [1], params, stop_condition=lambda tokens, checked: asked.append((list(tokens), checked))
+    )
+    _commit(sequence, 3, 4)
+    _commit(sequence, 5, 6)
+    _commit(sequence, 7)
+    assert asked == [([3, 4], 3), ([3, 4, 5, 6], 3), ([3, 4, 5, 6, 7], 4)]
+
+
+def test_a_failed_sequence_says_why():
+    sequence = _sequence()
+    sequence.fail("it broke")
+    assert (sequence.finish_reason, sequence.error, sequence.is_finished) == ("error", "it broke", True)
+
+
+def test_noise_comes_from_run_seed_row_and_sample_or_from_an_own_seed():
+    params, seeded = SamplingParams(), SamplingParams(seed=5)
+    assert Sequence.create([1], params, run_seed=1, row=2, sample=3).noise_key == noise_key(1, 2, 3)
+    assert Sequence.create([1], seeded, run_seed=1, row=2, sample=3).noise_key == noise_key(5, 0, 3)
+
+
+def test_stop_ids_are_the_models_and_the_requests():
+    assert _sequence(stop_token_ids=[4]).stop_ids(EOS) == {4, 9}
+    assert _sequence(stop_token_ids=[4], ignore_eos=True).stop_ids(EOS) == {4}
+
+
+def test_sequences_are_told_apart_by_identity_not_by_content():
+    assert _sequence() != _sequence()

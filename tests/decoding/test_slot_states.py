@@ -1,0 +1,183 @@
+"""After any number of rounds a slot holds what a fresh prefill of its row would, in both models' caches."""
+
+import random
+
+import pytest
+import torch
+
+from decoding import Engine, SamplingParams, Sequence
+from decoding.model import LanguageModel
+from tests.decoding.tiny import check_counts, engine_over, random_prompts
+
+LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
+LIMITS = [9, 3, 14, 1, 22, 6, 2, 17, 11, 5]
+
+
+@pytest.fixture(scope="module")
+def fresh(folders):
+    """The same models again, with caches of their own."""
+    paths = {"target": folders.target, "good_draft": folders.good_draft, "perfect_draft": folders.target}
+    return {name: LanguageModel.load(path, "cpu") for name, path in paths.items()}
+
+
+def _sequences(**params: object) -> list[Sequence]:
+    prompts = random_prompts(LENGTHS, seed=6)
+    return [
+        Sequence.create(prompt, SamplingParams(**{"max_tokens": limit, **params}), row=row)
+        for row, (prompt, limit) in enumerate(zip(prompts, LIMITS, strict=True))
+    ]
+
+
+def _assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel, slot: int, tokens: list[int]) -> None:
+    if not tokens:
+        return
+    other.allocate(1, len(tokens))
+    other.prefill([0], [tokens])
+    pairs = zip(model.cache.visible(slot, len(tokens)), other.cache.visible(0, len(tokens)), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
+    for slot, sequence in enumerate(engine._running):
+        settled = sequence.token_ids[:-1]  # the newest token has no keys and values yet
+        _assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
+        if fresh_draft is not None:
+            ingested = settled[: engine.drafter._num_ingested[slot]]
+            assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
+            _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh_draft, slot, ingested)
+
+
+KINDS = {"none": None, "ngram": None, "good_draft": "model", "perfect_draft": "model"}
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_slots", [3, 10])
+def test_every_slot_equals_a_fresh_prefill_after_every_round(models, fresh, kind, verification, num_slots):
+    is_model = KINDS[kind] is not None
+    draft = getattr(models, kind) if is_model else None
+    engine = engine_over(
+        models.target, draft, "model" if is_model else kind, num_slots=num_slots, verification=verification
+    )
+    engine.submit(_sequences())
+    while engine.has_work:
+        finished = engine.step()
+        _audit(engine, fresh["target"], fresh[kind] if is_model else None)
+        for sequence in finished:
+            check_counts(sequence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(models, fresh, seed, monkeypatch):
+    _schedule_at_random(monkeypatch, seed)
+    engine = engine_over(models.target, models.good_draft, "model", num_slots=4, num_speculative_tokens=6)
+    engine.submit(_sequences())
+    while engine.has_work:
+        engine.step()
+        for slot, sequence in enumerate(engine._running):
+            settled = sequence.token_ids[:-1]
+            _assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
+            ingested = settled[: engine.drafter._num_ingested[slot]]
+            _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh["good_draft"], slot, ingested)
+
+
+def _schedule_at_random(monkeypatch, seed: int) -> None:
+    """Some rows draft nothing in some rounds, and in some rounds nobody drafts."""
+    chance = random.Random(seed)
+
+    def lengths(sequences, num_speculative_tokens):
+        nobody = chance.random() < 0.3
+        ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
+        return tuple(0 if nobody or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
+
+    monkeypatch.setattr("decoding.engine.fixed_lengths", lengths)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 3, 10])
+def test_a_draft_that_is_the_target_is_always_accepted(models, num_slots, num_speculative_tokens, temperature):
+    """Slots are refilled and moved on the way."""
+    engine = engine_over(
+        models.target,
+        models.perfect_draft,
+        "model",
+        num_slots=num_slots,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    sequences = _sequences(temperature=temperature)
+    for sequence in engine.stream(sequences):
+        assert sequence.num_accepted_tokens == sequence.num_draft_tokens
+        assert sequence.num_rounds == -(-len(sequence.output_token_ids) // (num_speculative_tokens + 1))
+    assert engine.num_rechecks == 0
+    assert sum(s.num_draft_tokens for s in sequences) > 30
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draft_that_is_the_target_is_always_accepted_after_rounds_without_a_draft(
+    models, seed, verification, monkeypatch
+):
+    _schedule_at_random(monkeypatch, seed)
+    engine = engine_over(
+        models.target, models.perfect_draft, "model", num_slots=3, num_speculative_tokens=5, verification=verification
+    )
+    for sequence in engine.stream(_sequences(temperature=1.0)):
+        assert sequence.num_accepted_tokens == sequence.num_draft_tokens
+    assert engine.num_rechecks == 0
+
+
+def test_the_check_would_see_a_draft_cache_with_a_hole(models, monkeypatch):
+    """The planted bug: after full acceptance the last drafted token is taken for known to the draft."""
+    real = type(engine_over(models.target, models.perfect_draft, "model").drafter).propose
+
+    def one_too_many(self, rows):
+        draft = real(self, rows)
+        self._num_ingested = {slot: n + 1 for slot, n in self._num_ingested.items()}
+        return draft
+
+    monkeypatch.setattr("decoding.drafters.model.ModelDrafter.propose", one_too_many)
+    engine = engine_over(models.target, models.perfect_draft, "model", num_slots=1)
+    sequences = _sequences(temperature=1.0)
+    for _ in engine.stream(sequences):
+        pass
+    assert sum(s.num_accepted_tokens for s in sequences) < sum(s.num_draft_tokens for s in sequences)
+
+
+GARBAGE = 1e4
+
+
+@torch.inference_mode()
+def _fill_unused_positions(engine: Engine) -> None:
+    """Huge finite values wherever no running row stands."""
+    caches = [engine.target.cache]
+    if hasattr(engine.drafter, "_model"):
+        caches.append(engine.drafter._model.cache)
+    for index, cache in enumerate(caches):
+        for layer in cache.layers:
+            for stored_SPHD in layer.stored():
+                for slot in range(cache.num_slots):
+                    used = 0
+                    if slot < len(engine._running):
+                        known = len(engine._running[slot]) - 1
+                        used = known if index == 0 else min(known, engine.drafter._num_ingested[slot])
+                    stored_SPHD[slot, used:] = GARBAGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_huge_values_in_unused_positions_change_nothing(models, kind):
+    drafter = KINDS[kind] or kind
+    draft = getattr(models, kind) if drafter == "model" else None
+
+    def texts(with_garbage: bool) -> list[tuple[list[int], int]]:
+        engine = engine_over(models.target, draft, drafter, num_slots=4)
+        sequences = _sequences()
+        engine.submit(sequences)
+        while engine.has_work:
+            engine.step()
+            if with_garbage:
+                _fill_unused_positions(engine)
+        return [(s.output_token_ids, s.num_accepted_tokens) for s in sequences]
+
+    assert texts(with_garbage=True) == texts(with_garbage=False)

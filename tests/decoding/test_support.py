@@ -1,0 +1,167 @@
+"""What cannot run is refused by name, kindly, and before any weight is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from decoding.model import LanguageModel
+from decoding.support import load_config, max_positions
+from tests.decoding.tiny import build, llama_config, save
+
+SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+REFUSED = {
+    "encoder-decoder": ("T5Config", {"vocab_size": 32, "d_model": 16, "num_layers": 1}, "t5"),
+    "recurrent state": ("RwkvConfig", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}, "rwkv"),
+    "cannot be rolled back": ("MambaConfig", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}, "mamba"),
+    "linear_attention": ("Qwen3NextConfig", {**SMALL, **HEADS}, "qwen3_next"),
+    "conv": ("Lfm2Config", {**SMALL, **HEADS, "layer_types": ["conv", "full_attention"]}, "lfm2"),
+    "not a causal language model": ("ViTConfig", {"hidden_size": 16, "num_hidden_layers": 1}, "vit"),
+}
+
+
+def _folder_without_weights(tmp_path: Path, config: transformers.PretrainedConfig) -> str:
+    """The weights are not weights: reading them would raise something else."""
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_model_that_cannot_roll_back_is_refused_by_name_before_its_weights_are_read(tmp_path, reason):
+    class_name, settings, name = REFUSED[reason]
+    path = _folder_without_weights(tmp_path, getattr(transformers, class_name)(**settings))
+    with pytest.raises(ValueError, match=reason) as caught:
+        LanguageModel.load(path, "cpu")
+    assert name in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "~/nothing", "no-such-model", "a/b/c"])
+def test_a_missing_folder_is_named(path):
+    with pytest.raises(ValueError, match=r"no model at|no folder") as caught:
+        LanguageModel.load(path, "cpu")
+    assert repr(path) in str(caught.value)
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        LanguageModel.load(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "{}", '{"model_type": "no_such_type"}', '{"model_type": 5}'])
+def test_an_unreadable_configuration_is_a_value_error(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        LanguageModel.load(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.gguf"])
+def test_weights_that_can_run_code_are_refused(tmp_path, name):
+    llama_config().save_pretrained(tmp_path)
+    torch.save({}, tmp_path / name)
+    with pytest.raises(ValueError, match=rf"no safetensors weights.*{name}"):
+        LanguageModel.load(str(tmp_path), "cpu")
+
+
+def test_a_folder_without_any_weights_is_named(tmp_path):
+    llama_config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no safetensors weights"):
+        LanguageModel.load(str(tmp_path), "cpu")
+
+
+def test_broken_weights_are_a_value_error_that_names_the_folder(tmp_path):
+    path = _folder_without_weights(tmp_path, llama_config())
+    with pytest.raises(ValueError, match="cannot load the model") as caught:
+        LanguageModel.load(path, "cpu")
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_weights_that_lack_a_tensor_are_refused_and_not_filled_with_random_numbers(tmp_path, name):
+    path = save(build(llama_config(), seed=1), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"lack 1 tensors of the model, first '{name}'"):
+        LanguageModel.load(path, "cpu")
+
+
+def test_a_tied_output_head_is_not_missing(tmp_path):
+    path = save(build(llama_config(tie_word_embeddings=True), seed=1), tmp_path)
+    assert LanguageModel.load(path, "cpu").vocab_size == 48
+
+
+def test_a_models_own_code_is_never_run(tmp_path):
+    save(build(llama_config(), seed=1), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\n")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        LanguageModel.load(str(tmp_path), "cpu")
+    assert not (tmp_path / "it_ran").exists()
+
+
+def _with_rope(**parameters: object) -> LlamaConfig:
+    return llama_config(rope_parameters={"rope_theta": 1e4, **parameters}, max_position_embeddings=96)
+
+
+def test_the_context_is_what_the_configuration_says():
+    assert max_positions(llama_config()) == 96
+    assert max_positions(transformers.GPT2Config(n_positions=77)) == 77
+    assert max_positions(transformers.BloomConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"rope_type": "default"}, 96),
+        ({"rope_type": "linear", "factor": 2.0}, 96),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, 96),
+        ({"rope_type": "dynamic", "factor": 2.0}, 96),
+        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 48}, 48),
+        (
+            {
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 24,
+            },
+            24,
+        ),
+    ],
+)
+def test_rope_that_depends_on_the_longest_row_caps_the_context(parameters, expected):
+    assert max_positions(_with_rope(**parameters)) == expected
+
+
+def test_longrope_beyond_its_cap_is_refused_and_below_it_loads(tmp_path):
+    config = transformers.Phi3Config(
+        **SMALL,
+        **HEADS,
+        max_position_embeddings=96,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0] * 4,
+            "original_max_position_embeddings": 32,
+        },
+    )
+    path = save(build(config, seed=1), tmp_path)
+    assert LanguageModel.load(path, "cpu").max_positions == 32
+
+
+def test_a_configuration_that_can_run_is_returned(folders):
+    assert load_config(folders.target).model_type == "llama"

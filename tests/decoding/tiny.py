@@ -1,0 +1,111 @@
+"""Tiny random models, and the few questions every test of the engine asks about them."""
+
+import copy
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
+
+from decoding.drafters import make_drafter
+from decoding.engine import Engine, EngineOptions
+from decoding.model import LanguageModel
+from decoding.sequence import Sequence
+
+VOCAB_SIZE = 48
+CONTEXT = 96
+
+
+def llama_config(vocab_size: int = VOCAB_SIZE, **overrides: object) -> LlamaConfig:
+    """Two layers, grouped heads, logits far apart (a wide initialization)."""
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.15,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **overrides,
+    }
+    return LlamaConfig(vocab_size=vocab_size, **settings)
+
+
+def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A random model of this configuration; the same seed gives the same weights."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def noised(model: PreTrainedModel, size: float, seed: int = 5) -> PreTrainedModel:
+    """A copy that agrees with `model` often, but not always: a good draft."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    for weight in other.parameters():
+        if weight.is_floating_point() and weight.dim() > 1:
+            weight += size * weight.std() * torch.randn(weight.shape, generator=generator)
+    return other
+
+
+def save(model: PreTrainedModel, folder: Path, eos_token_id: int | list[int] | None = None) -> str:
+    """The folder, as a path that `LanguageModel.load` takes."""
+    model.generation_config = GenerationConfig(eos_token_id=eos_token_id)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def random_prompts(lengths: Iterable[int], vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def engine_over(
+    target: LanguageModel,
+    draft: LanguageModel | None = None,
+    drafter: str = "none",
+    *,
+    num_slots: int = 3,
+    num_speculative_tokens: int = 4,
+    verification: str = "coupled",
+    max_model_len: int = 80,
+) -> Engine:
+    """An engine over models that are loaded already; only one engine at a time may use them."""
+    options = EngineOptions(
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        verification=verification,
+    )
+    part = make_drafter(drafter, draft, target.vocab_size, num_slots, max_model_len)
+    return Engine(target, part, options, max_model_len)
+
+
+def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:
+    """The output token ids of each."""
+    return [sequence.output_token_ids for sequence in sequences]
+
+
+def run(engine: Engine, sequences: Seq[Sequence]) -> Seq[Sequence]:
+    """The same sequences, finished; every one of them came back exactly once."""
+    finished = list(engine.stream(sequences))
+    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    return sequences
+
+
+def check_counts(sequence: Sequence) -> None:
+    """The identities that the counts of every sequence obey."""
+    per_position = sequence.accepted_per_position
+    assert sum(per_position) == sequence.num_accepted_tokens
+    assert per_position == sorted(per_position, reverse=True)
+    assert 0 <= sequence.num_accepted_tokens <= sequence.num_draft_tokens
+    expected = sequence.num_accepted_tokens + sequence.num_rounds
+    ended_inside_the_accepted_block = sequence.finish_reason == "stop"
+    allowed = {expected, expected - 1} if ended_inside_the_accepted_block else {expected}
+    assert len(sequence.output_token_ids) in allowed

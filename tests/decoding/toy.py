@@ -1,0 +1,181 @@
+"""A toy language small enough to enumerate: the next token's logits depend on the last token only.
+
+Everything that turns logits into laws is the real code: `process_logits`, `probabilities`, `rejection_law`, and the
+verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K + 1 positions, V vocabulary, L tokens.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from scipy import stats
+
+from decoding import SamplingParams
+from decoding.noise import noise_key
+from decoding.sampling import SamplingBatch, TokenHistory, first_stop, probabilities, process_logits
+from decoding.verify import Draft
+
+PROMPT = (1, 0, 1)
+FALSE_ALARM = 1e-7
+Law = dict[tuple[int, ...], float]
+RejectionLaw = Callable[[torch.Tensor, Draft], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Language:
+    """Logits after each token, [V, V]."""
+
+    logits_VV: torch.Tensor
+    params: SamplingParams
+
+    @classmethod
+    def random(cls, vocab_size: int, seed: int, params: SamplingParams, spread: float = 1.5) -> "Language":
+        """Far from uniform, so that a wrong law is far from the right one."""
+        generator = torch.Generator().manual_seed(seed)
+        return cls(spread * torch.randn(vocab_size, vocab_size, generator=generator), params)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.logits_VV)
+
+    def sampling(self, num_rows: int, first_row: int = 0) -> SamplingBatch:
+        """The parameters of as many rows, each with noise of its own."""
+        return SamplingBatch.build(
+            params=[self.params] * num_rows,
+            keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
+            stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
+            prompt_lengths=[len(PROMPT)] * num_rows,
+            device=torch.device("cpu"),
+        )
+
+    def scores(self, tokens_NL: torch.Tensor, num_positions: int, sampling: SamplingBatch) -> torch.Tensor:
+        """Scores [N, J, V] after each of the last J tokens."""
+        num_rows, length = tokens_NL.shape
+        lengths_J = torch.arange(length - num_positions, length) + 1
+        history = TokenHistory(tokens_NL, torch.full((num_rows,), len(PROMPT)), lengths_J.expand(num_rows, -1))
+        return process_logits(self.logits_VV[tokens_NL[:, -num_positions:]], sampling, history)
+
+    def probs(self, tokens_NL: torch.Tensor, num_positions: int) -> torch.Tensor:
+        """The laws in float64, [N, J, V], summing to 1 as exactly as float64 can."""
+        sampling = self.sampling(len(tokens_NL))
+        probs_NJV = probabilities(self.scores(tokens_NL, num_positions, sampling), sampling).double()
+        return probs_NJV / probs_NJV.sum(-1, keepdim=True)
+
+    def law(self, num_tokens: int) -> Law:
+        """What plain decoding writes: the law of the next tokens, cut after a stop id."""
+        law: Law = {}
+        stack = [((), 1.0)]
+        while stack:
+            path, weight = stack.pop()
+            if len(path) == num_tokens or self.is_ended(path):
+                law[path] = law.get(path, 0.0) + weight
+                continue
+            probs_V = self.probs(torch.tensor([PROMPT + path]), 1)[0, 0].tolist()
+            stack += [((*path, token), weight * p) for token, p in enumerate(probs_V) if p > 0]
+        return law
+
+    def is_ended(self, path: tuple[int, ...]) -> bool:
+        return any(token in self.params.stop_token_ids for token in path)
+
+
+def all_drafts(
+    draft: Language, num_draft_tokens: int, path: tuple[int, ...], is_point_mass: bool
+) -> tuple[Draft, list[float]]:
+    """Every draft of K tokens after PROMPT + path, one a row, with the probability that it is drafted."""
+    token_ids_NK = torch.tensor(list(product(range(draft.vocab_size), repeat=num_draft_tokens)))
+    tokens_NL = torch.cat([torch.tensor(PROMPT + path).expand(len(token_ids_NK), -1), token_ids_NK], dim=1)
+    probs_NKV = draft.probs(tokens_NL, num_draft_tokens + 1)[:, :-1]
+    # A point mass may be chosen in any way; here as randomly as the law that a careless drafter would have to state.
+    weights = probs_NKV.gather(-1, token_ids_NK[:, :, None])[..., 0].prod(-1).tolist()
+    counts = torch.full((len(token_ids_NK),), num_draft_tokens)
+    return Draft(token_ids_NK, counts, None if is_point_mass else probs_NKV), weights
+
+
+def speculative_law(
+    target: Language,
+    draft: Language,
+    num_draft_tokens: int,
+    num_tokens: int,
+    rejection_law: RejectionLaw,
+    *,
+    is_point_mass: bool = False,
+    shorten: Callable[[Draft], torch.Tensor] = lambda draft: draft.num_draft_tokens_B,
+) -> Law:
+    """The law of the next tokens under speculation: every path of draft, accept and recover, round after round."""
+    stop_ids_1S = torch.tensor([list(target.params.stop_token_ids) or [-1]])
+    law: Law = {}
+    stack: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    while stack:
+        path, weight = stack.pop()
+        if len(path) >= num_tokens or target.is_ended(path):
+            law[path] = law.get(path, 0.0) + weight
+            continue
+        # As the engine: never more draft tokens than can be kept, and none behind a stop id.
+        length = min(num_draft_tokens, num_tokens - len(path) - 1)
+        if length == 0:
+            drafts, weights = Draft(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long)), [1.0]
+        else:
+            drafts, weights = all_drafts(draft, length, path, is_point_mass)
+            counts = torch.minimum(shorten(drafts), first_stop(drafts.token_ids_BK, stop_ids_1S))
+            drafts = Draft(drafts.token_ids_BK, counts, drafts.probs_BKV)
+        rows = drafts.token_ids_BK
+        tokens_NL = torch.cat([torch.tensor(PROMPT + path).expand(len(rows), -1), rows], dim=1)
+        accept_NK, recover_NJV = rejection_law(target.probs(tokens_NL, length + 1), drafts)
+        reached: Counter[tuple[int, ...]] = Counter()
+        for row, (accept_K, recover_JV) in enumerate(zip(accept_NK.tolist(), recover_NJV.tolist(), strict=True)):
+            stands = weight * weights[row]
+            drafted = tuple(rows[row].tolist())
+            for stop in range(length + 1):
+                accept = accept_K[stop] if stop < length else 0.0
+                for token, probability in enumerate(recover_JV[stop]):
+                    if stands * (1 - accept) * probability > 0:
+                        reached[(*path, *_cut(target, (*drafted[:stop], token)))] += stands * (1 - accept) * probability
+                stands *= accept
+        stack += reached.items()
+    return law
+
+
+def _cut(target: Language, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    for index, token in enumerate(tokens):
+        if token in target.params.stop_token_ids:
+            return tokens[: index + 1]
+    return tokens
+
+
+def difference(first: Law, second: Law) -> float:
+    """The largest difference of any sequence's probability."""
+    return max(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys())
+
+
+def p_value(found: Counter[tuple[int, ...]], law: Law) -> float:
+    """How likely counts as far from the law as these are (chi-square); 0 if something impossible was found."""
+    total = sum(found.values())
+    if any(law.get(key, 0.0) == 0.0 for key in found):
+        return 0.0
+    ranked = sorted(law.items(), key=lambda item: -item[1])
+    expected, observed, rest_expected, rest_observed = [], [], 0.0, 0
+    for key, probability in ranked:
+        if probability * total >= 8:
+            expected.append(probability * total)
+            observed.append(found[key])
+        else:
+            rest_expected += probability * total
+            rest_observed += found[key]
+    if rest_expected >= 8:
+        expected.append(rest_expected)
+        observed.append(rest_observed)
+    elif expected:
+        expected[-1] += rest_expected
+        observed[-1] += rest_observed
+    if len(expected) == 1:
+        return 1.0
+    scaled = np.array(expected) * (total / sum(expected))
+    return float(stats.chisquare(observed, scaled).pvalue)
+
+
+def is_plausible(found: Counter[tuple[int, ...]], law: Law) -> bool:
+    """The one check that right code must pass and every planted bug must fail."""
+    return p_value(found, law) > FALSE_ALARM
