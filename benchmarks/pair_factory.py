@@ -61,7 +61,7 @@ def make_pair(folder: Path, shape: Shape, acceptance: float, dtype: torch.dtype,
         for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
             projection.weight.normal_(std=1.0 / projection.in_features**0.5)
     draft = _first_layers(target, shape.draft_layers)
-    later = [layer for layer in target.model.layers[shape.draft_layers :]]
+    later = list(target.model.layers[shape.draft_layers :])
     full = [(layer.self_attn.o_proj.weight.clone(), layer.mlp.down_proj.weight.clone()) for layer in later]
     low, high, found = 0.0, 2.0, 1.0
     for _ in range(12):
