@@ -23,7 +23,7 @@ from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import fixed_lengths
+from decoding.schedule import FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, Verification, pick_shared, verify_coupled, verify_rejection
 from decoding.vocabulary import check_same_vocabulary
