@@ -199,7 +199,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(
         ("--engine.max_model_len=9999", "the target sees at most 256 positions"),
         ('--sampling.logit_bias={"99999": 1}', "names token id 99999"),
         ("--chat.chat_template={% for", "not valid Jinja"),
-        ("--input.carry_columns=[kind,colour]", "colour"),
+        ("--input.carry_columns=[colour]", "colour"),
         ("--models.device=cuda", "no GPU"),
     ],
 )
