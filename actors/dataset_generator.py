@@ -11,11 +11,13 @@ import pyarrow as pa
 from actors.engine_loop import EngineLoop
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
-from actors.translation import EncodedRow, decode_row, encode_row
+from actors.translation import EncodedRow, decode_row, encode_row, only_this_row
 from pipeline.dataset import ActorPool, map_rows
 from pipeline.errors import ErrorRow, RowError
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_row
+from pipeline.parquet_rows import to_rows
+from pipeline.records import Columns
 from pipeline.schema import generations_schema
 
 if TYPE_CHECKING:
@@ -67,24 +69,26 @@ class DatasetGenerator:
             )
         carried = {name: batch.schema.field(name).type for name in self._options.carry_columns}
         schema = pa.schema([*_nullable(generations_schema(carried)), *_ERROR_FIELDS])
-        rows = [self._encode(record, carried) for record in batch.to_pylist()]
+        rows = [self._encode(record, carried) for record in to_rows(batch)]
         await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
         return pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
 
-    def _encode(self, record: dict[str, Any], carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
+    def _encode(self, record: Columns | RowError, carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
         place = RowPlace(row_id=0, file="", row_number=0)
         row = read_row(record, place, self._options, carried)
         if isinstance(row, ErrorRow):
             return row
         try:
-            return encode_row(row, _stable_ordinal(row), self._codec, self._settings)
+            with only_this_row("encode"):
+                return encode_row(row, _stable_ordinal(row), self._codec, self._settings)
         except RowError as error:
             return place.error(error, row.user_id)
 
     def _decode(self, row: EncodedRow | ErrorRow) -> list[dict[str, Any]]:
         if isinstance(row, EncodedRow):
             try:
-                return [{**generation, "row_id": None} for generation in decode_row(row, self._codec)]
+                with only_this_row("generate"):
+                    return [{**generation, "row_id": None} for generation in decode_row(row, self._codec)]
             except RowError as error:
                 return [{"id": row.row.user_id, "error_stage": error.stage, "error_message": error.message}]
         return [{"id": row.id, "error_stage": row.stage, "error_message": row.message}]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from actors.engine_loop import EngineLoop
 from actors.settings import GeneratorSettings
-from actors.translation import EncodedRow, decode_row, encode_row
+from actors.translation import EncodedRow, decode_row, encode_row, only_this_row
 from decoding.engine import Engine
 from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
@@ -23,6 +23,13 @@ from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
 from pipeline.text import TextCodec
 from pipeline.units import WorkUnit
+
+_RECEIPTS = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
+
+
+def describe(error: BaseException) -> str:
+    """An exception for a person: a ValueError is its message, anything else also its type."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def load_codec(settings: GeneratorSettings) -> TextCodec:
@@ -59,14 +66,27 @@ class Generator:
         self._input_options = input_options
         self._carried = carried
         self._schema = generations_schema(carried)
-        self._codec = load_codec(settings)
-        self._loop = EngineLoop(load_engine(settings))
+        self._failure: str | None = None
+        try:
+            self._codec = load_codec(settings)
+            self._loop = EngineLoop(load_engine(settings))
+        except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
+            self._failure = describe(error)
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """A table of receipts for a table of units, both as JSON texts."""
-        units = [WorkUnit.from_dict(json.loads(str(text))) for text in batch["unit"].to_pylist()]
-        receipts = [await self._generate_unit(unit) for unit in units]
-        return pa.table({"receipt": [json.dumps(receipt.to_dict()) for receipt in receipts]})
+        """Receipts (JSON texts) or failures (messages) for a table of units (JSON texts)."""
+        rows = [await self._receipt_or_failure(str(text)) for text in batch["unit"].to_pylist()]
+        return pa.Table.from_pylist(rows, schema=_RECEIPTS)
+
+    async def _receipt_or_failure(self, unit_text: str) -> dict[str, str | None]:
+        if self._failure is not None:
+            return {"receipt": None, "failure": self._failure}
+        unit = WorkUnit.from_dict(json.loads(unit_text))
+        try:
+            receipt = await self._generate_unit(unit)
+        except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
+            return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
+        return {"receipt": json.dumps(receipt.to_dict()), "failure": None}
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt:
         try:
@@ -87,7 +107,8 @@ class Generator:
                 errors.append(row)
                 continue
             try:
-                rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
+                with only_this_row("encode"):
+                    rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
             except RowError as error:
                 errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
@@ -97,7 +118,8 @@ class Generator:
         generations = []
         for encoded in rows:
             try:
-                generations += decode_row(encoded, self._codec)
+                with only_this_row("generate"):
+                    generations += decode_row(encoded, self._codec)
             except RowError as error:
                 errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
         table = pa.Table.from_pylist(generations, schema=self._schema)

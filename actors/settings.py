@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from decoding.engine import EngineOptions
@@ -41,7 +41,3 @@ class GeneratorSettings:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatSettings = field(default_factory=ChatSettings)
     seed: int = 0
-
-    def on_device(self, device: Device) -> GeneratorSettings:
-        """These settings with `auto` settled."""
-        return replace(self, models=replace(self.models, device=device))

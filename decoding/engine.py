@@ -36,7 +36,7 @@ _DEFAULT_MAX_MODEL_LEN = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What the engine may use. None of it changes a single token (in float32, coupled)."""
+    """What the engine may use. Only max_model_len (where a text is cut) and verification change tokens (in float32)."""
 
     num_slots: int = 16  # rows in flight
     max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
@@ -302,7 +302,10 @@ class Engine:
                 f"the prompt has {num_tokens} tokens and the context is {self.max_model_len}, which must also hold the "
                 "output; shorten the prompt or raise engine.max_model_len"
             )
-        foreign = [t for t in (*sequence.prompt_token_ids, *sequence.params.logit_bias) if not 0 <= t < vocab_size]
+        params = sequence.params
+        if params.min_tokens and len(sequence.stop_ids(self.target.eos_token_ids)) >= vocab_size:
+            return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
+        foreign = [t for t in (*sequence.prompt_token_ids, *params.logit_bias) if not 0 <= t < vocab_size]
         if foreign:
             return f"token id {foreign[0]} is outside the target's vocabulary of {vocab_size}"
         return None

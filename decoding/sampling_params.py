@@ -95,7 +95,7 @@ _RULES = {
     "top_k": _Rule("an integer from 0 to 2^31 - 1 (0 keeps every token)", _is_count),
     "top_p": _Rule("a number above 0 and at most 1", lambda v: _is_number(v) and 0 < v <= 1),
     "min_p": _Rule("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
-    "repetition_penalty": _Rule("a number above 0 and at most 10", lambda v: _is_number(v) and 0 < v <= 10),
+    "repetition_penalty": _Rule("a number from 0.01 to 10", lambda v: _is_number(v) and 0.01 <= v <= 10),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "logit_bias": _Rule(
@@ -107,7 +107,7 @@ _RULES = {
     "seed": _Rule(
         "an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)
     ),
-    "n": _Rule("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
+    "n": _Rule("an integer from 1 to 4096", lambda v: _is_count(v) and 1 <= v <= 4096),
     "max_tokens": _Rule("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
     "min_tokens": _Rule("an integer from 0 to 2^31 - 1", _is_count),
     "stop": _Rule("a list of non-empty strings", lambda v: all(isinstance(s, str) and s for s in v)),

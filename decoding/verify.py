@@ -58,13 +58,16 @@ def verify_coupled(
 ) -> Verdict:
     """The verdict of accept-iff-equal.
 
-    `close_call` is a margin in logits: where the best two noised scores lie nearer than that, rounding could have
-    decided, and the verdict says so.
+    `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion): where the best two noised
+    scores lie nearer than that, rounding could have decided, and the verdict says so.
     """
-    best_BJ2, token_ids_BJ2 = _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED).topk(2, dim=-1)
-    picks_BJ = token_ids_BJ2[..., 0]
+    noised_BJV = _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED)
+    picks_BJ1 = noised_BJV.argmax(-1, keepdim=True)
+    best_BJ, picks_BJ = noised_BJV.gather(-1, picks_BJ1)[..., 0], picks_BJ1[..., 0]
+    second_BJ = noised_BJV.scatter(-1, picks_BJ1, float("-inf")).amax(-1)
     num_accepted_B = _leading(picks_BJ[:, :-1] == draft.token_ids_BK, draft)
-    margin_BJ = (best_BJ2[..., 0] - best_BJ2[..., 1]) * sampling.temperature_B[:, None]
+    size_BJ = (scores_BJV.gather(-1, picks_BJ1)[..., 0] * sampling.temperature_B[:, None]).abs()
+    margin_BJ = (best_BJ - second_BJ) * sampling.temperature_B[:, None] / (size_BJ / 10).clamp(min=1.0)
     return Verdict(
         num_accepted_B=num_accepted_B,
         next_token_B=picks_BJ.gather(1, num_accepted_B[:, None])[:, 0],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -103,7 +103,7 @@ class SamplingSection(_Section):
     n: int = Field(1, description="Samples per prompt.")
     max_tokens: int = Field(256, description="Most output tokens of a sample.")
     min_tokens: int = Field(0, description="Output tokens before an end is allowed.")
-    stop: tuple[str, ...] = Field((), description="Strings that end the text; not part of it.")
+    stop: tuple[str, ...] | str = Field((), description="Strings that end the text; not part of it.")
     stop_token_ids: tuple[int, ...] = Field((), description="Token ids that end the text.")
     ignore_eos: bool = Field(False, description="Go on after the model's own end token.")
     logprobs: int | None = Field(None, description="Log-probabilities of each token and the k most likely (0 to 20).")
@@ -114,8 +114,8 @@ class ActorsSection(_Section):
 
     min_actors: int = Field(1, description="Actors to keep.")
     max_actors: int = Field(1, description="Actors to grow to.")
-    num_cpus: float = Field(1.0, description="Logical CPUs an actor holds; its threads on CPU.")
-    num_gpus: float = Field(0.0, description="GPUs an actor holds; 1 when the device is cuda and this is 0.")
+    num_cpus: float = Field(1.0, gt=0, description="Logical CPUs an actor holds; its threads on CPU.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs an actor holds; 1 when the device is cuda and this is 0.")
     units_in_flight: int = Field(2, description="Work units an actor works on at once.")
 
 
@@ -123,11 +123,13 @@ class RunSection(_Section):
     """The run as a whole."""
 
     seed: int = Field(0, description="Seed of all noise at temperature > 0.")
-    rows_per_unit: int = Field(256, description="Input rows in a work unit: what a crash can cost at most.")
+    rows_per_unit: int = Field(256, ge=1, description="Input rows in a work unit: what a crash can cost at most.")
     max_error_rate: float = Field(
-        0.5, description="Stop when more than this share of at least 100 rows failed (0 to 1)."
+        0.5, ge=0, le=1, description="Fail when more than this share of all rows failed; stops early after 100 rows."
     )
-    no_progress_timeout_s: float = Field(3600.0, description="Fail when no unit is committed for so many seconds.")
+    no_progress_timeout_s: float = Field(
+        3600.0, gt=0, description="Fail when no unit is committed for so many seconds."
+    )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."
     )
@@ -138,11 +140,7 @@ class RunConfig(BaseSettings):
     """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
 
     config: Path | None = Field(None, description="YAML file with the sections below.")
-    dry_run: bool = Field(
-        False,
-        validation_alias=AliasChoices("dry-run", "dry_run"),
-        description="Print the plan and stop; no model is loaded, nothing is written.",
-    )
+    dry_run: bool = Field(False, description="Print the plan and stop; no model is loaded, nothing is written.")
     input: InputSection
     output: OutputSection
     models: ModelsSection
@@ -190,7 +188,8 @@ class RunConfig(BaseSettings):
 
     def input_options(self) -> InputOptions:
         """The reader's part."""
-        return InputOptions(**self.input.model_dump(exclude={"path"}))
+        template_columns = tuple(self.chat.template_columns.values())
+        return InputOptions(**self.input.model_dump(exclude={"path"}), template_columns=template_columns)
 
     def actor_pool(self) -> ActorPool:
         """The pool's part."""
@@ -203,8 +202,11 @@ def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
 
     `--help` prints all fields and exits.
     """
+    arguments = ["--dry_run" if argument == "--dry-run" else argument for argument in arguments]
     yaml_file = _config_file(arguments)
     _check_environment()
+    if yaml_file is not None:
+        _check_mapping(yaml_file)
 
     class _Loaded(RunConfig):
         __doc__ = RunConfig.__doc__
@@ -219,6 +221,8 @@ def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
         raise ValueError(_explain_arguments(str(error))) from error
     except yaml.YAMLError as error:
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
     return config
 
@@ -231,7 +235,19 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
             if not Path(value).is_file():
                 raise ValueError(f"--config {value!r}: no such file")
             return Path(value)
-    return None
+    from_environment = os.environ.get(f"{_ENV_PREFIX}CONFIG")
+    if from_environment and not Path(from_environment).is_file():
+        raise ValueError(f"{_ENV_PREFIX}CONFIG={from_environment!r}: no such file")
+    return Path(from_environment) if from_environment else None
+
+
+def _check_mapping(yaml_file: Path) -> None:
+    try:
+        content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return  # reported where the settings read it
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
 
 
 def _check_environment() -> None:

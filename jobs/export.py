@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from decoding.support import model_folder
 from pipeline.batch_export import export_batch
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
@@ -21,15 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         run_directory = RunDirectory.open(options.output)
-        models = run_directory.run["settings"]["models"]
-        codec = TextCodec.load(model_folder(models["tokenizer"] or models["target"]))
+        models = run_directory.run["models"]
+        codec = TextCodec.load(models["tokenizer"] or models["target"])
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
         num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
-    except FileNotFoundError as error:
-        print(f"error: the run is not complete: {error}; run jobs.generate again first", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{num_lines} lines in {options.file}")
     return 0

@@ -2,85 +2,94 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
 
 import ray
 from rich.console import Console
 
 from actors.generator import Generator
-from actors.resources import settle_device
+from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.plan import Plan, create_run, make_plan
 from jobs.progress import Progress
 from jobs.summary import make_report, print_summary
-from pipeline.check import check_run
+from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
-from pipeline.dataset import stream_units
+from pipeline.dataset import ActorPool, UnitError, stream_units
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
 
-_MIN_ROWS_FOR_ERROR_RATE = 100
+_MIN_ROWS_TO_STOP_EARLY = 100
 
 
 class Exit(IntEnum):
     """What the exit code says."""
 
     COMPLETE = 0
-    FAILED = 1  # what is committed stays; the same command goes on from there
+    FAILED = 1  # what is committed stays
     BAD_CONFIGURATION = 2
-    INCOMPLETE = 3
+    INTERRUPTED = 3  # the same command goes on
+
+
+class TooManyErrors(Exception):
+    """More rows failed than run.max_error_rate allows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     try:
         config = load_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.generate")
-        plan = make_plan(config)
+        device, pool = pick_device(config)
+        plan = make_plan(config, device)
         if config.dry_run:
             print_plan(plan, config)
             return Exit.COMPLETE
         run_directory = create_run(plan, config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        print(f"error: {text}", file=sys.stderr)
         return Exit.BAD_CONFIGURATION
+    except KeyboardInterrupt:
+        return _interrupted()
+    try:
+        return _run(plan, config, pool, run_directory)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except TooManyErrors as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    except (UnitError, OSError, ray.exceptions.RayError) as error:
+        print(f"error: {_explain(error)}", file=sys.stderr)
+        print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
+        return Exit.FAILED
+
+
+def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
+    started = time.monotonic()
     missing = list(run_directory.missing_units())
     if not missing and run_directory.is_success():
-        print(f"Nothing left to do: {run_directory.location.name} is complete.")
-        print_summary(run_directory, check_run(run_directory))
-        return Exit.COMPLETE
-    try:
-        return _run(plan, config, run_directory, missing)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
-        return Exit.INCOMPLETE
-
-
-def _run(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: list[WorkUnit]) -> Exit:
-    started = time.monotonic()
+        check = check_run(run_directory)
+        if check.is_complete:
+            print(f"Nothing left to do: {run_directory.location.name} is complete.")
+            print_summary(run_directory, check)
+            return Exit.COMPLETE
+    run_directory.unmark_success()
     new = Counts()
-    if missing:
-        try:
-            for receipt_counts in _generate(plan, config, run_directory, missing):
-                new += receipt_counts
-                _stop_if_too_many_errors(new, config.run.max_error_rate)
-        except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
-            print(f"error: {_cause(error)}", file=sys.stderr)
-            print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
-            return Exit.FAILED
+    for counts in _generate(plan, config, pool, run_directory, missing):
+        new += counts
+        if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
+            _refuse_too_many_errors(run_directory, new, config)
     seconds = time.monotonic() - started
     check = check_run(run_directory)
     run_directory.write_report(make_report(run_directory, check, seconds))
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
-        for problem in check.problems:
-            print(f"problem: {problem}", file=sys.stderr)
+        _print_problems(check)
         return Exit.FAILED
+    _refuse_too_many_errors(run_directory, check.counts, config)
     run_directory.mark_success()
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
@@ -88,14 +97,15 @@ def _run(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: li
     return Exit.COMPLETE
 
 
-def _generate(plan: Plan, config: RunConfig, run_directory: RunDirectory, missing: list[WorkUnit]) -> Iterator[Counts]:
+def _generate(
+    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: list[WorkUnit]
+) -> Iterator[Counts]:
     """The counts of each unit as it is committed."""
-    _start_ray(config)
-    device, pool = settle_device(
-        plan.settings.models.device, config.actor_pool(), ray.cluster_resources().get("GPU", 0.0)
-    )
+    if not missing:
+        return
+    start_ray(config)
     worker_arguments = {
-        "settings": plan.settings.on_device(device),
+        "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,
@@ -108,69 +118,58 @@ def _generate(plan: Plan, config: RunConfig, run_directory: RunDirectory, missin
             yield receipt.counts
 
 
-def _start_ray(config: RunConfig) -> None:
-    if ray.is_initialized():
-        return
-    # Both silence warnings of Ray 2.60 that a local run always prints and nobody can act on.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    address = config.run.ray_address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-    with _without_stderr():
-        ray.init(log_to_driver=False, logging_level="ERROR", **options)
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop what native code writes to stderr: Ray's notice about the log level above. Exceptions pass."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
-
-
-def _stop_if_too_many_errors(counts: Counts, max_error_rate: float) -> None:
-    if counts.num_rows >= _MIN_ROWS_FOR_ERROR_RATE and counts.num_errors > max_error_rate * counts.num_rows:
-        raise RuntimeError(
-            f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate {max_error_rate}; "
-            "errors/ in the run directory says why"
+def _refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
+    if counts.num_errors > config.run.max_error_rate * counts.num_rows:
+        raise TooManyErrors(
+            f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
+            f"{config.run.max_error_rate}; {run_directory.location.child('errors').name} says why. Failed rows are "
+            "not tried again in this run: mend the input or the configuration and use a new output directory, "
+            "or accept them with a higher run.max_error_rate"
         )
 
 
-def _cause(error: BaseException) -> str:
-    """The message of the first failure, without Ray's frames around it."""
-    while True:
-        inner = getattr(error, "cause", None) or error.__cause__
-        if not isinstance(inner, BaseException):
-            return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        error = inner
+def _print_problems(check: CheckReport) -> None:
+    for problem in check.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print(
+        "the run is not complete; remove a damaged part from data/ and run the same command again to redo it",
+        file=sys.stderr,
+    )
+
+
+def _interrupted() -> Exit:
+    print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
+    return Exit.INTERRUPTED
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UnitError):
+        return str(error)
+    if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
+        return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def print_plan(plan: Plan, config: RunConfig) -> None:
     """Print what the run would do."""
-    console = Console()
+    console, path = Console(), config.output.path
     if plan.run_directory is None:
         units = list(plan.new_units(config.run.rows_per_unit))
         missing = units
-        console.print(f"New run in {config.output.path}")
+        console.print(f"New run in {path}")
     else:
         units = list(plan.run_directory.units())
         missing = list(plan.run_directory.missing_units())
-        console.print(f"Run in {config.output.path}, {len(units) - len(missing)} of {len(units)} units committed")
-    engine = plan.settings.engine
-    console.print(
-        f"  input:   {len(plan.files)} files ({plan.input_options.format}), {sum(u.num_rows for u in units):,} rows"
-    )
-    console.print(f"  target:  {plan.settings.models.target}")
-    draft = plan.settings.models.draft
-    console.print(f"  drafter: {engine.pick_drafter(draft)} {draft or ''}, {engine.verification}")
-    console.print(f"  units:   {len(units):,} of at most {config.run.rows_per_unit:,} rows; {len(missing):,} missing")
-    console.print(f"  prompts: about {sum(u.estimated_tokens for u in missing):,} tokens to read (bytes / 4)")
-    most = sum(u.num_rows for u in missing) * plan.settings.sampling.n * plan.settings.sampling.max_tokens
+        console.print(f"Run in {path}, {len(units) - len(missing)} of {len(units)} units committed")
+    models, engine, num_rows = plan.settings.models, plan.settings.engine, sum(unit.num_rows for unit in units)
+    largest = max((unit.num_rows for unit in units), default=0)
+    most = sum(unit.num_rows for unit in missing) * plan.settings.sampling.n * plan.settings.sampling.max_tokens
+    drafter = engine.pick_drafter(models.draft)
+    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
+    console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
+    console.print(f"  drafter: {drafter}{f' {models.draft}' if drafter == 'model' else ''}, {engine.verification}")
+    console.print(f"  units:   {len(units):,} of at most {largest:,} rows; {len(missing):,} missing")
+    console.print(f"  prompts: about {sum(unit.estimated_tokens for unit in missing):,} tokens to read (bytes / 4)")
     console.print(f"  output:  at most {most:,} tokens (rows x n x max_tokens)")
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import ray
 import torch
 import transformers
+from transformers import PretrainedConfig
 
 from actors.generator import load_codec
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ModelSettings
 from decoding.support import load_config as load_model_config
-from decoding.support import model_folder
+from decoding.support import max_positions, model_folder
 from decoding.vocabulary import check_same_vocabulary
 from jobs.config import RunConfig
 from pipeline.carried import carried_types, types_from_dict, types_to_dict
@@ -35,7 +37,6 @@ class Plan:
     input_options: InputOptions
     carried: dict[str, pa.DataType]
     files: list[InputFile]
-    codec: TextCodec
     identity: dict[str, Any]
     run_directory: RunDirectory | None
 
@@ -44,23 +45,26 @@ class Plan:
         return plan_units(self.files, self.input_options, rows_per_unit)
 
 
-def make_plan(config: RunConfig) -> Plan:
-    """The plan of this configuration. Raises ValueError for everything that can be known to fail before GPU work."""
+def make_plan(config: RunConfig, device: str) -> Plan:
+    """The plan of this configuration on "cpu" or "cuda".
+
+    Raises ValueError or OSError for everything that can be known to fail before GPU work.
+    """
     settings = config.generator_settings()
+    settings = replace(settings, models=_settled_models(settings.models, device))
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
     _check_models(settings)
     codec = load_codec(settings)
-    if options.format == "text" and settings.chat.system_prompt:
-        raise ValueError("chat.system_prompt is set, but text input has prompts, not messages")
     run_directory = RunDirectory.open(config.output.path) if RunDirectory.exists(config.output.path) else None
     carried = (
         types_from_dict(run_directory.run["carried"]) if run_directory is not None else carried_types(files, options)
     )
-    identity = run_identity(config, settings, options, files, codec)
+    identity = run_identity(settings, options, files, codec)
     if run_directory is not None:
+        _refuse_changed_inputs(run_directory, files)
         run_directory.refuse_if_changed(identity)
-    return Plan(settings, options, carried, files, codec, identity, run_directory)
+    return Plan(settings, options, carried, files, identity, run_directory)
 
 
 def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
@@ -70,7 +74,8 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
     run = {
         "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
-        "settings": config.model_dump(mode="json", exclude={"dry_run"}),
+        "settings": config.model_dump(mode="json", exclude={"config", "dry_run"}),
+        "models": asdict(plan.settings.models),
         "versions": {
             "python": platform.python_version(),
             "ray": ray.__version__,
@@ -82,32 +87,83 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
     return RunDirectory.create(config.output.path, run, plan.new_units(config.run.rows_per_unit))
 
 
-def _check_models(settings: GeneratorSettings) -> None:
-    """What the engine checks again when it loads the weights, as far as it can be known without them."""
-    target = model_folder(settings.models.target)
-    target_config = load_model_config(target)
-    if settings.engine.pick_drafter(settings.models.draft) != "model" or settings.models.draft is None:
-        return
-    draft = model_folder(settings.models.draft)
-    draft_config = load_model_config(draft)
-    sizes = [config.get_text_config().vocab_size for config in (target_config, draft_config)]
-    check_same_vocabulary(target, draft, *sizes)
-
-
 def run_identity(
-    config: RunConfig, settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
+    settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
 ) -> dict[str, Any]:
-    """What decides which tokens come out: it may not change while a run lasts. Drafter and machines are not in it."""
+    """What decides which tokens come out: it may not change while a run lasts.
+
+    Drafter and machines are not in it, except under rejection, where only the law is the target's.
+    """
+    models, engine = settings.models, settings.engine
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
     sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
-    return {
-        "target": model_fingerprint(model_folder(settings.models.target)),
-        "tokenizer": tokenizer_fingerprint(model_folder(settings.models.tokenizer or settings.models.target)),
+    identity = {
+        "target": model_fingerprint(models.target),
+        "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
         "chat": {**asdict(settings.chat), "chat_template": text_fingerprint(codec.chat_template or "")},
         "input": {**asdict(options), "files": inputs_digest(files)},
         "sampling": sampling,
         "seed": settings.seed,
-        "dtype": settings.models.dtype,
-        "verification": settings.engine.verification,
-        "max_model_len": settings.engine.max_model_len,
+        "dtype": models.dtype,
+        "verification": engine.verification,
+        "max_model_len": engine.max_model_len,
     }
+    if engine.verification == "rejection":
+        identity["drafter"] = {
+            "name": engine.pick_drafter(models.draft),
+            "draft": model_fingerprint(models.draft) if models.draft else None,
+            "num_speculative_tokens": engine.num_speculative_tokens,
+        }
+    return identity
+
+
+def _settled_models(models: ModelSettings, device: str) -> ModelSettings:
+    """Absolute folders, the device, and the dtype that `auto` means: actors may start in another folder."""
+    target = _absolute(model_folder(models.target))
+    dtype = models.dtype
+    if dtype == "auto":
+        checkpoint = str(getattr(load_model_config(target), "dtype", None) or "float32").removeprefix("torch.")
+        dtype = "float32" if device == "cpu" else checkpoint  # type: ignore[assignment]
+    return ModelSettings(
+        target=target,
+        draft=_absolute(model_folder(models.draft)) if models.draft else None,
+        tokenizer=_absolute(model_folder(models.tokenizer)) if models.tokenizer else None,
+        device=device,  # type: ignore[arg-type]
+        dtype=dtype,
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _check_models(settings: GeneratorSettings) -> None:
+    """What the engine checks again when it loads the weights, as far as it can be known without them."""
+    models, engine = settings.models, settings.engine
+    target_config = load_model_config(models.target)
+    vocab_size: int = target_config.get_text_config().vocab_size
+    _check_limits(settings, target_config, vocab_size)
+    if engine.pick_drafter(models.draft) == "model" and models.draft is not None:
+        draft_config = load_model_config(models.draft)
+        check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)
+
+
+def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig, vocab_size: int) -> None:
+    wanted, limit = settings.engine.max_model_len, max_positions(target_config)
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ValueError(f"engine.max_model_len is {wanted}, but the target sees at most {limit} positions; lower it")
+    foreign = [token for token in settings.sampling.logit_bias if token >= vocab_size]
+    if foreign:
+        raise ValueError(f"sampling.logit_bias names token id {foreign[0]}, but the target has {vocab_size} ids")
+
+
+def _refuse_changed_inputs(run_directory: RunDirectory, files: list[InputFile]) -> None:
+    planned = {(unit.file, unit.file_size, unit.file_version) for unit in run_directory.units()}
+    now = {tuple(file) for file in files if file.size}
+    changed = sorted({str(file[0]) for file in planned ^ now})
+    if changed:
+        raise ValueError(
+            f"{run_directory.location.name} holds a run over other input: {', '.join(changed[:3])}"
+            f"{' and more' if len(changed) > 3 else ''} changed (path, size or time of change), came or went; "
+            "restore the input, or use a new output directory"
+        )

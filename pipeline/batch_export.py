@@ -17,6 +17,7 @@ from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
 from pipeline.units import WorkUnit
+from pipeline.whole_file import replacement
 
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",
@@ -27,15 +28,24 @@ _ERROR_CODES: Mapping[Stage, str] = {
 }
 
 
+class IncompleteRunError(FileNotFoundError):
+    """The run has units that are not committed."""
+
+
 def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0) -> int:
     """The number of lines written to `path`: one for each input row of a complete run.
 
     `created` (Unix seconds) goes into every body; it is the caller's, so that an export repeated is the same
-    file. Raises FileNotFoundError if a unit is not committed.
+    file. The file appears whole or not at all. Raises IncompleteRunError, before anything is written, if a
+    unit is not committed, and OSError if the file cannot be written.
     """
-    output = Location.parse(path)
+    if missing := list(run_directory.missing_units()):
+        raise IncompleteRunError(
+            f"{run_directory.location.name}: {len(missing)} of {run_directory.manifest.num_units} units are missing, "
+            f"the first is unit {missing[0].unit_id} (rows {missing[0].row_start} on of {missing[0].file})"
+        )
     num_lines = 0
-    with output.filesystem.open_output_stream(output.path) as stream:
+    with replacement(Location.parse(path)) as stream:
         for unit in run_directory.units():
             for line in _unit_lines(run_directory, unit, model, codec, created):
                 stream.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, cast
 
 import pyarrow as pa
 
 from pipeline.errors import RowError
-from pipeline.files import InputFile
+from pipeline.files import InputFile, refuse_unreadable
 from pipeline.input_options import InputOptions, resolve_options
 from pipeline.location import Location
 from pipeline.parquet_rows import parquet_schema
@@ -25,9 +25,9 @@ JSON_TEXT = pa.json_()  # a string column whose text is JSON: what holds anythin
 def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str, pa.DataType]:
     """The type of every carried column: decided once, when the run is planned, and kept in run.json.
 
-    Parquet: the first file's. CSV: string, because a cell is text ("007" is not 7). JSON lines: what the
+    Parquet: the files', which must agree. CSV: string, because a cell is text ("007" is not 7). JSON lines: what the
     first 1000 rows have in common: bool, int64, float64 or string; else JSON text. Raises ValueError for a
-    column that is not in the input or has the name of one of ours.
+    column that is not in the input, has the name of one of ours, or has two types in two Parquet files.
     """
     options = resolve_options(files, options)
     generations_schema(dict.fromkeys(options.carry_columns, pa.string()))  # refuses our own names
@@ -36,7 +36,9 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     first = Location.parse(files[0].path)
     types: dict[str, pa.DataType]
     if options.format == "parquet":
-        types = {field.name: _plain(field.type) for field in parquet_schema(first)}
+        types = _parquet_types(files[0])
+        for file in files[1:]:
+            _refuse_other_types(types, files[0].path, file, options)
     elif options.format == "csv":
         types = dict.fromkeys(file_columns(first, "csv") or [], pa.string())
     elif options.format == "text":
@@ -82,7 +84,10 @@ def _fit(name: str, value: Any, type_: pa.DataType) -> Any:
     if value is None:
         return None
     if type_ == JSON_TEXT:
-        return json.dumps(value, ensure_ascii=False, default=str)
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+        except (ValueError, RecursionError) as error:
+            raise RowError("read", f"carried column {name!r}: no JSON text: {error}", type(error).__name__) from error
     try:
         scalar = pa.scalar(value, type=type_)
         # Arrow truncates 1.5 to an integer and takes true for 1.0, both without a word
@@ -97,6 +102,22 @@ def _fit(name: str, value: Any, type_: pa.DataType) -> Any:
     return value
 
 
+def _parquet_types(file: InputFile) -> dict[str, pa.DataType]:
+    with refuse_unreadable(file.path, "parquet"):
+        return {field.name: _plain(field.type) for field in parquet_schema(Location.parse(file.path))}
+
+
+def _refuse_other_types(types: Mapping[str, pa.DataType], first: str, other: InputFile, options: InputOptions) -> None:
+    """Raise ValueError for a carried column that has another type in the other file."""
+    other_types = _parquet_types(other)
+    for name in set(options.carry_columns) & types.keys() & other_types.keys():
+        if types[name] != other_types[name]:
+            raise ValueError(
+                f"carried column {name!r} is {types[name]} in {first} and {other_types[name]} in {other.path}; "
+                "write the files with one type, or leave it out of carry_columns"
+            )
+
+
 def _plain(type_: pa.DataType) -> pa.DataType:
     """The type of a column's values, without how they were stored."""
     if isinstance(type_, pa.DictionaryType):
@@ -107,8 +128,10 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _json_rows(files: Sequence[InputFile], options: InputOptions) -> Iterator[Columns]:
-    records = chain.from_iterable(read_records(Location.parse(file.path), options) for file in files)
-    return (record for record in records if not isinstance(record, RowError))
+    for file in files:
+        with refuse_unreadable(file.path, options.format):
+            records = read_records(Location.parse(file.path), options)
+            yield from (record for record in records if not isinstance(record, RowError))
 
 
 def _common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:

@@ -20,6 +20,10 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
 
+# How often Ray may repeat a call whose actor died. Ray Data's default is for ever, even for a row that kills its actor.
+# Actors that died are replaced without limit.
+MAX_TASK_RETRIES = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPool:
@@ -50,7 +54,11 @@ class ActorPool:
         )
         # Ray Data adds a CPU to a GPU actor unless told not to; giving both is what it warns about.
         resources = {"num_gpus": self.num_gpus} if self.num_gpus else {"num_cpus": self.num_cpus}
-        return {"compute": strategy, "batch_format": "pyarrow", **resources}
+        return {"compute": strategy, "batch_format": "pyarrow", "max_task_retries": MAX_TASK_RETRIES, **resources}
+
+
+class UnitError(RuntimeError):
+    """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
 
 
 def stream_units(
@@ -60,8 +68,11 @@ def stream_units(
     pool: ActorPool,
     no_progress_timeout_s: float,
 ) -> Iterator[Receipt]:
-    """The receipts of the units as they are committed. `worker` takes tables with a column "unit" of JSON texts and
-    returns tables with a column "receipt" of JSON texts, row for row.
+    """The receipts of the units as they are committed.
+
+    `worker` takes tables with a column "unit" of JSON texts and returns, row for row, tables with the columns "receipt"
+    (JSON text) and "failure" (a message), one of them null: a failure that travels as data keeps its message, which
+    Ray Data's own wrapping loses. Raises UnitError at the first failure, RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
     descriptors = [{"unit": json.dumps(unit.to_dict())} for unit in units]
@@ -71,8 +82,10 @@ def stream_units(
         worker, batch_size=1, fn_constructor_kwargs=dict(worker_arguments), **pool._map_arguments()
     )
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-        for receipt in batch["receipt"].to_pylist():
-            yield Receipt.from_dict(json.loads(receipt))
+        for row in batch.to_pylist():
+            if row["failure"] is not None:
+                raise UnitError(row["failure"])
+            yield Receipt.from_dict(json.loads(row["receipt"]))
 
 
 def map_rows(
@@ -93,5 +106,6 @@ def quiet_ray_data(no_progress_timeout_s: float) -> None:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = no_progress_timeout_s
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"ray\.data")
+    warnings.filterwarnings("ignore", message=".*ray_remote_args.*")

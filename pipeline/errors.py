@@ -9,6 +9,11 @@ Stage = Literal["read", "template", "encode", "params", "generate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
+def storable(text: str) -> str:
+    """The text with half surrogate pairs spelled out ("\\ud800"), so that UTF-8, hence Arrow, can hold it."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class RowError(Exception):
     """One row cannot go on. Its neighbours can: the caller turns this into an `ErrorRow` and continues.
 
@@ -16,10 +21,10 @@ class RowError(Exception):
     """
 
     def __init__(self, stage: Stage, message: str, kind: str = "ValueError") -> None:
-        super().__init__(message)
         self.stage: Stage = stage
-        self.message = message
-        self.kind = kind
+        self.message = storable(message)
+        self.kind = storable(kind)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowError, (self.stage, self.message, self.kind)
@@ -42,6 +47,11 @@ class ErrorRow:
     error_type: str
     message: str
     attempt: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", None if self.id is None else storable(self.id))
+        object.__setattr__(self, "error_type", storable(self.error_type))
+        object.__setattr__(self, "message", storable(self.message))
 
     def to_dict(self) -> dict[str, Any]:
         """The row as a dict in the order of `schema.ERRORS`."""

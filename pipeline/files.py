@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyarrow import fs
 
 from pipeline.location import Location, file_version
@@ -65,6 +67,15 @@ def refuse_changed_file(planned: InputFile) -> None:
             f"version {planned.version!r}, and has {info.size} and {file_version(info)!r}; "
             "restore the file or use a new output directory"
         )
+
+
+@contextmanager
+def refuse_unreadable(path: str, format_: str) -> Iterator[None]:
+    """Raise ValueError naming the file where reading it fails: it is gone, truncated or not of its format."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: cannot be read as {format_}: {error}") from error
 
 
 def _find(path: str) -> Iterator[InputFile]:

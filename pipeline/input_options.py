@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from pipeline.files import InputFile
-from pipeline.lines import first_json_line
+from pipeline.files import InputFile, refuse_unreadable
+from pipeline.lines import first_json_line, is_gzip
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 
@@ -27,9 +27,10 @@ class InputOptions:
     """What a run reads. A row has a prompt or messages, never both; text files have prompts alone.
 
     `override_column` holds a row's own sampling parameters: an object, or JSON text of one; it need not
-    exist. `carry_columns` are copied to the output. `template_columns` limits the columns that a row keeps
-    for templates (None keeps all, which for wide Parquet files reads more than it needs). `prompt_template`,
-    such as "Question: {question}\\nAnswer:", makes the prompt from columns in place of `prompt_column`.
+    exist. `carry_columns` are copied to the output. `template_columns` are those that the chat template's
+    variables come from: where it is set, also to (), Parquet reads them and the columns named above, and no
+    others (None reads all, and a row then fails by any cell that cannot be read). `prompt_template`, such as
+    "Question: {question}\\nAnswer:", makes the prompt from columns in place of `prompt_column`.
     """
 
     format: Format = "auto"
@@ -64,16 +65,21 @@ def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputO
         raise ValueError(f"the input mixes formats: {examples}; name files of one format, with a glob such as *.jsonl")
     (format_,) = formats
     if format_ == "jsonl":
-        first_lines = (first_json_line(file.path) for file in files)
-        first = next((line for line in first_lines if line is not None), None)
-        if isinstance(first, dict) and {"custom_id", "url", "body"} <= first.keys():
+        first_lines = (_first_line(file) for file in files)
+        first = next((line for line in first_lines if line is not None), {})
+        if {"custom_id", "url", "body"} <= first.keys():
             format_ = "openai_batch"
     return replace(options, format=format_)
 
 
+def _first_line(file: InputFile) -> dict[str, Any] | None:
+    with refuse_unreadable(file.path, "jsonl"):
+        return first_json_line(file.path)
+
+
 def _format_of(path: str) -> Format:
     name = path.partition("?")[0] if "://" in path else path
-    extension = name.lower().removesuffix(".gz").rpartition(".")[2]
+    extension = (name[: -len(".gz")] if is_gzip(name) else name).lower().rpartition(".")[2]
     if extension not in _FORMAT_OF_EXTENSION:
         raise ValueError(
             f"{path}: its name does not tell its format (known: {', '.join(_FORMAT_OF_EXTENSION)}, "

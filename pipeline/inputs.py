@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.carried import carry
-from pipeline.errors import ErrorRow, RowError
+from pipeline.errors import ErrorRow, RowError, storable
 from pipeline.files import InputFile, refuse_changed_file
 from pipeline.input_options import InputOptions, resolve_options
 from pipeline.location import Location
 from pipeline.openai_batch import custom_id, read_request
 from pipeline.parquet_rows import read_parquet_rows
 from pipeline.prompt_template import PromptTemplate
-from pipeline.records import Columns, read_records
+from pipeline.records import Columns, parse_json, read_records
 from pipeline.units import WorkUnit, prompt_columns
 
 
@@ -110,7 +110,9 @@ def _user_id(columns: Columns, options: InputOptions) -> str | None:
     if options.format == "openai_batch":
         return custom_id(columns)
     value = columns.get(options.id_column) if options.id_column else None
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+    if value is None:
+        return None
+    return storable(value) if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
@@ -158,6 +160,6 @@ def _from_json(value: Any, column: str, stage: Any) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError) as error:
         raise RowError(stage, f"column {column!r}: not JSON: {error}", type(error).__name__) from error

@@ -12,13 +12,15 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO, cast
 
 from pipeline.location import Location
 
 _BUFFER_BYTES = 1 << 20
+_MAX_BAD_LINES = 100  # how many first_json_line passes over
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # csv refuses fields over 128 KiB unless told otherwise, which is less than a long prompt. What is left is a
@@ -74,14 +76,19 @@ def parse_csv(data: bytes) -> list[str]:
     return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), strict=True))
 
 
-def first_json_line(path: str) -> Any:
-    """What the first line of a JSONL file holds; None if it is no JSON or the file is empty."""
-    for line in split_lines(Location.parse(path)):
-        try:
-            return json.loads(line.data)
-        except (ValueError, RecursionError):
-            return None
+def first_json_line(path: str) -> dict[str, Any] | None:
+    """The first JSON object of a JSONL file; None if none of its first lines, up to a hundred, is one."""
+    for line in islice(split_lines(Location.parse(path)), _MAX_BAD_LINES + 1):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(line.data)
+            if isinstance(value, dict):
+                return value
     return None
+
+
+def is_gzip(path: str) -> bool:
+    """Whether the file is compressed, by its name."""
+    return path.lower().endswith(".gz")
 
 
 def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Iterator[TextRecord]:
@@ -95,7 +102,7 @@ def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Ite
 @contextmanager
 def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
     """The file's bytes from `byte_start` on."""
-    if location.path.endswith(".gz"):
+    if is_gzip(location.path):
         with location.filesystem.open_input_stream(location.path, compression="gzip") as decompressed:
             stream = io.BufferedReader(cast(Any, decompressed), _BUFFER_BYTES)
             skipped = 0

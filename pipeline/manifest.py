@@ -20,27 +20,31 @@ _ROW_GROUPS_PER_PART = 10
 
 @dataclass(frozen=True)
 class ManifestSummary:
-    """What a manifest holds, kept in run.json: a plan's totals without reading the plan."""
+    """What a manifest holds, kept in run.json: a plan's totals without reading the plan.
+
+    `token` is in the names of its parts, so that the parts of another creation are never taken for this one's.
+    """
 
     num_parts: int = 0
     num_units: int = 0
     num_rows: int = 0
     estimated_tokens: int = 0
+    token: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict."""
         return asdict(self)
 
 
-def write_manifest(folder: Location, units: Iterable[WorkUnit]) -> ManifestSummary:
-    """The summary of what was written: `folder`/part-00000.parquet and on, in the order of the units."""
+def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str) -> ManifestSummary:
+    """The summary of what was written: `folder`/part-{token}-00000.parquet and on, in the order of the units."""
     row_groups = _row_groups(iter(units))
     num_parts = num_units = num_rows = estimated_tokens = 0
     for part in count():
         first = next(row_groups, None)
         if first is None:
             break
-        path = _part(folder, part).path
+        path = _part(folder, token, part).path
         with (
             folder.filesystem.open_output_stream(path) as stream,
             pq.ParquetWriter(stream, MANIFEST) as writer,
@@ -51,20 +55,24 @@ def write_manifest(folder: Location, units: Iterable[WorkUnit]) -> ManifestSumma
                 num_rows += sum(unit.num_rows for unit in group)
                 estimated_tokens += sum(unit.estimated_tokens for unit in group)
         num_parts += 1
-    return ManifestSummary(num_parts, num_units, num_rows, estimated_tokens)
+    return ManifestSummary(num_parts, num_units, num_rows, estimated_tokens, token)
 
 
-def read_manifest(folder: Location, num_parts: int) -> Iterator[WorkUnit]:
+def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkUnit]:
     """The units of a manifest, in order."""
-    for part in range(num_parts):
-        path = _part(folder, part).path
-        with folder.filesystem.open_input_file(path) as file:
+    for location in manifest_parts(folder, manifest):
+        with folder.filesystem.open_input_file(location.path) as file:
             for batch in pq.ParquetFile(file).iter_batches(_UNITS_PER_ROW_GROUP):
                 yield from (WorkUnit.from_dict(row) for row in batch.to_pylist())
 
 
-def _part(folder: Location, part: int) -> Location:
-    return folder.child(f"part-{part:05d}.parquet")
+def manifest_parts(folder: Location, manifest: ManifestSummary) -> list[Location]:
+    """The files of a manifest, in order."""
+    return [_part(folder, manifest.token, part) for part in range(manifest.num_parts)]
+
+
+def _part(folder: Location, token: str, part: int) -> Location:
+    return folder.child(f"part-{token}-{part:05d}.parquet")
 
 
 def _row_groups(units: Iterator[WorkUnit]) -> Iterator[list[WorkUnit]]:

@@ -47,7 +47,7 @@ def read_parquet_rows(
         for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
             rows = batch.slice(skip, left)
             skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
-            yield from _to_dicts(rows)
+            yield from to_rows(rows)
             if left == 0:
                 return
 
@@ -64,13 +64,15 @@ def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int)
     return groups, first_row
 
 
-def _to_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any] | RowError]:
+def to_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any] | RowError]:
     """One dict a row; a value without a Python form (a string that is not UTF-8) spoils its own row only."""
     try:
-        yield from rows.to_pylist()
-        return
+        whole = rows.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # some row of the batch: find out which
+    else:
+        yield from whole
+        return
     for index in range(rows.num_rows):
         try:
             yield rows.slice(index, 1).to_pylist()[0]

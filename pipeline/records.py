@@ -15,6 +15,7 @@ from pipeline.location import Location
 from pipeline.parquet_rows import parquet_schema
 
 Columns = dict[str, Any]
+_MAYBE_HALF_PAIR = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # the character, or the JSON escape that makes it
 
 
 def file_columns(location: Location, format_: Format) -> list[str] | None:
@@ -49,6 +50,17 @@ def read_records(
             yield error
 
 
+def parse_json(text: str) -> Any:
+    """What a JSON text holds. Raises ValueError or RecursionError: not JSON, or strings that are no text."""
+    value = json.loads(text)
+    if _MAYBE_HALF_PAIR.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"it holds half a surrogate pair: {error}") from error
+    return value
+
+
 def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
     try:
         if options.format == "csv":
@@ -73,16 +85,11 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
 def _parse_json_object(data: bytes) -> Columns:
     text = data.decode("utf-8")
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise RowError("read", f"not a JSON line: {error}", type(error).__name__) from error
     if not isinstance(value, dict):
         raise RowError("read", f"expected a JSON object on the line, got {type(value).__name__}", "TypeError")
-    if re.search(r"\\u[dD][89a-fA-F]", text):  # only an escape can smuggle in what is no text
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RowError("read", f"the line escapes half a surrogate pair: {error}", "UnicodeEncodeError") from error
     return value
 
 

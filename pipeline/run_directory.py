@@ -1,7 +1,7 @@
 """The run directory: what a run is, what it has done, and what is missing.
 
 run.json                   what the run is; its existence means that the manifest is complete
-manifest/part-*.parquet    the work units
+manifest/part-*.parquet    the work units, in the parts that run.json names; others are of a creation that lost or died
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
 report.json  _SUCCESS      written at the end
@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pyarrow import fs
 
 from pipeline.location import Location
-from pipeline.manifest import ManifestSummary, read_manifest, write_manifest
+from pipeline.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
 from pipeline.units import WorkUnit
 from pipeline.whole_file import create_file, replace_file
 
 _CREATING = "_CREATING"  # there from the first to the last moment of a creation
+_MANIFEST_PART_NAME = re.compile(r"part-[0-9a-f]{16}-\d{5,}\.parquet")
 _PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
 
 
@@ -44,30 +47,39 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Location, run: Mapping[str, Any], units: Iterable[WorkUnit]) -> RunDirectory:
-        """A new run with the manifest of `units`. What an interrupted creation left behind is written over.
+        """A new run with the manifest of `units`; `run` has at least "identity" and "carried".
 
-        Raises ValueError if the folder holds a run already, or anything that is not ours.
+        Several processes may try at once: each writes manifest parts of its own, and the first run.json wins.
+        What an interrupted creation left behind does no harm. Raises ValueError if the folder holds a run
+        already, also one made meanwhile, or anything that is not ours.
         """
         location = _location(path)
-        assert "identity" in run
+        assert {"identity", "carried"} <= run.keys()
         assert "manifest" not in run
-        leftovers = _refuse_occupied(location)
+        _refuse_occupied(location)
         for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
             location.filesystem.create_dir(location.child(folder).path, recursive=True)
         temporary = location.child("_tmp")
         replace_file(location.child(_CREATING), b"", temporary)
-        for leftover in leftovers:
-            location.filesystem.delete_file(leftover)
-        summary = write_manifest(location.child("manifest"), units)
+        manifest, run_json = location.child("manifest"), location.child("run.json")
+        summary = write_manifest(manifest, units, token=secrets.token_hex(8))
+        own_parts = manifest_parts(manifest, summary)
         content = _to_json({**run, "manifest": summary.to_dict()})
-        if not create_file(location.child("run.json"), content, temporary):
+        # On a store that cannot refuse a second run.json, looking first leaves only a moment for two winners.
+        won = not run_json.exists() and create_file(run_json, content, temporary)
+        if not won:
+            for part in own_parts:
+                _delete(part)
+        elif location.is_local:  # elsewhere another creation may yet replace run.json, and need its parts
+            _delete_other_parts(manifest, own_parts)
+        _delete(location.child(_CREATING))
+        if not won:
             raise ValueError(f"{location.name}: another process created a run here just now; run the command again")
-        location.filesystem.delete_file(location.child(_CREATING).path)
         return cls.open(location)
 
     @classmethod
     def open(cls, path: str | Location) -> RunDirectory:
-        """The run at `path`. Raises ValueError if there is none."""
+        """The run at `path`. Raises ValueError if there is none, or run.json lacks what every run has."""
         location = _location(path)
         try:
             run = json.loads(location.child("run.json").read_bytes())
@@ -75,6 +87,11 @@ class RunDirectory:
             raise ValueError(f"{location.name}: no run here (a run directory has a run.json)") from error
         except ValueError as error:
             raise ValueError(f"{location.name}: run.json is not JSON ({error}); restore it from a copy") from error
+        if missing := _missing_keys(run):
+            raise ValueError(
+                f"{location.name}: not a run of this version, or damaged: run.json has no {', '.join(missing)}; "
+                "restore it from a copy, or use a new output directory"
+            )
         return cls(location, run)
 
     @property
@@ -99,7 +116,7 @@ class RunDirectory:
 
     def units(self) -> Iterator[WorkUnit]:
         """Every unit of the run, in order."""
-        return read_manifest(self.location.child("manifest"), self.manifest.num_parts)
+        return read_manifest(self.location.child("manifest"), self.manifest)
 
     def committed_unit_ids(self) -> set[int]:
         """The units that are done, from one listing of data/."""
@@ -132,6 +149,10 @@ class RunDirectory:
         """Write _SUCCESS: the run was checked and is complete."""
         replace_file(self.location.child("_SUCCESS"), b"", self.temporary)
 
+    def unmark_success(self) -> None:
+        """Remove _SUCCESS if it is there: what it says is about to be untrue, or not known."""
+        _delete(self.location.child("_SUCCESS"))
+
     def is_success(self) -> bool:
         """Whether the run was checked and is complete."""
         return self.location.child("_SUCCESS").exists()
@@ -141,23 +162,48 @@ def _location(path: str | Location) -> Location:
     return path if isinstance(path, Location) else Location.parse(path)
 
 
-def _refuse_occupied(location: Location) -> list[str]:
-    """The manifest parts that an interrupted creation left; ValueError if the folder holds anything else."""
+def _delete(location: Location) -> None:
+    """Delete the file, unless another process has done so."""
+    with suppress(FileNotFoundError):
+        location.filesystem.delete_file(location.path)
+
+
+def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
+    """Delete the manifest parts of creations that died, and of those that are about to find that they lost."""
+    own_paths = {part.path for part in own_parts}
+    for info in folder.list():
+        if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
+            _delete(folder.at(info.path))
+
+
+def _missing_keys(run: Any) -> list[str]:
+    """What every run.json of this version has and this one lacks."""
+    if not isinstance(run, dict):
+        return ["object in it"]
+    missing = [key for key in ("identity", "manifest", "carried") if not isinstance(run.get(key), dict)]
+    if "manifest" in missing:
+        return missing
+    return missing + [
+        f"manifest.{field.name}" for field in fields(ManifestSummary) if field.name not in run["manifest"]
+    ]
+
+
+def _refuse_occupied(location: Location) -> None:
+    """Raise ValueError if the folder holds anything but what an unfinished creation has written."""
     if location.child("run.json").exists():
         raise ValueError(f"{location.name} holds a run already; open it, or use a new output directory")
     if location.info().type == fs.FileType.File:
         raise ValueError(f"{location.name} is a file; the output directory must be a folder")
     root = location.path.rstrip("/") + "/"
-    files = {info.path.removeprefix(root): info.path for info in location.list(recursive=True) if info.is_file}
-    leftovers = [path for name, path in files.items() if re.fullmatch(r"manifest/part-\d{5,}\.parquet", name)]
+    files = {info.path.removeprefix(root) for info in location.list(recursive=True) if info.is_file}
+    parts = {name for name in files if name.startswith("manifest/") and _MANIFEST_PART_NAME.fullmatch(name[9:])}
     ours = {_CREATING} | {name for name in files if name.startswith((f"_tmp/{_CREATING}.", "_tmp/run.json."))}
-    foreign = sorted(name for name, path in files.items() if name not in ours and path not in leftovers)
-    if foreign or (leftovers and _CREATING not in files):
+    foreign = sorted(files - ours - parts)
+    if foreign or (parts and _CREATING not in files):
         raise ValueError(
             f"{location.name} is not empty and is not a run: it has {(foreign or sorted(files))[:5]}; "
             "use a new output directory (nothing here was touched)"
         )
-    return leftovers
 
 
 def _to_json(value: Mapping[str, Any]) -> bytes:

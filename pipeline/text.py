@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RowError
 from pipeline.inputs import InputRow
+
+# One of these is in every tokenizer folder.
+_TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
+# Names that templates know the chat by; apply_chat_template's own parameters are taken as well.
+_CHAT_NAMES = {"messages", "conversation", "conversations"}
+# Its parameters that are variables of the template after all: fine where each row has its own.
+_ROW_VARIABLES = {"tools", "documents"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,14 @@ class TextCodec:
     ) -> TextCodec:
         """The codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
 
-        Raises ValueError if the folder has no tokenizer that loads without running code of its own.
+        Raises ValueError if the folder has no tokenizer that loads without running code of its own, if
+        `chat_template` is not Jinja, or if a template variable has a name that is taken.
         """
+        folder = Path(tokenizer_path)
+        if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise ValueError(
+                f"no tokenizer in {tokenizer_path} (looked for {', '.join(_TOKENIZER_FILES)}); set models.tokenizer"
+            )
         from transformers import (
             AutoTokenizer,
         )  # here, because importing it takes seconds that planning can do without
@@ -47,6 +62,11 @@ class TextCodec:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {error}") from error
+        if chat_template is not None:
+            _refuse_bad_template(chat_template)
+        taken = _CHAT_NAMES | signature(tokenizer.apply_chat_template).parameters.keys() - {"kwargs"}
+        _refuse_taken_names("template_kwargs", template_kwargs or {}, taken)
+        _refuse_taken_names("template_columns", template_columns or {}, taken - _ROW_VARIABLES)
         return cls(
             tokenizer,
             chat_template or getattr(tokenizer, "chat_template", None),
@@ -123,6 +143,24 @@ class TextCodec:
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
 
 
+def _refuse_bad_template(chat_template: str) -> None:
+    """Raise ValueError if the template does not compile as apply_chat_template will compile it."""
+    from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        _compile_jinja_template(chat_template)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
+
+
+def _refuse_taken_names(option: str, variables: Mapping[str, Any], taken: Set[str]) -> None:
+    if clashes := sorted(taken & variables.keys()):
+        raise ValueError(
+            f"{option} names {clashes}, which the chat template gets from elsewhere; rename or remove them"
+        )
+
+
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages, without keys that are null (a Parquet struct has every key). Raises RowError."""
     if not isinstance(messages, list):
@@ -134,7 +172,7 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message, dict):
             raise RowError("template", f"{where}: expected an object, got {type(message).__name__}", "TypeError")
         if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RowError("template", f"{where}.role: expected a string, got {json.dumps(message.get('role'))}")
+            raise RowError("template", f"{where}.role: expected a string, got {message.get('role')!r}")
         if not isinstance(message.get("content"), str):
             kind = type(message.get("content")).__name__
             raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")

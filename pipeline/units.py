@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from pipeline.files import InputFile
+from pipeline.files import InputFile, refuse_unreadable
 from pipeline.input_options import InputOptions, resolve_options
 from pipeline.location import Location
 from pipeline.parquet_rows import parquet_size
@@ -86,14 +84,12 @@ class _RowRange(NamedTuple):
 
 def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
     location = Location.parse(file.path)
-    try:
+    with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
         if options.format == "parquet":
             yield from _parquet_ranges(location, options, rows_per_unit)
         else:
             yield from _text_ranges(location, options, rows_per_unit)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{file.path}: cannot be read as {options.format}: {error}") from error
 
 
 def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
 from pipeline.location import Location
 
@@ -48,6 +53,36 @@ def replace_file(location: Location, content: bytes, temporary: Location) -> Non
     _sync_folder(location)
 
 
+@contextmanager
+def replacement(location: Location) -> Iterator[IO[bytes]]:
+    """A stream for content that need not fit in memory: it becomes the file, whole, when the block ends.
+
+    If the block fails, what was there stays. A missing local folder is made. What is no regular file, such as
+    /dev/stdout, is written as it goes. Raises OSError.
+    """
+    if not location.is_local:
+        with tempfile.TemporaryFile() as scratch:
+            yield scratch
+            _upload(scratch, location)
+        return
+    path = os.path.realpath(location.path)  # a link stays one
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as stream:
+            yield stream
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    scratch_path = f"{path}.{uuid.uuid4().hex}"
+    try:
+        with open(scratch_path, "xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(scratch_path, path)
+    finally:
+        if os.path.lexists(scratch_path):
+            os.unlink(scratch_path)
+
+
 def _write_scratch(location: Location, content: bytes, temporary: Location) -> str:
     """The path of a new, synced file in `temporary` that holds `content`."""
     scratch = os.path.join(temporary.path, f"{os.path.basename(location.path)}.{uuid.uuid4().hex}")
@@ -70,7 +105,19 @@ def _sync_folder(location: Location) -> None:
 def _put(location: Location, content: bytes) -> None:
     with location.filesystem.open_output_stream(location.path) as stream:
         stream.write(content)
+    _refuse_short(location, len(content))
+
+
+def _upload(scratch: IO[bytes], location: Location) -> None:
+    num_bytes = scratch.tell()
+    scratch.seek(0)
+    with location.filesystem.open_output_stream(location.path) as stream:
+        shutil.copyfileobj(scratch, stream)
+    _refuse_short(location, num_bytes)
+
+
+def _refuse_short(location: Location, num_bytes: int) -> None:
     size = location.info().size
-    if size != len(content):  # Arrow closes, and so completes, an upload whose write failed midway
+    if size != num_bytes:  # Arrow closes, and so completes, an upload whose write failed midway
         location.filesystem.delete_file(location.path)
-        raise OSError(f"{location.name}: {len(content)} bytes were sent and {size} arrived; the file was removed")
+        raise OSError(f"{location.name}: {num_bytes} bytes were sent and {size} arrived; the file was removed")

@@ -18,7 +18,7 @@ from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
 from pipeline.units import WorkUnit, plan_units
 
-RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}}
+RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
 
 
 def unit(unit_id: int = 0, num_rows: int = 3) -> WorkUnit:

@@ -6,16 +6,19 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.carried import carried_types, types_from_dict, types_to_dict
-from pipeline.errors import ErrorRow
+from pipeline.errors import ErrorRow, RowError
 from pipeline.files import list_files
 from pipeline.input_options import InputOptions, resolve_options
-from pipeline.inputs import InputRow, read_unit
+from pipeline.inputs import InputRow, RowPlace, read_row, read_unit
+from pipeline.parquet_rows import to_rows
+from pipeline.schema import errors_table
 from pipeline.units import WorkUnit, plan_units
 from tests.pipeline.made_up import read_all
 
@@ -95,6 +98,8 @@ BAD_LINES = {
     b'{"prompt": null}': ("read", "null or absent"),
     b'{"prompt": 5}': ("read", "column 'prompt': expected a string, got int"),
     b'{"prompt": "\\ud800"}': ("read", "half a surrogate pair"),
+    b'{"messages": "[\\"\\\\ud800\\"]"}': ("read", "column 'messages': not JSON: it holds half a surrogate pair"),
+    b'{"prompt": "x", "sampling": "{\\"stop\\": \\"\\\\ud800\\"}"}': ("params", "half a surrogate pair"),
     b'{"prompt": "x", "messages": [{}]}': ("read", "a prompt and messages"),
     b'{"messages": {"role": "user"}}': ("read", "column 'messages': expected a list, got dict"),
     b'{"messages": "{{"}': ("read", "column 'messages': not JSON"),
@@ -284,3 +289,97 @@ def test_a_unit_survives_the_trip_as_a_plain_row(write: Write) -> None:
     (unit,) = plan_units(list_files(write("p.txt", b"one\ntwo\n")), InputOptions(), 5)
     assert WorkUnit.from_dict(json.loads(json.dumps(unit.to_dict()))) == unit
     assert (unit.num_rows, unit.byte_start, unit.byte_end, unit.estimated_tokens) == (2, 0, 8, 2)
+
+
+def test_half_surrogate_pairs_in_what_is_said_of_a_row_reach_the_table_spelled_out() -> None:
+    error = RowError("read", "got '\ud800'", kind="Odd\udfff")
+    assert (error.message, str(error), error.kind) == ("got '\\ud800'", "got '\\ud800'", "Odd\\udfff")
+    rows = [RowPlace(0, "p", 0).error(error, "id\udc00"), ErrorRow(1, "\ud800", "p", 1, "read", "E\ud800", "\ud800", 0)]
+    table = errors_table(rows)
+    assert table["id"].to_pylist() == ["id\\udc00", "\\ud800"]
+    assert table["message"].to_pylist() == ["got '\\ud800'", "\\ud800"]
+    assert table["error_type"].to_pylist() == ["Odd\\udfff", "E\\ud800"]
+
+
+def test_a_user_id_with_half_a_surrogate_pair_is_spelled_out() -> None:
+    record = {"prompt": "x", "key": "a\ud800"}
+    row = read_row(record, RowPlace(0, "p", 0), InputOptions(format="parquet", id_column="key"), {})
+    assert isinstance(row, InputRow)
+    assert row.user_id == "a\\ud800"
+
+
+@pytest.mark.parametrize("name", ["p.jsonl.GZ", "p.JSONL.gz", "p.txt.Gz", "p.csv.gZ"])
+def test_a_compressed_file_is_one_however_its_name_is_written(write: Write, name: str) -> None:
+    content = {"j": b'{"prompt": "one"}', "t": b"one", "c": b"prompt\none"}[name[2].lower()]
+    (row,) = read_all(list_files(write(name, gzip.compress(content))), InputOptions(), 9)
+    assert isinstance(row, InputRow)
+    assert row.prompt == "one"
+
+
+@pytest.mark.parametrize(("num_bad", "format_"), [(1, "openai_batch"), (100, "openai_batch"), (101, "jsonl")])
+def test_up_to_a_hundred_bad_first_lines_do_not_hide_an_openai_batch(write: Write, num_bad: int, format_: str) -> None:
+    request = b'{"custom_id": "1", "url": "/v1/completions", "body": {}}\n'
+    bad = [b"{\n", b"\xff\n", b"[1]\n", b'"x"\n'] * 26
+    files = list_files(write("b.jsonl", b"".join(bad[:num_bad]) + request))
+    assert resolve_options(files, InputOptions()).format == format_
+
+
+def test_a_truncated_gzip_file_is_refused_by_name_while_planning(write: Write) -> None:
+    random_text = os.urandom(200_000).hex()
+    content = gzip.compress(json.dumps({"prompt": random_text}).encode())
+    files = list_files(write("p.jsonl.gz", content[:100_000]))
+    with pytest.raises(ValueError, match=r"p\.jsonl\.gz: cannot be read as jsonl"):
+        resolve_options(files, InputOptions())
+    with pytest.raises(ValueError, match=r"p\.jsonl\.gz: cannot be read as jsonl"):
+        carried_types(files, InputOptions(format="jsonl", carry_columns=("a",)))
+
+
+def test_a_batch_or_a_table_becomes_rows_and_a_cell_that_is_not_utf8_spoils_its_own() -> None:
+    table = pa.table({"prompt": pa.array([b"a", b"\xff", b"c"]).view(pa.string())})
+    for rows in (table, table.to_batches()[0]):
+        first, bad, last = to_rows(rows)
+        assert (first, last) == ({"prompt": "a"}, {"prompt": "c"})
+        assert isinstance(bad, RowError)
+
+
+def test_a_carried_column_of_two_types_in_two_parquet_files_is_refused_naming_both(write: Write) -> None:
+    paths = [write(f"{name}.parquet", b"") for name in "abc"]
+    for path, year in zip(paths, [1, 2, "3"], strict=True):
+        pq.write_table(pa.table({"prompt": ["x"], "year": [year]}), path)
+    options = InputOptions(carry_columns=("year",))
+    assert carried_types(list_files(paths[:2]), options) == {"year": pa.int64()}
+    with pytest.raises(ValueError, match=r"'year' is int64 in .*a\.parquet and string in .*c\.parquet"):
+        carried_types(list_files(paths), options)
+
+
+def test_a_carried_nan_that_would_go_into_json_text_is_an_error_row(write: Write) -> None:
+    files = list_files(write("p.jsonl", b'{"prompt": "x", "tags": [1]}\n{"prompt": "x", "tags": [NaN]}\n'))
+    options = InputOptions(carry_columns=("tags",))
+    (unit,) = plan_units(files, options, 9)
+    good, bad = read_unit(unit, options, carried_types(files, options))
+    assert isinstance(good, InputRow)
+    assert isinstance(bad, ErrorRow)
+    assert (bad.stage, bad.row_number) == ("read", 1)
+    assert bad.message.startswith("carried column 'tags': no JSON text: ")
+
+
+def test_with_template_columns_named_parquet_reads_what_is_needed_and_no_broken_column(write: Write) -> None:
+    path = write("p.parquet", b"")
+    broken = pa.array([b"\xff"]).view(pa.string())
+    needed = {"prompt": ["x"], "sampling": ['{"seed": 1}'], "key": ["k"], "kind": ["c"], "mood": ["glad"], "q": ["why"]}
+    pq.write_table(pa.table({**needed, "unrelated": broken}), path)
+    asked = InputOptions(id_column="key", carry_columns=("kind",), template_columns=())
+
+    def columns(options: InputOptions) -> set[str]:
+        (unit,) = plan_units(list_files(path), options, 9)
+        (row,) = read_unit(unit, options, {name: pa.string() for name in options.carry_columns})
+        assert isinstance(row, InputRow), row
+        return set(row.columns)
+
+    assert columns(InputOptions(template_columns=())) == {"prompt", "sampling"}
+    assert columns(asked) == {"prompt", "sampling", "key", "kind"}
+    assert columns(replace(asked, template_columns=("mood",))) == {"prompt", "sampling", "key", "kind", "mood"}
+    assert columns(replace(asked, prompt_template="{q}?")) == {"q", "sampling", "key", "kind"}
+    assert columns(replace(asked, override_column="absent")) == {"prompt", "key", "kind"}
+    (everything,) = read_all(list_files(path), InputOptions(), 9)
+    assert isinstance(everything, ErrorRow)

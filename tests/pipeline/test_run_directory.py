@@ -12,7 +12,10 @@ import pytest
 from pipeline.manifest import ManifestSummary
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
+from pipeline.whole_file import create_file
 from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
+
+_PART = "manifest/part-0123456789abcdef-00000.parquet"
 
 
 def _interrupted(num_units: int) -> Iterator[WorkUnit]:
@@ -25,7 +28,7 @@ def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
     created = RunDirectory.create(str(tmp_path / "run"), RUN, (unit(i) for i in range(25_000)))
     opened = RunDirectory.open(str(tmp_path / "run"))
     assert opened.run == created.run == {**RUN, "manifest": opened.manifest.to_dict()}
-    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000)
+    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000, opened.manifest.token)
     assert list(opened.units()) == [unit(i) for i in range(25_000)]
 
 
@@ -48,7 +51,9 @@ def test_an_interrupted_creation_is_no_run_and_is_written_over(tmp_path: Path, m
         RunDirectory.open(path)
     run_directory = RunDirectory.create(path, RUN, [unit(0), unit(1)])
     assert [u.unit_id for u in run_directory.units()] == [0, 1]
-    assert sorted(file.name for file in (tmp_path / "run" / "manifest").iterdir()) == ["part-00000.parquet"]
+    assert sorted(file.name for file in (tmp_path / "run" / "manifest").iterdir()) == [
+        f"part-{run_directory.manifest.token}-00000.parquet"
+    ]
     assert sorted(file.name for file in (tmp_path / "run").iterdir() if file.is_file()) == ["run.json"]
 
 
@@ -63,7 +68,7 @@ def test_a_creation_that_dies_before_run_json_is_written_over(tmp_path: Path, mo
     assert RunDirectory.create(str(tmp_path), RUN, [unit(0)]).manifest.num_units == 1
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "manifest/part-00000.parquet", "data/part-000000000.parquet"])
+@pytest.mark.parametrize("name", ["notes.txt", _PART, "manifest/part-00000.parquet", "data/part-000000000.parquet"])
 def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
@@ -88,7 +93,7 @@ def test_an_output_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_every_changed_field_of_the_identity_is_named_with_both_values(tmp_path: Path) -> None:
     identity = {"target": {"sha": "a", "dtype": "float32"}, "seed": 7, "stop": ("x",), "empty": {}}
-    run_directory = RunDirectory.create(str(tmp_path), {"identity": identity}, [unit(0)])
+    run_directory = RunDirectory.create(str(tmp_path), {"identity": identity, "carried": {}}, [unit(0)])
     run_directory.refuse_if_changed(identity)
     changed = {"target": {"sha": "b", "dtype": "float32"}, "seed": 7, "stop": ("x", "y"), "top_k": None}
     with pytest.raises(ValueError, match="use a new output directory, or restore") as caught:
@@ -118,3 +123,69 @@ def test_the_report_and_the_success_mark_come_at_the_end(finished_run: RunDirect
     assert finished_run.is_success()
     assert json.loads(finished_run.location.child("report.json").read_bytes()) == {"rows": 6}
     assert [info.base_name for info in finished_run.temporary.list()] == ["commit.lock"]
+
+
+def test_the_creation_that_loses_harms_nothing_of_the_one_that_wins(tmp_path: Path) -> None:
+    winners: list[RunDirectory] = []
+
+    def units_of_the_loser() -> Iterator[WorkUnit]:
+        yield unit(7)
+        winners.append(RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1)]))
+        yield unit(8)
+
+    with pytest.raises(ValueError, match="another process created a run here just now"):
+        RunDirectory.create(str(tmp_path), RUN, units_of_the_loser())
+    opened = RunDirectory.open(str(tmp_path))
+    assert opened == winners[0]
+    assert list(opened.units()) == [unit(0), unit(1)]
+    assert len(list((tmp_path / "manifest").iterdir())) == 1
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["run.json"]
+
+
+def test_of_two_creations_that_end_together_the_later_link_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create_after_another(*arguments: Any) -> bool:
+        monkeypatch.setattr("pipeline.run_directory.create_file", create_file)
+        RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1)])
+        return create_file(*arguments)
+
+    monkeypatch.setattr("pipeline.run_directory.create_file", create_after_another)
+    with pytest.raises(ValueError, match="another process created a run here just now"):
+        RunDirectory.create(str(tmp_path), RUN, [unit(7)])
+    assert list(RunDirectory.open(str(tmp_path)).units()) == [unit(0), unit(1)]
+
+
+def test_a_creation_deletes_no_part_of_another_before_it_has_won(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        RunDirectory.create(str(tmp_path), RUN, _interrupted(20_000))
+    (left,) = (tmp_path / "manifest").iterdir()
+    with pytest.raises(KeyboardInterrupt):
+        RunDirectory.create(str(tmp_path), RUN, _interrupted(0))
+    assert left.exists()
+
+
+@pytest.mark.parametrize("key", ["identity", "manifest", "carried"])
+def test_a_run_json_that_lacks_what_every_run_has_is_refused_by_name(finished_run: RunDirectory, key: str) -> None:
+    run = {name: value for name, value in finished_run.run.items() if name != key}
+    Path(finished_run.location.child("run.json").path).write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=f"not a run of this version, or damaged: run.json has no {key};"):
+        RunDirectory.open(finished_run.location)
+
+
+def test_a_run_json_of_another_version_or_that_is_no_object_is_refused(finished_run: RunDirectory) -> None:
+    path = Path(finished_run.location.child("run.json").path)
+    manifest = {name: value for name, value in finished_run.run["manifest"].items() if name != "token"}
+    path.write_text(json.dumps({**finished_run.run, "manifest": manifest}))
+    with pytest.raises(ValueError, match=r"run.json has no manifest\.token;"):
+        RunDirectory.open(finished_run.location)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="not a run of this version, or damaged"):
+        RunDirectory.open(finished_run.location)
+
+
+def test_the_success_mark_can_be_taken_back_twice(finished_run: RunDirectory) -> None:
+    finished_run.mark_success()
+    finished_run.unmark_success()
+    finished_run.unmark_success()
+    assert not finished_run.is_success()

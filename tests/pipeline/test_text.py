@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,14 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
     [
         ([], "the list is empty"),
         (["hi"], r"messages\[0\]: expected an object, got str"),
-        ([{"content": "x"}], r"messages\[0\].role: expected a string, got null"),
+        ([{"content": "x"}], r"messages\[0\].role: expected a string, got None"),
         (
             [USER, {"role": "user", "content": None}],
             r"messages\[1\].content: expected a string, got NoneType",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "content: expected a string, got list"),
+        ([{"role": b"user", "content": "x"}], r"role: expected a string, got b'user'"),
+        ([{"role": datetime(2020, 1, 2), "content": "x"}], r"role: expected a string, got datetime"),
         ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),
     ],
 )
@@ -97,8 +100,58 @@ def test_a_prompt_without_tokens_fails_its_row(codec: TextCodec, is_chat: bool) 
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"^no tokenizer in .* \(looked for tokenizer\.json, .*\); set models\.tokenizer$"
+    ):
+        TextCodec.load(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("damaged")
     with pytest.raises(ValueError, match="cannot load a tokenizer from"):
         TextCodec.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{% for m in messages %}", "Unexpected end of template"),
+        ("a\n{{ x | nope }}", r"No filter named 'nope'.*line 2"),
+    ],
+)
+def test_a_chat_template_that_is_not_jinja_is_refused_at_load(
+    tokenizer_path: Path, template: str, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the chat template is not valid Jinja: {problem}"):
+        TextCodec.load(str(tokenizer_path), chat_template=template)
+
+
+def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokenizer_path: Path) -> None:
+    marked = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    assert TextCodec.load(str(tokenizer_path), chat_template=marked).render(chat(USER)) == "hi"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "chat_template",
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+    ],
+)
+def test_a_template_variable_with_a_name_that_is_taken_is_refused_at_load(tokenizer_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"template_kwargs names \['{name}'\]"):
+        TextCodec.load(str(tokenizer_path), template_kwargs={name: True, "mood": "x"})
+
+
+def test_tools_may_come_from_a_column_and_the_messages_may_not(tokenizer_path: Path) -> None:
+    codec = TextCodec.load(str(tokenizer_path), "{{ tools[0].name }}", template_columns={"tools": "functions"})
+    assert codec.render(chat(USER, columns={"functions": [{"name": "add"}]})) == "add"
+    with pytest.raises(ValueError, match=r"template_columns names \['messages'\]"):
+        TextCodec.load(str(tokenizer_path), template_columns={"messages": "turns"})
 
 
 def _token_sequences(codec: TextCodec, num_sequences: int, seed: int) -> list[list[int]]:

@@ -1,0 +1,65 @@
+"""Rows to sequences and back."""
+
+from typing import Any
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from actors import GeneratorSettings, ModelSettings
+from actors.translation import encode_row, only_this_row, row_params
+from decoding import SamplingParams
+from pipeline.errors import RowError
+from pipeline.inputs import InputRow
+from pipeline.text import TextCodec
+from tests.text_pair import save_tokenizer
+
+
+def row(prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> InputRow:
+    return InputRow(0, 0, None, prompt, messages, overrides, {}, {})
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """A tokenizer that adds its end token before every plain text."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer: PreTrainedTokenizerFast = save_tokenizer(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<|end|> $A", special_tokens=[("<|end|>", 0)])
+    tokenizer.save_pretrained(folder)
+    return TextCodec.load(str(folder))
+
+
+SETTINGS = GeneratorSettings(models=ModelSettings(target="unused"), sampling=SamplingParams(n=2), seed=5)
+
+
+def test_a_plain_prompt_gets_the_tokenizers_special_tokens_and_a_chat_only_its_templates(codec: TextCodec) -> None:
+    (plain, _) = encode_row(row(prompt="hello"), 0, codec, SETTINGS).sequences
+    (chat, _) = encode_row(row(messages=[{"role": "user", "content": "hello"}]), 0, codec, SETTINGS).sequences
+    assert plain.prompt_token_ids[0] == 0
+    assert 0 not in plain.prompt_token_ids[1:]
+    assert 0 not in chat.prompt_token_ids
+
+
+def test_noise_comes_from_seed_ordinal_and_sample_and_a_rows_own_seed_replaces_the_first_two(codec: TextCodec) -> None:
+    def keys(ordinal: int, **overrides: Any) -> list[int]:
+        return [s.noise_key for s in encode_row(row(prompt="hello", **overrides), ordinal, codec, SETTINGS).sequences]
+
+    assert len({*keys(0), *keys(1)}) == 4
+    assert keys(0, seed=3) == keys(1, seed=3)
+    assert len(set(keys(0, seed=3))) == 2
+
+
+@pytest.mark.parametrize("overrides", [{"temprature": 1}, {"n": "2"}, {"stop": None}, {"logit_bias": []}])
+def test_overrides_that_cannot_be_are_errors_of_their_row(overrides: dict[str, Any]) -> None:
+    with pytest.raises(RowError) as caught:
+        row_params(SamplingParams(), overrides)
+    assert caught.value.stage == "params"
+
+
+def test_an_unforeseen_exception_is_its_rows_error_but_memory_and_disk_are_everybodys() -> None:
+    with pytest.raises(RowError, match="odd") as caught, only_this_row("encode"):
+        raise KeyError("odd")
+    assert caught.value.kind == "KeyError"
+    for general in (MemoryError, OSError):
+        with pytest.raises(general), only_this_row("encode"):
+            raise general

@@ -1,0 +1,64 @@
+"""verify, report and export on a finished run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs import export, generate, report, verify
+from tests.jobs.runs import arguments, generations, prompts, write_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    source = write_jsonl(folder / "in.jsonl", [*prompts(9), "{not json"])
+    assert generate.main(arguments(source, folder / "out", text_pair)) == 0
+    return folder / "out"
+
+
+def test_verify_prints_the_content_hash_and_agrees(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(output), "--hash"]) == 0
+    printed = capsys.readouterr().out
+    assert "OK: 2 units, 10 rows, each in data or in errors exactly once" in printed
+    assert "content " in printed
+
+
+def test_verify_of_no_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(tmp_path)]) == 2
+    assert "no run here" in capsys.readouterr().err
+
+
+def test_the_report_by_a_column_adds_up_to_the_whole(output: Path) -> None:
+    run = report.RunDirectory.open(str(output))
+    ((_, whole),) = report.acceptance_by(run, None)
+    by_kind = dict(report.acceptance_by(run, "kind"))
+    assert sorted(by_kind) == ["b", "c", "chat"]
+    assert sum(by_kind.values(), report.Counts()) == whole
+    assert whole.num_output_tokens == sum(row["num_output_tokens"] for row in generations(output))
+
+
+def test_a_report_by_an_unknown_column_names_the_columns(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(output), "--by", "colour"]) == 2
+    assert "no column 'colour'; it has row_id" in capsys.readouterr().err
+
+
+def test_the_export_has_one_line_for_every_input_row(output: Path, tmp_path: Path) -> None:
+    file = tmp_path / "batch.jsonl"
+    assert export.main([str(output), str(file), "--model", "mine"]) == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == [f"row-{i}" for i in range(9)] + [None]
+    assert lines[0]["response"]["body"]["model"] == "mine"
+    assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == generations(output)[0]["text"]
+    assert lines[-1]["error"]["code"] == "invalid_request"
+
+
+def test_an_incomplete_run_is_not_exported(tmp_path: Path, text_pair: Pair) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(10)), tmp_path / "out"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    (output / "data/part-000000000.parquet").unlink()
+    assert export.main([str(output), str(tmp_path / "batch.jsonl")]) == 1
+    assert not (tmp_path / "batch.jsonl").exists()
