@@ -79,13 +79,14 @@ def slot_mask(
     """
     assert mask_function is not None, "transformers always passes the model's rule"
     if isinstance(q_offset, torch.Tensor) and q_offset.dim() == 4:
-        queries, batch_size, q_length = q_offset, q_offset.shape[0], q_offset.shape[2]
+        queries, num_rows, q_length = q_offset, q_offset.shape[0], q_offset.shape[2]
     else:
-        queries = q_offset + torch.arange(q_length, device=device)[:, None]
-    rows_B111 = torch.arange(batch_size, device=device)[:, None, None, None]
+        queries, num_rows = q_offset + torch.arange(q_length, device=device)[:, None], batch_size
+    # The rule may look up its row's padding, which nobody has; to the model file packed rows are all row 0.
+    rows_B111 = torch.arange(num_rows, device=device).clamp(max=batch_size - 1)[:, None, None, None]
     heads = torch.zeros(1, dtype=torch.long, device=device)[:, None, None]
     keys = kv_offset + torch.arange(kv_length, device=device)
-    return mask_function(rows_B111, heads, queries, keys).expand(batch_size, 1, q_length, kv_length)
+    return mask_function(rows_B111, heads, queries, keys).expand(num_rows, 1, q_length, kv_length)
 
 
 def slot_attention(
@@ -107,8 +108,9 @@ def slot_attention(
     """
     packing = None if slot_plan is None else slot_plan.packing
     if packing is not None:
+        num_rows, width = packing.unpacked_BT.shape
         query = query[0].index_select(1, packing.unpacked_BT.flatten())
-        query = query.unflatten(1, packing.unpacked_BT.shape).transpose(0, 1)
+        query = query.view(len(query), num_rows, width, -1).transpose(0, 1)
     batch_size, num_query_heads, num_tokens, head_size = query.shape
     num_kv_heads, num_visible = key.shape[1], key.shape[2]
     group = num_query_heads // num_kv_heads

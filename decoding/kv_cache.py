@@ -4,7 +4,8 @@ The cache knows no lengths. Each forward names its rows' slots and first positio
 what stands before. Rolling a row back is sending a smaller start next time; a slot is free when nobody names it.
 All positions are kept also for sliding layers (the window is masked, not cut), which is what makes rollback trivial.
 
-Shapes: B rows of a forward, T tokens of each (N in all, where rows are ragged), S slots, P positions, H KV heads, D head size, L visible positions.
+Shapes: B rows of a forward, T tokens of each (N in all, where rows are ragged), S slots, P positions, H KV heads, D
+head size, L visible positions.
 """
 
 from collections.abc import Sequence as Seq
@@ -41,7 +42,8 @@ class Packing:
         if len(set(lengths)) == 1:
             return None
         width, first = max(lengths), 0
-        packed, unpacked = [], []
+        packed: list[int] = []
+        unpacked: list[list[int]] = []
         for row, length in enumerate(lengths):
             packed += range(row * width, row * width + length)
             unpacked.append([first + min(index, length - 1) for index in range(width)])

@@ -1,13 +1,13 @@
 """How many draft tokens each row gets in a round: as many as pay, down to none.
 
-A round costs what its draft steps and its target forward cost (`CostTable`, measured on the device itself); it yields one
-token a row, plus each draft token that stands. A draft token at depth j of a row stands with probability a^j, where a is the
-row's running acceptance estimate, so it is worth drafting while that earns its share of time. Since survival only falls
-with depth, taking tokens in the order of their survival is optimal for any number of them (TETRIS, arXiv 2502.15197;
-TurboSpec, arXiv 2406.14066), and trying every number finds the best.
+A round costs what its draft steps and its target forward cost (`CostTable`, measured on the device itself). It yields
+one token a row, plus each draft token that stands. A draft token at depth j of a row stands with probability a^j,
+where a is the row's running acceptance estimate, and is worth drafting while that earns its share of time. Survival
+only falls with depth, so for any number of draft tokens the ones most likely to stand are the best (TETRIS, arXiv
+2502.15197; TurboSpec, arXiv 2406.14066), and trying every number finds the best number.
 
-What a row gets depends on committed tokens and measured times only, never on the drafted tokens themselves, so the choice is
-also lossless under rejection verification (a policy that looks at a drafted token before keeping it is not).
+What a row gets depends on how much was accepted and on measured times, never on drafted tokens themselves: the choice
+is lossless under rejection verification, too (a policy that drops a drafted token because of that token is not).
 """
 
 from bisect import bisect_left
@@ -43,11 +43,11 @@ class FixedSchedule:
 
     def __init__(self, num_speculative_tokens: int) -> None:
         """The length."""
-        self._length = num_speculative_tokens
+        self.ceiling = num_speculative_tokens
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Never more than can be kept: a round adds one token to what it accepts."""
-        return tuple(min(self._length, sequence.num_remaining_tokens - 1) for sequence in sequences)
+        return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
 
     def observe(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Nothing to learn."""
@@ -59,13 +59,13 @@ class AdaptiveSchedule:
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
         """Never more than `num_speculative_tokens` a row."""
         self._costs = costs
-        self._ceiling = num_speculative_tokens
+        self.ceiling = num_speculative_tokens
         self._accepted, self._tried = _FIRST_GUESS * _PRIOR_WEIGHT, _PRIOR_WEIGHT
         self._rounds_without_draft = 0
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """The best lengths for these rows now."""
-        limits = [min(self._ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences]
+        limits = [min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences]
         rates = [self._rate(sequence) for sequence in sequences]
         best = best_lengths(rates, limits, self._costs)
         if any(best) or not any(limits):
@@ -93,7 +93,7 @@ class AdaptiveSchedule:
 
 
 def best_lengths(rates: Seq[float], limits: Seq[int], costs: CostTable) -> tuple[int, ...]:
-    """Draft lengths, at most `limits`, that maximize expected tokens per second for rows with these acceptance rates."""
+    """Draft lengths, at most `limits`, with the most expected tokens per second at these acceptance rates."""
     num_rows = len(rates)
     best_speed = num_rows / costs.target_seconds(num_rows)
     best: tuple[int, ...] = (0,) * num_rows
