@@ -5,7 +5,8 @@ rule with each row's own query positions and run scaled dot-product attention ov
 neither padding nor changes to any model. Query heads that share a KV head are packed into the query length: repeating
 keys and values is 4 to 24 times slower on CPU.
 
-Shapes: B rows, Q query heads, H KV heads, G = Q / H, T tokens, L visible positions, D head size.
+Shapes: B rows, Q query heads, H KV heads, G = Q / H, T tokens a row, N tokens of packed rows, L visible positions, D
+head size.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils import logging
+
+from decoding.kv_cache import Plan
 
 # Neutral on purpose: transformers searches the name for "sdpa", "flash" and the like.
 SLOT_ATTENTION = "dray_slot"
@@ -69,13 +72,21 @@ def slot_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> torch.Tensor:
-    """The model's mask rule at these rows' positions, bool [B, 1, T, L]; q_offset is a number or [B, 1, 1, 1]."""
+    """The model's mask rule at these rows' positions, bool [B, 1, T, L].
+
+    `q_offset` is the position of the first query, or from a KVCache all query positions [B, 1, T, 1]: packed rows look
+    like one long row to the model file, but not to its mask.
+    """
     assert mask_function is not None, "transformers always passes the model's rule"
-    rows_B111 = torch.arange(batch_size, device=device)[:, None, None, None]
+    if isinstance(q_offset, torch.Tensor) and q_offset.dim() == 4:
+        queries, num_rows, q_length = q_offset, q_offset.shape[0], q_offset.shape[2]
+    else:
+        queries, num_rows = q_offset + torch.arange(q_length, device=device)[:, None], batch_size
+    # The rule may look up its row's padding, which nobody has; to the model file packed rows are all row 0.
+    rows_B111 = torch.arange(num_rows, device=device).clamp(max=batch_size - 1)[:, None, None, None]
     heads = torch.zeros(1, dtype=torch.long, device=device)[:, None, None]
-    queries = q_offset + torch.arange(q_length, device=device)[:, None]
     keys = kv_offset + torch.arange(kv_length, device=device)
-    return mask_function(rows_B111, heads, queries, keys).expand(batch_size, 1, q_length, kv_length)
+    return mask_function(rows_B111, heads, queries, keys).expand(num_rows, 1, q_length, kv_length)
 
 
 def slot_attention(
@@ -88,9 +99,18 @@ def slot_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    slot_plan: Plan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of query [B, Q, T, D] over key and value [B, H, L, D], as [B, T, Q, D]."""
+    """Attention of query [B, Q, T, D] over key and value [B, H, L, D], as [B, T, Q, D].
+
+    Packed rows come as query [1, Q, N, D] and go as [1, N, Q, D]; only the attention itself sees the rectangle.
+    """
+    packing = None if slot_plan is None else slot_plan.packing
+    if packing is not None:
+        num_rows, width = packing.unpacked_BT.shape
+        query = query[0].index_select(1, packing.unpacked_BT.flatten())
+        query = query.view(len(query), num_rows, width, -1).transpose(0, 1)
     batch_size, num_query_heads, num_tokens, head_size = query.shape
     num_kv_heads, num_visible = key.shape[1], key.shape[2]
     group = num_query_heads // num_kv_heads
@@ -103,7 +123,10 @@ def slot_attention(
         sinks = None if s_aux is None else s_aux.view(num_kv_heads, group, 1).expand(-1, -1, num_tokens).flatten(1)
         output = _explicit(packed_BHGTD, key, value, mask, bias, scaling, softcap, sinks)
     output = output.reshape(batch_size, num_query_heads, num_tokens, value.shape[-1])
-    return output.transpose(1, 2).contiguous(), None
+    output = output.transpose(1, 2)
+    if packing is not None:
+        output = output.flatten(0, 1).index_select(0, packing.packed_N)[None]
+    return output.contiguous(), None
 
 
 def _pack(

@@ -13,17 +13,19 @@ Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
+from decoding.costs import measure_costs
 from decoding.drafters import DRAFTERS, Drafter, DrafterName, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import fixed_lengths
+from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, Verification, pick_shared, verify_coupled, verify_rejection
 from decoding.vocabulary import check_same_vocabulary
@@ -32,6 +34,7 @@ from decoding.vocabulary import check_same_vocabulary
 # this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
 CLOSE_CALL = {torch.float32: 1e-4}
 _DEFAULT_MAX_MODEL_LEN = 4096
+DraftLength = Literal["adaptive", "fixed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,8 @@ class EngineOptions:
     num_slots: int = 16  # rows in flight
     max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
     drafter: DrafterName | None = None  # None: the draft model if there is one, else nothing
-    num_speculative_tokens: int = 4  # the most tokens a row drafts in a round (1 to 64)
+    num_speculative_tokens: int = 8  # the most tokens a row drafts in a round (1 to 64)
+    draft_length: DraftLength = "adaptive"  # as many as pay by measured times and acceptance, or always the most
     verification: Verification = "coupled"
 
     def __post_init__(self) -> None:
@@ -81,6 +85,7 @@ class Engine:
         self._running: list[Sequence] = []  # row b stands in slot b
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
         target.allocate(options.num_slots, max_model_len)
+        self.schedule: FixedSchedule | AdaptiveSchedule = FixedSchedule(options.num_speculative_tokens)
 
     @classmethod
     def load(
@@ -104,7 +109,12 @@ class Engine:
             check_model(draft_model, draft)
         max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
         drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
-        return cls(target_model, drafter, options, max_model_len)
+        engine = cls(target_model, drafter, options, max_model_len)
+        if options.draft_length == "adaptive" and drafter_name != "none":
+            most = options.num_speculative_tokens
+            costs = measure_costs(target_model, draft_model, options.num_slots, most)
+            engine.schedule = AdaptiveSchedule(costs, most)
+        return engine
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
         """Every prompt's `params.n` samples, in the order of the prompts. Row and sample numbers go into the noise."""
@@ -199,25 +209,28 @@ class Engine:
 
     @torch.inference_mode()
     def _round(self) -> None:
-        rows = self._rows(self._running)
+        rows = self._running_rows()
         draft = self.drafter.propose(rows)
         num_drafted_B = draft.num_draft_tokens_B
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
-        draft = Draft(draft.token_ids_BK, num_drafted_B, draft.probs_BKV)
+        draft = replace(draft, num_draft_tokens_B=num_drafted_B)
 
         newest = [sequence.token_ids[-1] for sequence in self._running]
         newest_B1 = torch.tensor(newest, device=self.target.device)[:, None]
         tokens_BJ = torch.cat([newest_B1, draft.token_ids_BK], dim=1)
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
         starts = [len(sequence) - 1 for sequence in self._running]
-        logits_BJV = self.target.forward(starts, tokens_BJ, every_BJ)
+        lengths = None if draft.most_B is None else [1 + most for most in draft.most_B]
+        logits_BJV = self.target.forward(starts, tokens_BJ, every_BJ, lengths=lengths)
 
         verdict = self._verify(rows, draft, logits_BJV)
         is_finite_B = logits_BJV.amax((1, 2)).isfinite()
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B, num_drafted_B)
         packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
-        for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(packed.tolist()):
+        verdicts = packed.tolist()
+        self.schedule.observe([verdict[4] for verdict in verdicts], [verdict[0] for verdict in verdicts])
+        for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(verdicts):
             sequence = self._running[row]
             logits_JV = logits_BJV[row]
             tokens = [*drafted[:accepted], next_token]
@@ -274,7 +287,7 @@ class Engine:
 
     def _decide_alone(self, sequence: Sequence, accepted: list[int], logits_V: torch.Tensor) -> int:
         """The token after `accepted`, as the verifier decides it where there is no draft."""
-        rows = self._rows([sequence])
+        rows = self._row_alone(sequence)
         accepted_1K = torch.tensor([accepted], dtype=torch.int64, device=self.target.device)
         scores_11V = process_logits(logits_V[None, None], rows.sampling, rows.history(accepted_1K, len(accepted), 1))
         positions_11 = rows.positions(len(accepted), 1)
@@ -283,15 +296,15 @@ class Engine:
             return int(verify_rejection(scores_11V, nothing, rows.sampling, positions_11).next_token_B)
         return int(pick_shared(scores_11V, rows.sampling, positions_11))
 
-    def _rows(self, sequences: list[Sequence]) -> Rows:
-        if sequences is not self._running:
-            sampling = sampling_batch(tuple(sequences), self.target.eos_token_ids, self.target.device)
-        else:
-            if self._sampling is None:
-                self._sampling = sampling_batch(tuple(sequences), self.target.eos_token_ids, self.target.device)
-            sampling = self._sampling
-        lengths = fixed_lengths(sequences, self.options.num_speculative_tokens)
-        return Rows(tuple(sequences), sampling, lengths, self.options.verification)
+    def _running_rows(self) -> Rows:
+        sequences = tuple(self._running)
+        if self._sampling is None:
+            self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
+        return Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
+
+    def _row_alone(self, sequence: Sequence) -> Rows:
+        sampling = sampling_batch((sequence,), self.target.eos_token_ids, self.target.device)
+        return Rows((sequence,), sampling, (0,), self.options.verification)
 
     def _problem_with(self, sequence: Sequence) -> str | None:
         num_tokens, vocab_size = len(sequence.prompt_token_ids), self.target.vocab_size

@@ -4,9 +4,11 @@ The cache knows no lengths. Each forward names its rows' slots and first positio
 what stands before. Rolling a row back is sending a smaller start next time; a slot is free when nobody names it.
 All positions are kept also for sliding layers (the window is masked, not cut), which is what makes rollback trivial.
 
-Shapes: B rows of a forward, T tokens of each, S slots, P positions, H KV heads, D head size, L visible positions.
+Shapes: B rows of a forward, T tokens of each (N in all, where rows are ragged), S slots, P positions, H KV heads, D
+head size, L visible positions.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +23,32 @@ class Plan:
     """Where one forward reads and writes."""
 
     slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
-    starts_B: torch.Tensor  # position of each row's first token
-    write_index: torch.Tensor  # [B * T], into the flat S * P positions
-    num_rows: int
+    positions_BT: torch.Tensor  # of each row's tokens
+    write_index: torch.Tensor  # [N], into the flat S * P positions
     num_visible: int  # L
+    packing: "Packing | None"  # None: all rows have T tokens, and the model sees [B, T]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How N tokens of ragged rows, laid end to end, stand in a B x T rectangle."""
+
+    packed_N: torch.Tensor  # where each packed token stands in the flattened rectangle
+    unpacked_BT: torch.Tensor  # which packed token stands here; a row's last one where the row has ended
+
+    @classmethod
+    def of(cls, lengths: Seq[int], device: torch.device) -> "Packing | None":
+        """The packing of rows with these numbers of tokens; None where they are all equal."""
+        if len(set(lengths)) == 1:
+            return None
+        width, first = max(lengths), 0
+        packed: list[int] = []
+        unpacked: list[list[int]] = []
+        for row, length in enumerate(lengths):
+            packed += range(row * width, row * width + length)
+            unpacked.append([first + min(index, length - 1) for index in range(width)])
+            first += length
+        return cls(torch.tensor(packed, device=device), torch.tensor(unpacked, device=device))
 
 
 class KVCache(Cache):  # type: ignore[misc]
@@ -39,23 +63,21 @@ class KVCache(Cache):  # type: ignore[misc]
         self._num_allocated = num_positions + 1
         self._plan: Plan | None = None
 
-    def plan(self, slots_B: torch.Tensor | None, starts_B: torch.Tensor, num_tokens: int, longest: int) -> None:
-        """Set what the next forward reads and writes: `num_tokens` a row from `starts_B` on.
-
-        `longest` is the largest start of the batch, known to the host already.
-        """
-        device, num_rows = starts_B.device, len(starts_B)
-        slots = torch.arange(num_rows, device=device) if slots_B is None else slots_B
-        positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=device)
-        positions_BT = positions_BT.clamp(max=self.num_positions)
-        end = -(-(longest + num_tokens) // LENGTH_BUCKET) * LENGTH_BUCKET
+    def plan(
+        self, slots_B: torch.Tensor | None, positions_BT: torch.Tensor, longest: int, packing: Packing | None
+    ) -> Plan:
+        """What the next forward reads and writes: these positions of these slots; `longest` is the last one's end."""
+        slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
+        write_index = (slots[:, None] * self._num_allocated + positions_BT.clamp(max=self.num_positions)).flatten()
+        end = -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET
         self._plan = Plan(
             slots_B=slots_B,
-            starts_B=starts_B,
-            write_index=(slots[:, None] * self._num_allocated + positions_BT).flatten(),
-            num_rows=num_rows,
+            positions_BT=positions_BT,
+            write_index=write_index if packing is None else write_index[packing.packed_N],
             num_visible=min(end, self._num_allocated),
+            packing=packing,
         )
+        return self._plan
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -81,8 +103,8 @@ class KVCache(Cache):  # type: ignore[misc]
         return sum(stored.numel() * stored.element_size() for layer in self.layers for stored in layer.stored())
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
-        """Each row's first query position, [B, 1, 1, 1]: transformers hands it on to our mask function as it is."""
-        return self._current.starts_B[:, None, None, None]
+        """All query positions, [B, 1, T, 1]: transformers hands them on to our mask function as they are."""
+        return self._current.positions_BT[:, None, :, None]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """(visible positions, 0): what the mask must cover."""
@@ -90,8 +112,7 @@ class KVCache(Cache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Such that model code which adds the query length finds the visible length."""
-        plan = self._current
-        return plan.num_visible - len(plan.write_index) // plan.num_rows
+        return self._current.num_visible - self._current.positions_BT.shape[1]
 
     @property
     def _current(self) -> Plan:
@@ -144,7 +165,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         flat = stored_SPHD.view(-1, *stored_SPHD.shape[2:])
         flat.index_copy_(0, plan.write_index, new_BHTD.transpose(1, 2).flatten(0, 1).to(stored_SPHD.dtype))
         if plan.slots_B is None:
-            visible_BLHD = stored_SPHD[: plan.num_rows, : plan.num_visible]
+            visible_BLHD = stored_SPHD[: len(plan.positions_BT), : plan.num_visible]
         else:
             visible_BLHD = stored_SPHD[:, : plan.num_visible].index_select(0, plan.slots_B)
         return visible_BLHD.transpose(1, 2)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
-from decoding.kv_cache import KVCache
+from decoding.kv_cache import KVCache, Packing
 from decoding.support import load_config, max_positions, model_folder
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -30,6 +30,8 @@ class LanguageModel:
         attention.install(self.network)
         self.eos_token_ids = eos_token_ids
         self.max_positions: int | None = max_positions(model.config)
+        # Models with attention of their own see no packed rows; they get a rectangle.
+        self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         self.cache: KVCache | None = None
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
@@ -100,23 +102,32 @@ class LanguageModel:
         token_ids_BT: torch.Tensor,
         logits_at_BJ: torch.Tensor,
         slots: Seq[int] | None = None,
+        lengths: Seq[int] | None = None,
     ) -> torch.Tensor:
         """Logits [B, J, V] at the given token indexes of each row (0..T-1), after writing the rows' keys and values.
 
         Row b's tokens stand at positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see
-        everything before them there. Tokens beyond the slot's end, the padding of ragged rows, are computed and lost.
+        everything before them there. Row b has its first `lengths[b]` tokens (by default all): ragged rows are packed
+        end to end, so that what is not there costs nothing; logits beyond a row's tokens are those of its last one.
         """
         assert self.cache is not None, "allocate() comes first"
         starts_B = torch.tensor(starts, device=self.device)
+        packing = Packing.of(lengths, self.device) if lengths is not None and self.packs_rows else None
         slots_B = (
             None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
         )
         num_tokens = token_ids_BT.shape[1]
-        self.cache.plan(slots_B, starts_B, num_tokens, longest=max(starts))
         positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=self.device)
+        plan = self.cache.plan(slots_B, positions_BT, max(starts) + num_tokens, packing)
         if self.max_positions is not None:
             positions_BT = positions_BT.clamp(max=self.max_positions - 1)
-        return self._logits(token_ids_BT, positions_BT, logits_at_BJ, past_key_values=self.cache, use_cache=True)
+        arguments: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
+        if packing is None:
+            return self._logits(token_ids_BT, positions_BT, logits_at_BJ, **arguments)
+        packed_1N, positions_1N = (x_BT.flatten()[packing.packed_N][None] for x_BT in (token_ids_BT, positions_BT))
+        wanted_1J = packing.unpacked_BT.gather(1, logits_at_BJ).flatten()[None]
+        logits_1JV = self._logits(packed_1N, positions_1N, wanted_1J, slot_plan=plan, **arguments)
+        return logits_1JV.view(*logits_at_BJ.shape, -1)
 
     @torch.inference_mode()
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:

@@ -49,6 +49,7 @@ class Sequence:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    num_tried_tokens: int = 0  # drafted tokens up to the first that fell: those behind it say nothing of acceptance
 
     @classmethod
     def create(
@@ -130,6 +131,7 @@ class Sequence:
         num_accepted = min(num_kept, len(token_ids) - 1)
         self.logprobs.extend(logprobs[:num_kept])
         self.num_accepted_tokens += num_accepted
+        self.num_tried_tokens += min(num_accepted + 1, num_draft_tokens)
         missing = num_accepted - len(self.accepted_per_position)
         self.accepted_per_position.extend([0] * missing)
         for position in range(num_accepted):

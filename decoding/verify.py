@@ -28,6 +28,7 @@ class Draft:
     token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
     num_draft_tokens_B: torch.Tensor  # int64, 0..K
     probs_BKV: torch.Tensor | None = None  # the law each token was drawn from; None: a point mass on the token
+    most_B: tuple[int, ...] | None = None  # what num_draft_tokens_B cannot exceed, as the host knows it; None: K
 
 
 @dataclass(frozen=True)

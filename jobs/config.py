@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
 from decoding.drafters import DrafterName
-from decoding.engine import EngineOptions
+from decoding.engine import DraftLength, EngineOptions
 from decoding.model import Device, DType
 from decoding.sampling_params import SamplingParams
 from decoding.verify import Verification
@@ -81,7 +81,8 @@ class EngineSection(_Section):
     """How an engine runs. Nothing here but max_model_len and verification can change a token (float32)."""
 
     drafter: DrafterName | None = Field(None, description="What drafts; 'model' if there is a draft, else 'none'.")
-    num_speculative_tokens: int = Field(4, description="Most tokens a row drafts in a round (1 to 64).")
+    num_speculative_tokens: int = Field(8, description="Most tokens a row drafts in a round (1 to 64).")
+    draft_length: DraftLength = Field("adaptive", description="Tokens to draft: as many as pay, or always the most.")
     verification: Verification = Field("coupled", description="coupled: the target's own tokens; rejection: its law.")
     num_slots: int = Field(16, description="Rows an engine works on at once.")
     max_model_len: int | None = Field(

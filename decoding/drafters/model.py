@@ -54,7 +54,7 @@ class ModelDrafter:
             # the round after it would take that guess for the committed token.
             self._num_ingested[slot] = min(self._num_ingested[slot], length - 1)
         if not any(limits):
-            return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B))
+            return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=tuple(limits))
         scores_BV = self._ingest(rows, lengths)
         is_finite_B = self._is_finite_S[: len(keys_B)]
         drafted: list[torch.Tensor] = []
@@ -82,6 +82,7 @@ class ModelDrafter:
             torch.stack(drafted, dim=1),
             torch.tensor(limits, device=keys_B.device) * is_finite_B,
             torch.stack(laws, dim=1) if laws else None,
+            most_B=tuple(limits),
         )
 
     def move(self, source: int, target: int) -> None:

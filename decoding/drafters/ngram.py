@@ -40,6 +40,7 @@ class NGramDrafter:
         return Draft(
             torch.tensor([p + [0] * (width - len(p)) for p in proposals], dtype=torch.int64, device=device),
             torch.tensor([len(p) for p in proposals], device=device),
+            most_B=tuple(len(p) for p in proposals),
         )
 
     def move(self, source: int, target: int) -> None:

@@ -18,7 +18,7 @@ class NoDrafter:
     def propose(self, rows: Rows) -> Draft:
         """A draft of no tokens."""
         keys_B = rows.sampling.keys_B
-        return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B))
+        return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=(0,) * len(keys_B))
 
     def move(self, source: int, target: int) -> None:
         """Nothing to move."""

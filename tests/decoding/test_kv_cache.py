@@ -10,10 +10,15 @@ HEADS, SIZE = 2, 3
 
 def _write(cache: KVCache, starts: list[int], num_tokens: int, slots: list[int] | None, value: float):
     """Keys are `value` + position, values the negative; what the model would see back."""
-    cache.plan(None if slots is None else torch.tensor(slots), torch.tensor(starts), num_tokens, max(starts))
-    positions = torch.tensor(starts)[:, None] + torch.arange(num_tokens)
+    positions = _plan(cache, starts, num_tokens, slots)
     states = (value + positions).float()[:, None, :, None].expand(-1, HEADS, -1, SIZE)
     return cache.update(states, -states, 0)
+
+
+def _plan(cache: KVCache, starts: list[int], num_tokens: int, slots: list[int] | None = None) -> torch.Tensor:
+    positions = torch.tensor(starts)[:, None] + torch.arange(num_tokens)
+    cache.plan(None if slots is None else torch.tensor(slots), positions, max(starts) + num_tokens, None)
+    return positions
 
 
 def _keys(cache: KVCache, slot: int, length: int) -> list[float]:
@@ -50,10 +55,10 @@ def test_what_is_written_past_the_end_is_lost_and_harms_nobody():
 def test_visible_positions_come_in_buckets_and_end_with_the_cache():
     cache = KVCache(1, 200)
     for start, num_tokens, expected in [(0, 1, 1), (0, 64, 1), (0, 65, 2), (63, 1, 1), (64, 1, 2), (127, 2, 3)]:
-        cache.plan(None, torch.tensor([start]), num_tokens, start)
+        _plan(cache, [start], num_tokens)
         assert cache.get_mask_sizes(num_tokens) == (expected * LENGTH_BUCKET, 0)
         assert cache.get_seq_length() + num_tokens == expected * LENGTH_BUCKET
-    cache.plan(None, torch.tensor([199]), 1, 199)
+    _plan(cache, [199], 1)
     assert cache.get_mask_sizes(1)[0] == 201
 
 
@@ -79,9 +84,9 @@ def test_zeroing_a_slot_clears_it_to_its_last_position_and_no_other():
 
 def test_each_row_has_its_own_query_offset():
     cache = KVCache(2, 10)
-    cache.plan(None, torch.tensor([4, 7]), 2, 7)
-    assert cache.get_query_offset().flatten().tolist() == [4, 7]
-    assert cache.get_query_offset().shape == (2, 1, 1, 1)
+    _plan(cache, [4, 7], 2)
+    assert cache.get_query_offset().flatten().tolist() == [4, 5, 7, 8]
+    assert cache.get_query_offset().shape == (2, 1, 2, 1)
 
 
 def test_the_bytes_reserved_are_counted():

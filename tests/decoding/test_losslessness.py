@@ -6,6 +6,7 @@ import pytest
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
+from decoding.schedule import FixedSchedule
 from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
 
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)
@@ -104,7 +105,7 @@ def test_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_eng
         ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
         return tuple(chance.choice([0, chance.randint(0, ceiling), ceiling]) for ceiling in ceilings)
 
-    monkeypatch.setattr("decoding.engine.fixed_lengths", at_random)
+    monkeypatch.setattr(FixedSchedule, "lengths", lambda self, sequences: at_random(sequences, self.ceiling))
     assert outputs(run(make_engine(num_speculative_tokens=6, num_slots=5), _sequences())) == plain
 
 

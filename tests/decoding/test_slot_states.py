@@ -7,6 +7,7 @@ import torch
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.model import LanguageModel
+from decoding.schedule import FixedSchedule
 from tests.decoding.tiny import check_counts, engine_over, random_prompts
 
 LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
@@ -91,7 +92,7 @@ def _schedule_at_random(monkeypatch, seed: int) -> None:
         ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
         return tuple(0 if nobody or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
 
-    monkeypatch.setattr("decoding.engine.fixed_lengths", lengths)
+    monkeypatch.setattr(FixedSchedule, "lengths", lambda self, sequences: lengths(sequences, self.ceiling))
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])

@@ -16,12 +16,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address"), pytest.ma
 
 ROOT = Path(__file__).parents[2]
 WAYS = {
-    "model, 4 draft tokens, 16 slots, 1 actor": "--actors.max_actors=1",
+    "model, adaptive draft lengths, 1 actor": "--engine.draft_length=adaptive --actors.max_actors=1",
     "none": "--engine.drafter=none",
     "ngram": "--engine.drafter=ngram",
-    "model, 1 draft token": "--engine.num_speculative_tokens=1",
-    "model, 8 draft tokens, 2 actors": "--engine.num_speculative_tokens=8 --actors.min_actors=2",
-    "model, 4 slots, units of 11 rows": "--engine.num_slots=4 --run.rows_per_unit=11",
+    "model, 1 draft token": "--engine.draft_length=fixed --engine.num_speculative_tokens=1",
+    "model, 4 draft tokens": "--engine.draft_length=fixed --engine.num_speculative_tokens=4",
+    "model, 8 draft tokens, 2 actors": (
+        "--engine.draft_length=fixed --engine.num_speculative_tokens=8 --actors.min_actors=2"
+    ),
+    "model, 4 slots, units of 11 rows": "--engine.draft_length=adaptive --engine.num_slots=4 --run.rows_per_unit=11",
     "model, 1 slot": "--engine.num_slots=1",
 }
 MIN_TOKENS = 100_000

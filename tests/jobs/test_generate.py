@@ -107,7 +107,7 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
     [
         ("--engine.drafter=none",),
         ("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"),
-        ("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
+        ("--engine.draft_length=fixed", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
         ("--run.rows_per_unit=5", "--actors.units_in_flight=4"),
     ],
     ids=" ".join,

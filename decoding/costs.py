@@ -1,0 +1,63 @@
+"""The cost table, measured on the models, the device and the dtype that will run.
+
+A forward's time is no formula: on CPU it jumps where a kernel changes, on GPU it is flat until compute binds. A few
+forwards at start-up say more than any of them.
+"""
+
+import time
+from statistics import median
+
+import torch
+
+from decoding.model import LanguageModel
+from decoding.schedule import CostTable
+
+_START = 64  # positions before the measured tokens
+_REPEATS = 3
+
+
+def measure_costs(
+    target: LanguageModel, draft: LanguageModel | None, num_slots: int, num_draft_tokens: int
+) -> CostTable:
+    """Seconds of the target by tokens in a forward and of the draft by rows; both models have their caches allocated.
+
+    Without a draft model drafting is taken to cost nothing. What stands in the caches is overwritten.
+    """
+    rows = sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
+    shapes = [(num_rows, 1) for num_rows in rows]
+    shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
+    if num_slots > 1:
+        shapes.append((1, 1 + num_draft_tokens))
+    target_table = [(num_rows * num_tokens, _seconds(target, num_rows, num_tokens)) for num_rows, num_tokens in shapes]
+    draft_table = [(num_rows, _seconds(draft, num_rows, 1) if draft else 0.0) for num_rows in rows]
+    return CostTable(_ascending(target_table), _ascending(draft_table))
+
+
+def _seconds(model: LanguageModel, num_rows: int, num_tokens: int) -> float:
+    assert model.cache is not None
+    start = max(0, min(_START, model.cache.num_positions - num_tokens))
+    tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=model.device)
+    every_BT = torch.arange(num_tokens, device=model.device).expand(num_rows, -1)
+    times = []
+    for _ in range(_REPEATS + 1):
+        _synchronize(model.device)
+        started = time.perf_counter()
+        model.forward([start] * num_rows, tokens_BT, every_BT)
+        _synchronize(model.device)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])  # the first one warms up
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Sorted by size, one entry each, times never falling: more work is never cheaper, whatever the clock saw."""
+    slowest: dict[int, float] = {}
+    longest = 0.0
+    for size, seconds in sorted(table):
+        longest = max(longest, seconds)
+        slowest[size] = longest
+    return tuple(slowest.items())
