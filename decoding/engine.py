@@ -23,7 +23,7 @@ from decoding.drafters import DRAFTERS, Drafter, DrafterName, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
-from decoding.sampling import SamplingBatch, first_stop, process_logits
+from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
@@ -39,7 +39,11 @@ DraftLength = Literal["adaptive", "fixed"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What the engine may use. Only max_model_len (where a text is cut) and verification change tokens (in float32)."""
+    """What the engine may use.
+
+    Under coupled verification and in float32, only max_model_len (where a text is cut) changes tokens. Under rejection
+    the drafter and the draft length do, too; the law stays the target's.
+    """
 
     num_slots: int = 16  # rows in flight
     max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
@@ -128,7 +132,7 @@ class Engine:
         return sequences
 
     def stream(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """The sequences as they finish."""
+        """The sequences as they finish. Whoever stops early leaves the rest in the engine (`clear` drops them)."""
         self.submit(sequences)
         while self.has_work:
             yield from self.step()
@@ -156,12 +160,13 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Advance every row by one round; the sequences that finished."""
-        finished, self._refused = self._refused, []
+        finished: list[Sequence] = []
         self._admit()
         if self._running:
             self._round()
-            finished += self._retire()
-        return finished
+            finished = self._retire()
+        refused, self._refused = self._refused, []
+        return refused + finished
 
     def clear(self) -> None:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
@@ -254,12 +259,17 @@ class Engine:
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
         num_positions = logits_BJV.shape[1]
-        scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
+        scores_BJV = shape_logits(logits_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
         positions_BJ = rows.positions(0, num_positions)
         if self.options.verification == "rejection":
-            return verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ)
+            return verify_rejection(truncate(scores_BJV, rows.sampling), draft, rows.sampling, positions_BJ)
         close_call = CLOSE_CALL.get(self.target.dtype, 0.0)
-        return verify_coupled(scores_BJV, draft, rows.sampling, positions_BJ, close_call)
+        if not close_call or not rows.sampling.truncates:
+            cut_BJV = truncate(scores_BJV, rows.sampling)
+            return verify_coupled(cut_BJV, draft, rows.sampling, positions_BJ, close_call)
+        coldest = min(s.params.temperature for s in rows.sequences if s.params.temperature)
+        cut_BJV, *borders_BJV = truncate_with_borders(scores_BJV, rows.sampling, slack=close_call / coldest)
+        return verify_coupled(cut_BJV, draft, rows.sampling, positions_BJ, close_call, tuple(borders_BJV))
 
     def _recheck(self, sequence: Sequence, accepted: list[int]) -> list[int]:
         """The accepted tokens and the one after them, decided by the sequence alone: one row, no cache, no draft.
@@ -316,7 +326,8 @@ class Engine:
                 "output; shorten the prompt or raise engine.max_model_len"
             )
         params = sequence.params
-        if params.min_tokens and len(sequence.stop_ids(self.target.eos_token_ids)) >= vocab_size:
+        stop_ids = sequence.stop_ids(self.target.eos_token_ids)
+        if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
         foreign = [t for t in (*sequence.prompt_token_ids, *params.logit_bias) if not 0 <= t < vocab_size]
         if foreign:

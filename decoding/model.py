@@ -49,6 +49,7 @@ class LanguageModel:
         config = load_config(path)
         place = pick_device(device)
         wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+        _refuse_coarse_float32(path, wanted, place)
         transformers_logging.disable_progress_bar()
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -163,6 +164,19 @@ def pick_device(device: Device) -> torch.device:
         raise ValueError("device is 'cuda', but torch sees no CUDA device here; use device 'cpu' or 'auto'")
     use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if use_cuda else "cpu")
+
+
+def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
+    """Raise a ValueError if float32 matrix products are set to round as bfloat16 or TF32: equality would be lost."""
+    if dtype is not torch.float32:
+        return
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest" or (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
+        raise ValueError(
+            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
+            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
+            "or choose dtype bfloat16 knowingly"
+        )
 
 
 def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:

@@ -22,7 +22,7 @@ class Rows:
     verification: Verification
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
-        """Positions [B, J] of tokens to come, counted from the one that is `first` after the next."""
+        """Positions [B, J] of tokens to come: those from `len(sequence) + first` on."""
         lengths = [len(sequence) + first for sequence in self.sequences]
         device = self.sampling.keys_B.device
         return torch.tensor(lengths, device=device)[:, None] + torch.arange(num_positions, device=device)

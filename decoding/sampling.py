@@ -30,6 +30,8 @@ class SamplingBatch:
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
     bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
+    truncates: bool  # whether any row cuts by top-k, top-p or min-p
+    samples: bool  # whether any row has noise
     min_length_B: torch.Tensor | None  # total length (prompt and output) before a stop id may be drawn
 
     @classmethod
@@ -48,14 +50,21 @@ class SamplingBatch:
                 return None
             return torch.tensor(values, device=device)
 
+        # Who is sure to pick the best token is greedy, and no cut can reach that token.
+        is_greedy = [p.temperature == 0 or p.top_k == 1 for p in params]
+        top_k = column([0 if greedy else p.top_k for p, greedy in zip(params, is_greedy, strict=True)], 0)
+        top_p = column([1.0 if greedy else float(p.top_p) for p, greedy in zip(params, is_greedy, strict=True)], 1.0)
+        min_p = column([0.0 if greedy else float(p.min_p) for p, greedy in zip(params, is_greedy, strict=True)], 0.0)
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         return cls(
             temperature_B=torch.tensor([p.temperature or 1.0 for p in params], device=device),
-            noise_scale_B=torch.tensor([float(p.temperature > 0) for p in params], device=device),
+            noise_scale_B=torch.tensor([float(not greedy) for greedy in is_greedy], device=device),
             keys_B=torch.tensor(list(keys), dtype=torch.int64, device=device),
-            top_k_B=column([p.top_k for p in params], 0),
-            top_p_B=column([float(p.top_p) for p in params], 1.0),
-            min_p_B=column([float(p.min_p) for p in params], 0.0),
+            top_k_B=top_k,
+            top_p_B=top_p,
+            min_p_B=min_p,
+            truncates=any(cut is not None for cut in (top_k, top_p, min_p)),
+            samples=not all(is_greedy),
             penalties_3B=torch.tensor(penalties, dtype=torch.float32, device=device).T
             if any(p.uses_token_counts for p in params)
             else None,
@@ -85,6 +94,11 @@ def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: T
 
     A greedy row gets its penalized logits, whose argmax is its token.
     """
+    return truncate(shape_logits(logits_BJV, sampling, history), sampling)
+
+
+def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
+    """The scores before anything is cut: bias, penalties, min_tokens and temperature applied, float32 [B, J, V]."""
     scores_BJV = logits_BJV.float()
     if sampling.bias_BE is not None:
         ids_BE, values_BE = sampling.bias_BE
@@ -94,15 +108,27 @@ def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: T
         scores_BJV = _penalize(scores_BJV, sampling.penalties_3B, history)
     if sampling.min_length_B is not None:
         scores_BJV = _forbid_early_stop(scores_BJV, sampling.stop_ids_BS, sampling.min_length_B, history.lengths_BJ)
-    scores_BJV = scores_BJV / sampling.temperature_B[:, None, None]
-    if sampling.top_k_B is not None:
-        scores_BJV = _keep_top_k(scores_BJV, sampling.top_k_B)
-    if sampling.top_p_B is not None:
-        scores_BJV = _keep_top_p(scores_BJV, sampling.top_p_B)
-    if sampling.min_p_B is not None:
-        floor_BJ1 = scores_BJV.amax(-1, keepdim=True) + sampling.min_p_B.log()[:, None, None]
-        scores_BJV = scores_BJV.masked_fill(scores_BJV < floor_BJ1, _NEVER)
-    return scores_BJV
+    return scores_BJV / sampling.temperature_B[:, None, None]
+
+
+def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+    """The scores with what top-k, top-p and min-p drop at -inf."""
+    return _cut(scores_BJV, sampling, [0.0])[0]
+
+
+def truncate_with_borders(
+    scores_BJV: torch.Tensor, sampling: SamplingBatch, slack: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The cut scores, then with all that rounding could let in, then without all that rounding could drop.
+
+    The slack is in scores (logits over temperature), and as much in the probability mass of top-p. Near-equal scores
+    can also change places: of several tokens that stand where the cut is, each could be the one that goes.
+    """
+    cut_BJV, looser_BJV, tighter_BJV = _cut(scores_BJV, sampling, [0.0, slack, -slack])
+    looser_BJV = scores_BJV.masked_fill(scores_BJV < _lowest(looser_BJV) - slack, _NEVER)
+    is_border_BJV = (scores_BJV - _lowest(cut_BJV)).abs() <= slack
+    is_border_BJV &= is_border_BJV.sum(-1, keepdim=True) > 1
+    return cut_BJV, looser_BJV, tighter_BJV.masked_fill(is_border_BJV, _NEVER)
 
 
 def probabilities(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
@@ -153,6 +179,26 @@ def _forbid_early_stop(
     )
 
 
+def _cut(scores_BJV: torch.Tensor, sampling: SamplingBatch, slacks: list[float]) -> list[torch.Tensor]:
+    """The cut scores, once for each slack in the mass of top-p and in the floor of min-p; the best token stays."""
+    cut_BJV = scores_BJV
+    if sampling.top_k_B is not None:
+        cut_BJV = _keep_top_k(cut_BJV, sampling.top_k_B)
+    cuts = [cut_BJV for _ in slacks]
+    if sampling.top_p_B is not None:
+        cuts = _keep_top_p(cut_BJV, sampling.top_p_B, slacks)
+    if sampling.min_p_B is not None:
+        best_BJ1 = scores_BJV.amax(-1, keepdim=True)
+        floor_BJ1 = best_BJ1 + sampling.min_p_B.log()[:, None, None]
+        floors = [torch.minimum(floor_BJ1 - slack, best_BJ1) for slack in slacks]
+        cuts = [cut.masked_fill(cut < floor, _NEVER) for cut, floor in zip(cuts, floors, strict=True)]
+    return cuts
+
+
+def _lowest(cut_BJV: torch.Tensor) -> torch.Tensor:
+    return cut_BJV.masked_fill(cut_BJV == _NEVER, float("inf")).amin(-1, keepdim=True)
+
+
 def _keep_top_k(scores_BJV: torch.Tensor, top_k_B: torch.Tensor) -> torch.Tensor:
     vocab_size = scores_BJV.shape[-1]
     k_B = torch.where(top_k_B == 0, vocab_size, top_k_B.clamp(max=vocab_size)).long()
@@ -163,12 +209,15 @@ def _keep_top_k(scores_BJV: torch.Tensor, top_k_B: torch.Tensor) -> torch.Tensor
     return scores_BJV.masked_fill(scores_BJV < threshold_BJ1, _NEVER)
 
 
-def _keep_top_p(scores_BJV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    ascending_BJV, order_BJV = scores_BJV.sort(dim=-1)
+def _keep_top_p(cut_BJV: torch.Tensor, top_p_B: torch.Tensor, slacks: list[float]) -> list[torch.Tensor]:
+    ascending_BJV, order_BJV = cut_BJV.sort(dim=-1, stable=True)
     mass_BJV = ascending_BJV.softmax(-1).cumsum(-1)
-    drop_BJV = (mass_BJV <= 1 - top_p_B[:, None, None]) & (top_p_B < 1)[:, None, None]
-    drop_BJV[..., -1] = False  # the most likely token always stays
-    return scores_BJV.masked_fill(torch.zeros_like(drop_BJV).scatter_(-1, order_BJV, drop_BJV), _NEVER)
+    kept = []
+    for slack in slacks:
+        drop_BJV = (mass_BJV <= 1 - top_p_B[:, None, None] - slack) & (top_p_B < 1)[:, None, None]
+        drop_BJV[..., -1] = False  # the most likely token always stays
+        kept.append(cut_BJV.masked_fill(torch.zeros_like(drop_BJV).scatter_(-1, order_BJV, drop_BJV), _NEVER))
+    return kept
 
 
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:

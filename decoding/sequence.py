@@ -11,13 +11,16 @@ from decoding.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "error"]
 
 # Asked after each round with the output tokens and how many of them it has already passed. Returns how many tokens to
-# keep and which string matched, or None. Text lives outside this package; the condition is handed in.
+# keep (more than it had passed) and which string matched, or None. Text lives outside this package, so it is handed in.
 StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position."""
+    """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position.
+
+    They are those of the round's batch: unlike the tokens, they carry its rounding.
+    """
 
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
@@ -68,7 +71,7 @@ class Sequence:
         if params.stop and stop_condition is None:
             raise ValueError(
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
-                "hand in a stop_condition (pipeline.text.StopStrings), or use stop_token_ids"
+                "hand in a stop_condition (pipeline.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
         return cls(
             prompt_token_ids=tuple(prompt_token_ids),
@@ -158,5 +161,6 @@ class Sequence:
         if match is None:
             return
         num_kept, self.stop_reason = match
+        assert num_checked < num_kept <= len(self.output_token_ids), "a stop condition keeps what it had passed"
         self.finish_reason = "stop"
         del self.output_token_ids[num_kept:]

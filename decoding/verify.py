@@ -56,23 +56,31 @@ def verify_coupled(
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
     close_call: float = 0.0,
+    borders_BJV: tuple[torch.Tensor, ...] = (),
 ) -> Verdict:
     """The verdict of accept-iff-equal.
 
     `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion): where the best two noised
-    scores lie nearer than that, rounding could have decided, and the verdict says so.
+    scores lie nearer than that, rounding could have decided, and the verdict says so. So it does where the pick is one
+    that rounding could drop, or another would be picked if rounding let it in (`borders_BJV`: looser and tighter cut).
     """
     noised_BJV = _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED)
-    picks_BJ1 = noised_BJV.argmax(-1, keepdim=True)
-    best_BJ, picks_BJ = noised_BJV.gather(-1, picks_BJ1)[..., 0], picks_BJ1[..., 0]
-    second_BJ = noised_BJV.scatter(-1, picks_BJ1, float("-inf")).amax(-1)
+    best_BJ2 = noised_BJV.topk(2, dim=-1).values
+    picks_BJ = noised_BJV.argmax(-1)  # as everywhere: topk breaks exact ties in its own way
     num_accepted_B = _leading(picks_BJ[:, :-1] == draft.token_ids_BK, draft)
-    size_BJ = (scores_BJV.gather(-1, picks_BJ1)[..., 0] * sampling.temperature_B[:, None]).abs()
-    margin_BJ = (best_BJ - second_BJ) * sampling.temperature_B[:, None] / (size_BJ / 10).clamp(min=1.0)
+    best_BJ, temperature_B1 = best_BJ2[..., 0], sampling.temperature_B[:, None]
+    size_BJ = (scores_BJV.gather(-1, picks_BJ[..., None])[..., 0] * temperature_B1).abs()
+    margin_BJ = (best_BJ - best_BJ2[..., 1]) * temperature_B1
+    ulps_BJ = 4 * torch.finfo(best_BJ.dtype).eps * best_BJ.abs() * temperature_B1 * bool(close_call)
+    is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
+    if borders_BJV:
+        looser_BJV, tighter_BJV = borders_BJV
+        is_close_BJ |= _noised(looser_BJV, sampling, positions_BJ, Stream.SHARED).argmax(-1) != picks_BJ
+        is_close_BJ |= tighter_BJV.gather(-1, picks_BJ[..., None])[..., 0].isinf()
     return Verdict(
         num_accepted_B=num_accepted_B,
         next_token_B=picks_BJ.gather(1, num_accepted_B[:, None])[:, 0],
-        first_close_call_B=((margin_BJ < close_call).cumsum(-1) == 0).sum(-1),
+        first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1),
     )
 
 
@@ -117,6 +125,8 @@ def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.T
 def _noised(
     scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream
 ) -> torch.Tensor:
+    if not sampling.samples:
+        return scores_BJV
     noise_BJV = gumbel(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
     return scores_BJV + noise_BJV * sampling.noise_scale_B[:, None, None]
 

@@ -56,7 +56,8 @@ class ModelDrafter:
         if not any(limits):
             return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=tuple(limits))
         scores_BV = self._ingest(rows, lengths)
-        is_finite_B = self._is_finite_S[: len(keys_B)]
+        is_finite_B = self._is_finite_S[: len(keys_B)]  # a view: what is found here is remembered for the slots
+        num_finite_B = torch.zeros_like(keys_B)
         drafted: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         for step in range(max(limits)):
@@ -70,6 +71,7 @@ class ModelDrafter:
             scores_B1V = process_logits(scores_BV, rows.sampling, rows.history(drafted_BK, step, 1))
             positions_B1 = rows.positions(step, 1)
             is_finite_B &= scores_B1V.amax((1, 2)).isfinite()
+            num_finite_B += is_finite_B
             if rows.verification == "rejection":
                 drafted.append(draw_draft(scores_B1V, rows.sampling, positions_B1)[:, 0])
                 laws.append(probabilities(scores_B1V, rows.sampling)[:, 0])
@@ -80,7 +82,8 @@ class ModelDrafter:
             self._num_ingested[slot] = min(length + max(limits) - 1, self._max_len)
         return Draft(
             torch.stack(drafted, dim=1),
-            torch.tensor(limits, device=keys_B.device) * is_finite_B,
+            # Only what was drawn after a value that is not finite goes: dropping a token because of itself would bias.
+            torch.minimum(torch.tensor(limits, device=keys_B.device), num_finite_B),
             torch.stack(laws, dim=1) if laws else None,
             most_B=tuple(limits),
         )
@@ -102,7 +105,8 @@ class ModelDrafter:
 
     def _ingest(self, rows: Rows, lengths: list[int]) -> torch.Tensor:
         """Logits [B, 1, V] after the newest token, from one forward over what each row's cache lacks."""
-        num_tokens = max(length - self._num_ingested[slot] for slot, length in enumerate(lengths))
+        missing = [min(length, self._max_len) - self._num_ingested[slot] for slot, length in enumerate(lengths)]
+        num_tokens = max(1, *missing)
         starts = [max(length - num_tokens, 0) for length in lengths]
         tokens = [
             self._known((sequence.token_ids[start:] + [0] * num_tokens)[:num_tokens])

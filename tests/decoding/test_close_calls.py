@@ -18,10 +18,10 @@ from tests.decoding.tiny import (
     save,
 )
 
-PROMPTS = random_prompts([5, 1, 9, 3, 14, 2], seed=8)
+PROMPTS = random_prompts([5, 1, 9, 3, 14, 2, 6, 4], seed=8)
 
 
-@pytest.fixture(scope="module", params=["duplicated", "all zero"])
+@pytest.fixture(scope="module", params=["duplicated", "nearly duplicated", "all zero"])
 def pair(request, tmp_path_factory):
     """A target whose best tokens tie exactly, always; and a draft that breaks the ties its own way."""
     root = tmp_path_factory.mktemp("ties")
@@ -31,6 +31,10 @@ def pair(request, tmp_path_factory):
         head = target.get_output_embeddings().weight
         if request.param == "duplicated":
             head[24:] = head[:24]
+        elif request.param == "nearly duplicated":  # within rounding: exact ties fall the same way in every batch
+            head[24:] = head[:24] * (
+                1 + 1e-7 * torch.randn(24, head.shape[1], generator=torch.Generator().manual_seed(0))
+            )
         else:
             head.zero_()
     return tuple(LanguageModel.load(save(m, root / name), "cpu") for name, m in (("target", target), ("draft", draft)))
@@ -42,6 +46,10 @@ def _sequences() -> list[Sequence]:
         SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.3, frequency_penalty=0.2),
         SamplingParams(temperature=0.7, max_tokens=15),
         SamplingParams(temperature=0, max_tokens=18, top_k=3),
+        SamplingParams(top_k=1, max_tokens=18),
+        SamplingParams(top_k=3, max_tokens=18),
+        SamplingParams(min_p=1.0, max_tokens=18),
+        SamplingParams(top_p=0.05, max_tokens=18),
     ]
     return [Sequence.create(prompt, params[row % len(params)], row=row) for row, prompt in enumerate(PROMPTS)]
 

@@ -107,7 +107,7 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
     [
         ("--engine.drafter=none",),
         ("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"),
-        ("--engine.draft_length=fixed", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
+        ("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
         ("--run.rows_per_unit=5", "--actors.units_in_flight=4"),
     ],
     ids=" ".join,
@@ -335,7 +335,7 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_add
     """A finished run in out/ and its input beside it."""
     folder = tmp_path_factory.mktemp("plain")
     source = write_jsonl(folder / "in.jsonl", prompts(30))
-    assert generate.main(arguments(source, folder / "out", text_pair)) == 0
+    assert generate.main(arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed")) == 0
     return folder
 
 
