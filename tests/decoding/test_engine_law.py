@@ -25,7 +25,7 @@ PARAMS = {
     "top_k": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=0.8, top_k=4),
     "repetition": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, repetition_penalty=1.8, min_p=0.03),
 }
-KINDS = [d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft"]
+KINDS = [d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "broken_draft"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,15 @@ def trio(tmp_path_factory):
     root = tmp_path_factory.mktemp("law")
     config = llama_config(VOCAB_SIZE, hidden_size=16)
     target = build(config, seed=1)
-    drafts = {"target": target, "good_draft": noised(target, 0.2), "unrelated_draft": build(config, seed=2)}
+    broken = noised(target, 0.2)  # after token 4 its numbers are not finite, so what it drafts ends there
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[4] = torch.nan
+    drafts = {
+        "target": target,
+        "good_draft": noised(target, 0.2),
+        "unrelated_draft": build(config, seed=2),
+        "broken_draft": broken,
+    }
     return {name: LanguageModel.load(save(network, root / name), "cpu") for name, network in drafts.items()}
 
 

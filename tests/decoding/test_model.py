@@ -100,3 +100,14 @@ def test_a_device_that_is_not_there_is_refused():
     assert pick_device("auto") == torch.device("cpu")
     with pytest.raises(ValueError, match="no CUDA device"):
         pick_device("cuda")
+
+
+def test_float32_that_is_multiplied_coarsely_is_refused(folders):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(ValueError, match="float32_matmul_precision is 'medium'"):
+            LanguageModel.load(folders.target, "cpu", "float32")
+        LanguageModel.load(folders.target, "cpu", "bfloat16")
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding import SamplingParams
+from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from tests.decoding.tiny import engine_over, random_prompts
 
@@ -67,3 +67,16 @@ def test_the_last_token_of_a_text_is_not_drafted_for(models, forwards):
 def test_a_prompt_of_one_token_needs_no_prefill(models, forwards):
     engine_over(models.target, num_slots=1).generate([[7]], SamplingParams(max_tokens=2))
     assert forwards["target"] == [1, 1]
+
+
+def test_a_row_beyond_the_drafts_context_does_not_widen_the_others_drafting(models, forwards, monkeypatch):
+    monkeypatch.setattr(models.good_draft, "max_positions", 20)
+    engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
+    long, short = ([5] * 40, [6, 7])
+    engine.submit([Sequence.create(prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for prompt in (long, short)])
+    engine.step()
+    forwards["draft"].clear()
+    for _ in range(3):
+        engine.step()
+    assert forwards["draft"]
+    assert max(forwards["draft"]) <= 2
