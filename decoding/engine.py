@@ -13,65 +13,27 @@ Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 
 from decoding.costs import measure_costs
-from decoding.drafters import DRAFTERS, Drafter, DrafterName, make_drafter
+from decoding.drafters import Drafter, make_drafter
 from decoding.model import Device, DType, LanguageModel
+from decoding.options import EngineOptions
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
-from decoding.verify import Draft, Verdict, Verification, pick_shared, verify_coupled, verify_rejection
+from decoding.verify import Draft, Verdict, pick_shared, verify_coupled, verify_rejection
 from decoding.vocabulary import check_same_vocabulary
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
 CLOSE_CALL = {torch.float32: 1e-4}
 _DEFAULT_MAX_MODEL_LEN = 4096
-DraftLength = Literal["adaptive", "fixed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What the engine may use.
-
-    Under coupled verification and in float32, only max_model_len (where a text is cut) changes tokens. Under rejection
-    the drafter and the draft length do, too; the law stays the target's.
-    """
-
-    num_slots: int = 16  # rows in flight
-    max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
-    drafter: DrafterName | None = None  # None: the draft model if there is one, else nothing
-    num_speculative_tokens: int = 8  # the most tokens a row drafts in a round (1 to 64)
-    draft_length: DraftLength = "adaptive"  # as many as pay by measured times and acceptance, or always the most
-    verification: Verification = "coupled"
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        if self.num_slots < 1:
-            raise ValueError(f"engine.num_slots must be at least 1, got {self.num_slots}")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(f"engine.max_model_len must be at least 2, got {self.max_model_len}")
-        if not 1 <= self.num_speculative_tokens <= 64:
-            raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
-        if self.verification not in ("coupled", "rejection"):
-            raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
-        if self.drafter is not None and self.drafter not in DRAFTERS:
-            raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
-
-    def pick_drafter(self, draft: str | None) -> DrafterName:
-        """The drafter to use with this draft model, or a ValueError if it needs one and there is none."""
-        if self.drafter == "model" and draft is None:
-            raise ValueError(
-                "engine.drafter is 'model', but no draft model is named; name one, or use 'ngram' or 'none'"
-            )
-        return self.drafter or ("model" if draft else "none")
 
 
 class Engine:

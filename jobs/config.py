@@ -25,8 +25,8 @@ from pydantic_settings import (
 
 from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
 from decoding.drafters import DrafterName
-from decoding.engine import DraftLength, EngineOptions
 from decoding.model import Device, DType
+from decoding.options import DraftLength, EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.verify import Verification
 from pipeline.dataset import ActorPool

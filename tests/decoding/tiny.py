@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from decoding import Engine, EngineOptions
 from decoding.drafters import make_drafter
-from decoding.engine import Engine, EngineOptions
 from decoding.model import LanguageModel
 from decoding.sequence import Sequence
 
