@@ -84,9 +84,8 @@ class LanguageModel:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)
 
-    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        """Write the keys and values of each row's tokens into its slot, from `starts` (default 0) on; no logits."""
-        starts = [0] * len(slots) if starts is None else starts
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
+        """Write the keys and values of each row's tokens into its slot, from position 0 on; no logits."""
         longest = max((len(row) for row in token_ids), default=0)
         for first in range(0, longest, _PREFILL_CHUNK):
             rows = [i for i, row in enumerate(token_ids) if len(row) > first]
@@ -94,7 +93,7 @@ class LanguageModel:
             width = max(len(chunk) for chunk in chunks)
             tokens_BT = torch.tensor([c + [0] * (width - len(c)) for c in chunks], device=self.device)
             none_wanted_B0 = tokens_BT.new_zeros(len(rows), 0)
-            self.forward([starts[i] + first for i in rows], tokens_BT, none_wanted_B0, slots=[slots[i] for i in rows])
+            self.forward([first] * len(rows), tokens_BT, none_wanted_B0, slots=[slots[i] for i in rows])
 
     @torch.inference_mode()
     def forward(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Stage = Literal["read", "template", "encode", "params", "generate"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 def storable(text: str) -> str:
