@@ -24,7 +24,8 @@ class Plan:
 
     slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
     positions_BT: torch.Tensor  # of each row's tokens
-    write_index: torch.Tensor  # [N], into the flat S * P positions
+    slots_N: torch.Tensor  # of each token
+    positions_N: torch.Tensor  # of each token, where it is written
     num_visible: int  # L
     packing: "Packing | None"  # None: all rows have T tokens, and the model sees [B, T]
 
@@ -68,12 +69,16 @@ class KVCache(Cache):  # type: ignore[misc]
     ) -> Plan:
         """What the next forward reads and writes: these positions of these slots; `longest` is the last one's end."""
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
-        write_index = (slots[:, None] * self._num_allocated + positions_BT.clamp(max=self.num_positions)).flatten()
+        slots_N = slots[:, None].expand_as(positions_BT).flatten()
+        positions_N = positions_BT.clamp(max=self.num_positions).flatten()
+        if packing is not None:
+            slots_N, positions_N = slots_N[packing.packed_N], positions_N[packing.packed_N]
         end = -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET
         self._plan = Plan(
             slots_B=slots_B,
             positions_BT=positions_BT,
-            write_index=write_index if packing is None else write_index[packing.packed_N],
+            slots_N=slots_N,
+            positions_N=positions_N,
             num_visible=min(end, self._num_allocated),
             packing=packing,
         )
@@ -119,6 +124,13 @@ class KVCache(Cache):  # type: ignore[misc]
         assert self._plan is not None, "plan() comes before the forward"
         return self._plan
 
+    def slot_layer(self, index: int) -> "_SlotLayer":
+        """The layer of that number, for who runs layers without transformers' own cache calls."""
+        while len(self.layers) <= index:
+            self.layers.append(self._new_layer())
+        layer: _SlotLayer = self.layers[index]
+        return layer
+
     def _new_layer(self) -> "_SlotLayer":
         return _SlotLayer(self)
 
@@ -130,25 +142,40 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, cache: KVCache) -> None:
         super().__init__()
         self._cache = cache
-        self._keys_SPHD: torch.Tensor | None = None
-        self._values_SPHD: torch.Tensor | None = None
+        # In the order [S, H, P, D] for attention. On CPU they lie so in memory, too: a head's positions end to end are
+        # read twice as fast. On CUDA the positions of a slot lie end to end, as its kernels for ragged rows want it.
+        self._keys_SHPD: torch.Tensor | None = None
+        self._values_SHPD: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self._keys_SPHD = self._allocate(key_states)
-        self._values_SPHD = self._allocate(value_states)
+        self._keys_SHPD = self._allocate(key_states.transpose(1, 2).flatten(0, 1))
+        self._values_SHPD = self._allocate(value_states.transpose(1, 2).flatten(0, 1))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store [B, H, T, D] at the planned places; the visible keys and values, [B, H, L, D]."""
-        if self._keys_SPHD is None:
-            self.lazy_initialization(key_states, value_states)
-        return self._write_and_read(self._keys_SPHD, key_states), self._write_and_read(self._values_SPHD, value_states)
+        self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
+        return self.read()
+
+    def write(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> None:
+        """Store the keys and values of N tokens at the planned places."""
+        if self._keys_SHPD is None or self._values_SHPD is None:
+            self._keys_SHPD, self._values_SHPD = self._allocate(keys_NHD), self._allocate(values_NHD)
+        plan = self._cache._current
+        for stored_SHPD, new_NHD in ((self._keys_SHPD, keys_NHD), (self._values_SHPD, values_NHD)):
+            stored_SHPD.transpose(1, 2)[plan.slots_N, plan.positions_N] = new_NHD.to(stored_SHPD.dtype)
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The visible keys and values of the planned rows, [B, H, L, D]: in place where the rows are the first slots."""
+        assert self._keys_SHPD is not None and self._values_SHPD is not None, "write() comes first"
+        return self._visible(self._keys_SHPD), self._visible(self._values_SHPD)
 
     def stored(self) -> tuple[torch.Tensor, ...]:
-        if self._keys_SPHD is None or self._values_SPHD is None:
+        """Keys and values as [S, P, H, D]."""
+        if self._keys_SHPD is None or self._values_SHPD is None:
             return ()
-        return self._keys_SPHD, self._values_SPHD
+        return self._keys_SHPD.transpose(1, 2), self._values_SHPD.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.get_mask_sizes(query_length)
@@ -159,22 +186,19 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return self._cache.num_positions
 
-    def _write_and_read(self, stored_SPHD: torch.Tensor | None, new_BHTD: torch.Tensor) -> torch.Tensor:
-        assert stored_SPHD is not None
+    def _visible(self, stored_SHPD: torch.Tensor) -> torch.Tensor:
         plan = self._cache._current
-        flat = stored_SPHD.view(-1, *stored_SPHD.shape[2:])
-        flat.index_copy_(0, plan.write_index, new_BHTD.transpose(1, 2).flatten(0, 1).to(stored_SPHD.dtype))
         if plan.slots_B is None:
-            visible_BLHD = stored_SPHD[: len(plan.positions_BT), : plan.num_visible]
-        else:
-            visible_BLHD = stored_SPHD[:, : plan.num_visible].index_select(0, plan.slots_B)
-        return visible_BLHD.transpose(1, 2)
+            return stored_SHPD[: len(plan.positions_BT), :, : plan.num_visible]
+        return stored_SHPD[:, :, : plan.num_visible].index_select(0, plan.slots_B)
 
-    def _allocate(self, states_BHTD: torch.Tensor) -> torch.Tensor:
-        _, num_heads, _, head_size = states_BHTD.shape
-        shape = (self._cache.num_slots, self._cache._num_allocated, num_heads, head_size)
-        if states_BHTD.device.type != "cpu":
-            return torch.zeros(shape, dtype=states_BHTD.dtype, device=states_BHTD.device)
+    def _allocate(self, new_NHD: torch.Tensor) -> torch.Tensor:
+        _, num_heads, head_size = new_NHD.shape
+        num_slots, num_positions = self._cache.num_slots, self._cache._num_allocated
+        if new_NHD.device.type != "cpu":
+            shape = (num_slots, num_positions, num_heads, head_size)
+            return torch.zeros(shape, dtype=new_NHD.dtype, device=new_NHD.device).transpose(1, 2)
         # The operating system hands out zeroed pages when they are first touched: over-reserving costs nothing.
-        num_bytes = int(np.prod(shape)) * states_BHTD.element_size()
-        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(states_BHTD.dtype).view(shape)
+        shape = (num_slots, num_heads, num_positions, head_size)
+        num_bytes = int(np.prod(shape)) * new_NHD.element_size()
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(new_NHD.dtype).view(shape)

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
+from decoding.fused_decoder import FusedDecoder
 from decoding.kv_cache import KVCache, Packing
+from decoding.packed_linear import pack_linears
 from decoding.support import load_config, max_positions, model_folder
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -33,6 +35,7 @@ class LanguageModel:
         # Models with attention of their own see no packed rows; they get a rectangle.
         self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         self.cache: KVCache | None = None
+        self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
@@ -83,6 +86,18 @@ class LanguageModel:
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)
+        if self.fused is not None:
+            self.fused.reach(min(num_positions, self.max_positions or num_positions))
+
+    def speed_up(self) -> None:
+        """Lay the weights out for this device, and fuse the layers of a network that fits; its cache is gone.
+
+        The network stays whole and callable. `decoding/probe.py` measures that it computes the same.
+        """
+        fits = FusedDecoder.fits(self.network)
+        pack_linears(self.network)
+        self.fused = FusedDecoder(self.network) if fits else None
+        self.cache = None
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
         """Write the keys and values of each row's tokens into its slot, from position 0 on; no logits."""
@@ -121,13 +136,21 @@ class LanguageModel:
         plan = self.cache.plan(slots_B, positions_BT, max(starts) + num_tokens, packing)
         if self.max_positions is not None:
             positions_BT = positions_BT.clamp(max=self.max_positions - 1)
+        tokens_N, positions_N, wanted_BJ = token_ids_BT.flatten(), positions_BT.flatten(), logits_at_BJ
+        if packing is not None:
+            tokens_N, positions_N = tokens_N[packing.packed_N], positions_N[packing.packed_N]
+            wanted_BJ = packing.unpacked_BT.gather(1, logits_at_BJ)
+        if self.fused is not None:
+            if packing is None:
+                wanted_BJ = logits_at_BJ + torch.arange(0, len(tokens_N), num_tokens, device=self.device)[:, None]
+            logits_MV = self.fused.forward(tokens_N, positions_N, wanted_BJ.flatten(), self.cache, plan)
+            return logits_MV.view(*logits_at_BJ.shape, self.vocab_size)
         arguments: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
         if packing is None:
             return self._logits(token_ids_BT, positions_BT, logits_at_BJ, **arguments)
-        packed_1N, positions_1N = (x_BT.flatten()[packing.packed_N][None] for x_BT in (token_ids_BT, positions_BT))
-        wanted_1J = packing.unpacked_BT.gather(1, logits_at_BJ).flatten()[None]
-        logits_1JV = self._logits(packed_1N, positions_1N, wanted_1J, slot_plan=plan, **arguments)
-        return logits_1JV.view(*logits_at_BJ.shape, -1)
+        wanted_1J = wanted_BJ.flatten()[None]
+        logits_1JV = self._logits(tokens_N[None], positions_N[None], wanted_1J, slot_plan=plan, **arguments)
+        return logits_1JV.view(*logits_at_BJ.shape, self.vocab_size)
 
     @torch.inference_mode()
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:

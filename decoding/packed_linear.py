@@ -1,0 +1,70 @@
+"""PackedLinear: a linear layer whose weight lies in oneDNN's own order.
+
+On CPU a plain `nn.Linear` lets oneDNN re-lay its weight on every call (bfloat16), or multiplies few rows with a kernel
+made for many (float32). Laid out once at load, a pass over one to sixteen rows takes half to two thirds of the time;
+`benchmarks/linears.py` prints it.
+
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from typing import Literal
+
+import torch
+
+Epilogue = Literal["add", "mul"]
+_PACKABLE = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(torch.nn.Module):
+    """`nn.Linear` for inference on CPU, with what follows it done in the same pass over the outputs."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        """Pack a copy of the weight."""
+        super().__init__()
+        self.out_features, self.in_features = weight_OI.shape
+        self.bias = bias_O
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), None)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight [O, I] in plain order: a copy, for those who look at it."""
+        dense: torch.Tensor = self._packed.to_dense()
+        return dense
+
+    def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """`x W^T + b`, [..., O]."""
+        return self._pointwise(x_NI, "none")
+
+    def silu(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """`silu(x W^T + b)`."""
+        return self._pointwise(x_NI, "swish")
+
+    def then(self, epilogue: Epilogue, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        """`(x W^T + b) + other`, or times other."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, other_NO, self._packed, self.bias, epilogue)
+        return out
+
+    def _pointwise(self, x_NI: torch.Tensor, what: str) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, self.bias, what, [], "")
+        return out
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether oneDNN multiplies weights of this kind here."""
+    if weight.device.type != "cpu" or weight.dtype not in _PACKABLE or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_linears(network: torch.nn.Module) -> None:
+    """Replace every `nn.Linear` inside `network` by a packed one; their plain weights are given back."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear and can_pack(child.weight):
+                packed = PackedLinear(child.weight, child.bias)
+                _hand_over_hooks(child, packed)
+                setattr(parent, name, packed)
+
+
+def _hand_over_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    target._forward_pre_hooks = source._forward_pre_hooks
