@@ -1,25 +1,34 @@
 """FusedDecoder: the forward of a Llama-shaped network in few, large operations, over the network's own weights.
 
-Eager model code spends half a millisecond a layer on small operations, and its linears are packed one by one. Here
-queries, keys and values come from one product, sums and activations ride on the products before them, only the
-attention sees rows (everything else is one row a token, so ragged rows cost nothing), and what nobody asks for is not
-computed: no logits in a prefill, and no last layer beyond its keys and values.
+Eager model code spends half a millisecond a layer on small operations. Here queries, keys and values come from one
+product, sums and activations ride on the products before them, only the attention sees rows (everything else is one
+line a token, so ragged rows cost nothing), and what nobody asks for is not computed: no logits in a prefill, and of its
+last layer only keys and values.
 
-`fit` decides by structure, `decoding/probe.py` by measurement; other networks run as transformers wrote them.
+`fits` decides by structure, `decoding/probe.py` by measurement; other networks run as transformers wrote them.
 
-Shapes: B rows, T tokens of each, N tokens in all, M tokens whose logits are wanted, H KV heads, G query heads for each
-of them, D head size, L visible positions, E hidden size, V vocabulary.
+Shapes: B rows, N tokens in all, M tokens whose logits are wanted, E hidden size, X any number of features, V
+vocabulary, P positions, D head size.
 """
 
 import re
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, rms_norm, silu
 from transformers import PreTrainedModel
 
+from decoding.fused_attention import (
+    MOST_QUERIES_OF_KERNEL,
+    Heads,
+    KernelAttention,
+    Norms,
+    TorchAttention,
+    load_kernels,
+)
+from decoding.kernels import Kernels
 from decoding.kv_cache import KVCache, Plan
-from decoding.packed_linear import PackedLinear, can_pack
+from decoding.packed_linear import PackedLinear, fuse_linears
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 _LAYER_PARAMETERS = re.compile(
@@ -28,8 +37,8 @@ _LAYER_PARAMETERS = re.compile(
     r"|mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight)"
 )
 _OTHER_PARAMETERS = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-# oneDNN multiplies one or two rows slower than four (22 ms against 18 for a 283 M network).
-_FEWEST_ROWS_ON_CPU = 4
+# oneDNN multiplies one or two lines slower than four (22 ms against 18 for a 283 M network).
+_FEWEST_LINES_ON_CPU = 4
 
 
 class FusedDecoder:
@@ -40,13 +49,18 @@ class FusedDecoder:
         network: Any = model.model
         config = model.config
         self._embedding = network.embed_tokens.weight
-        self._final_norm = _Norm(network.norm)
+        self._heads = Heads(
+            num_kv_heads=config.num_key_value_heads,
+            group=config.num_attention_heads // config.num_key_value_heads,
+            head_size=network.layers[0].self_attn.head_dim,
+        )
+        self._kernels = load_kernels(self._heads, self._embedding)
+        self._final_norm = _Norm(network.norm, self._kernels)
         self._head = model.get_output_embeddings()
-        self._layers = [_Layer(layer, config) for layer in network.layers]
-        self._num_kv_heads: int = config.num_key_value_heads
-        self._group: int = config.num_attention_heads // config.num_key_value_heads
+        self._layers = [_Layer(layer, self._kernels) for layer in network.layers]
         self._rotary = network.rotary_emb
-        self._fewest_rows = _FEWEST_ROWS_ON_CPU if self._embedding.device.type == "cpu" else 1
+        self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._embedding.device.type == "cpu" else 1
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -64,149 +78,75 @@ class FusedDecoder:
         positions = torch.arange(num_positions, device=self._embedding.device)[None]
         cos_1PD, sin_1PD = self._rotary(self._embedding[:1], positions)
         half = cos_1PD.shape[-1] // 2
-        self._cos_PD = cos_1PD[0]
         # With the sign of rotate_half in the table, turning is x * cos + swapped(x) * sin.
-        self._sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
+        sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
+        self._tables_PD = cos_1PD[0].contiguous(), sin_PD
 
     def forward(
         self, token_ids_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
     ) -> torch.Tensor:
         """Logits [M, V] after the wanted tokens; the keys and values of all N go where the plan says."""
-        num_tokens = len(token_ids_N)
-        hidden_NE = embedding(_padded(token_ids_N, self._fewest_rows), self._embedding)
-        positions_N = positions_N.clamp(max=len(self._cos_PD) - 1)  # padding may stand beyond the end
-        turns = self._cos_PD[positions_N][:, None], self._sin_PD[positions_N][:, None]
-        mask = self._mask(plan, hidden_NE.dtype)
+        attention = self._attention(positions_N, cache, plan)
+        hidden_NE = embedding(_padded(token_ids_N, self._fewest_lines), self._embedding)
         for index, layer in enumerate(self._layers):
-            slots = cache.slot_layer(index)
-            query_NQD = layer.attend_to(hidden_NE, num_tokens, turns, slots)
-            if index == len(self._layers) - 1:
-                if not len(wanted_M):
-                    break
-                hidden_NE = hidden_NE[:num_tokens]
-            hidden_NE = layer.finish(hidden_NE, self._attention(query_NQD, *slots.read(), mask, plan))
+            is_wanted = index < len(self._layers) - 1 or len(wanted_M) > 0
+            found_NX = attention(layer.project(hidden_NE), cache.slot_layer(index), layer.norms, is_wanted=is_wanted)
+            if found_NX is None:
+                return hidden_NE.new_zeros(0, self._head.out_features)
+            hidden_NE = layer.finish(hidden_NE, found_NX)
         hidden_ME = self._final_norm(hidden_NE[wanted_M])
         logits_MV: torch.Tensor = self._head(hidden_ME)
         return logits_MV
 
-    def _mask(self, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, -inf where not."""
-        keys_L = torch.arange(plan.num_visible, device=plan.positions_BT.device)
-        hidden_BTL = keys_L > plan.positions_BT[:, :, None]
-        mask_BTL = torch.zeros(hidden_BTL.shape, dtype=dtype, device=keys_L.device).masked_fill_(
-            hidden_BTL, float("-inf")
-        )
-        return mask_BTL.repeat_interleave(self._group, dim=1)[:, None]
-
-    def _attention(
-        self,
-        query_NQD: torch.Tensor,
-        key_BHLD: torch.Tensor,
-        value_BHLD: torch.Tensor,
-        mask: torch.Tensor,
-        plan: Plan,
-    ) -> torch.Tensor:
-        """[N, Q * D]. Query heads that share a KV head stand beside the tokens: nothing is repeated."""
-        num_rows, width = plan.positions_BT.shape
-        if plan.packing is not None:
-            query_NQD = query_NQD[plan.packing.unpacked_BT.flatten()]
-        head_size = query_NQD.shape[-1]
-        query_BTHGD = query_NQD.view(num_rows, width, self._num_kv_heads, self._group, head_size)
-        query_BHXD = query_BTHGD.transpose(1, 2).reshape(num_rows, self._num_kv_heads, -1, head_size)
-        output_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, mask)
-        output_BHTGD = output_BHXD.view(num_rows, self._num_kv_heads, width, self._group, head_size)
-        output_NX = output_BHTGD.transpose(1, 2).reshape(num_rows * width, -1)
-        return output_NX if plan.packing is None else output_NX[plan.packing.packed_N]
+    def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelAttention | TorchAttention:
+        assert self._tables_PD is not None, "reach() comes first"
+        turns_N = positions_N.clamp(max=len(self._tables_PD[0]) - 1)  # padding may stand beyond the end
+        num_queries = plan.positions_BT.shape[1] * self._heads.group
+        if self._kernels is not None and num_queries <= MOST_QUERIES_OF_KERNEL:
+            return KernelAttention(self._kernels, self._heads, cache, plan, turns_N, self._tables_PD)
+        return TorchAttention(self._heads, plan, turns_N, self._tables_PD)
 
 
 class _Layer:
-    """One decoder layer."""
+    """One decoder layer around its attention."""
 
-    def __init__(self, layer: Any, config: Any) -> None:
+    def __init__(self, layer: Any, functions: Kernels | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._head_size: int = attention.head_dim
-        self._num_turned: int = config.num_attention_heads + config.num_key_value_heads
-        self._num_query_heads: int = config.num_attention_heads
-        self._attention_norm = _Norm(layer.input_layernorm)
-        self._mlp_norm = _Norm(layer.post_attention_layernorm)
-        self._query_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self._key_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self._qkv = fuse(attention, ("q_proj", "k_proj", "v_proj"))
+        self._attention_norm = _Norm(layer.input_layernorm, functions)
+        self._mlp_norm = _Norm(layer.post_attention_layernorm, functions)
+        self._qkv = fuse_linears(attention, ("q_proj", "k_proj", "v_proj"))
         self._out, self._gate, self._up, self._down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.norms: Norms | None = None
+        if hasattr(attention, "q_norm"):
+            epsilon = attention.q_norm.variance_epsilon
+            self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
 
-    def attend_to(
-        self, hidden_NE: torch.Tensor, num_tokens: int, turns: tuple[torch.Tensor, torch.Tensor], slots: Any
-    ) -> torch.Tensor:
-        """Write keys and values of the tokens into their slots; their queries, [N, Q, D]."""
-        qkv_NXD = self._qkv(self._attention_norm(hidden_NE))[:num_tokens]
-        qkv_NXD = qkv_NXD.view(num_tokens, -1, self._head_size)
-        turned_NXD = qkv_NXD[:, : self._num_turned]
-        if self._query_norm is not None and self._key_norm is not None:
-            query_NQD, key_NHD = turned_NXD.split((self._num_query_heads, self._num_turned - self._num_query_heads), 1)
-            turned_NXD = torch.cat((self._query_norm(query_NQD), self._key_norm(key_NHD)), dim=1)
-        cos_N1D, sin_N1D = turns
-        swapped_NXD = turned_NXD.roll(self._head_size // 2, -1)
-        turned_NXD = (turned_NXD * cos_N1D).addcmul_(swapped_NXD, sin_N1D)
-        slots.write(turned_NXD[:, self._num_query_heads :], qkv_NXD[:, self._num_turned :])
-        return turned_NXD[:, : self._num_query_heads]
+    def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of every token side by side."""
+        qkv_NX: torch.Tensor = self._qkv(self._attention_norm(hidden_NE))
+        return qkv_NX
 
-    def finish(self, hidden_NE: torch.Tensor, attended_NX: torch.Tensor) -> torch.Tensor:
-        """The hidden state after this layer, from what the attention found."""
-        attended_NX = _padded(attended_NX, len(hidden_NE))
-        hidden_NE = _add(self._out, attended_NX, hidden_NE)
+    def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
+        """The hidden state after this layer, from what its attention found."""
+        hidden_NE = _add(self._out, found_NX, hidden_NE)
         normed_NE = self._mlp_norm(hidden_NE)
         if isinstance(self._up, PackedLinear):
-            gated = self._up.then("mul", normed_NE, self._gate.silu(normed_NE))
+            gated_NX = self._up.then("mul", normed_NE, self._gate.silu(normed_NE))
         else:
-            gated = silu(self._gate(normed_NE)) * self._up(normed_NE)
-        return _add(self._down, gated, hidden_NE)
+            gated_NX = silu(self._gate(normed_NE)) * self._up(normed_NE)
+        return _add(self._down, gated_NX, hidden_NE)
 
 
 class _Norm:
-    """Root mean square normalization over the last dimension."""
+    """Root mean square normalization of lines."""
 
-    def __init__(self, module: Any) -> None:
-        self._weight, self._epsilon = module.weight, module.variance_epsilon
+    def __init__(self, module: Any, functions: Kernels | None) -> None:
+        self._weight, self._epsilon, self._functions = module.weight, module.variance_epsilon, functions
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-
-
-class _Slice(torch.nn.Module):
-    """A linear layer that is part of a fused one: what the network's own code finds in its old place."""
-
-    def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
-        super().__init__()
-        self._fused = [fused]  # in a list: not a child, so that it is not moved or counted three times
-        self._first, self._last = first, last
-
-    @property
-    def weight(self) -> torch.Tensor:
-        weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
-        return weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._fused[0](x)[..., self._first : self._last]
-        return out
-
-
-def fuse(parent: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
-    """One linear layer that computes what the named ones compute, side by side; they become slices of it."""
-    parts: list[Any] = [getattr(parent, name) for name in names]
-    weight = torch.cat([part.weight for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    fused: torch.nn.Module
-    if can_pack(weight):
-        fused = PackedLinear(weight, bias)
-    else:
-        fused = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-        fused.weight = torch.nn.Parameter(weight, requires_grad=False)
-        fused.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
-    first = 0
-    for name, part in zip(names, parts, strict=True):
-        setattr(parent, name, _Slice(fused, first, first + part.out_features))
-        first += part.out_features
-    return fused
+    def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
+        if self._functions is not None:
+            return self._functions.rms_norm(x_NE, self._weight, self._epsilon)
+        return rms_norm(x_NE, self._weight.shape, self._weight, self._epsilon)
 
 
 def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -218,6 +158,6 @@ def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    missing = num_rows - len(x)
+def _padded(x: torch.Tensor, num_lines: int) -> torch.Tensor:
+    missing = num_lines - len(x)
     return x if missing <= 0 else torch.cat((x, x[-1:].expand(missing, *x.shape[1:])))

@@ -10,6 +10,7 @@ head size, L visible positions.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -24,8 +25,10 @@ class Plan:
 
     slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
     positions_BT: torch.Tensor  # of each row's tokens
+    row_first: torch.Tensor  # [B + 1]: row b has the tokens from row_first[b] up to row_first[b + 1]
     slots_N: torch.Tensor  # of each token
-    positions_N: torch.Tensor  # of each token, where it is written
+    positions_N: torch.Tensor  # of each token
+    written_N: torch.Tensor  # where its key and value go: its position, or the spare one beyond the end
     num_visible: int  # L
     packing: "Packing | None"  # None: all rows have T tokens, and the model sees [B, T]
 
@@ -36,6 +39,7 @@ class Packing:
 
     packed_N: torch.Tensor  # where each packed token stands in the flattened rectangle
     unpacked_BT: torch.Tensor  # which packed token stands here; a row's last one where the row has ended
+    row_first: torch.Tensor  # [B + 1]: where each row's packed tokens begin, and the last one's end
 
     @classmethod
     def of(cls, lengths: Seq[int], device: torch.device) -> "Packing | None":
@@ -49,7 +53,8 @@ class Packing:
             packed += range(row * width, row * width + length)
             unpacked.append([first + min(index, length - 1) for index in range(width)])
             first += length
-        return cls(torch.tensor(packed, device=device), torch.tensor(unpacked, device=device))
+        row_first = list(accumulate(lengths, initial=0))
+        return cls(*(torch.tensor(values, device=device) for values in (packed, unpacked, row_first)))
 
 
 class KVCache(Cache):  # type: ignore[misc]
@@ -61,7 +66,7 @@ class KVCache(Cache):  # type: ignore[misc]
         self.num_slots = num_slots
         self.num_positions = num_positions
         # One spare position a slot takes what is written past the end (the padding of ragged rows).
-        self._num_allocated = num_positions + 1
+        self.num_allocated = num_positions + 1
         self._plan: Plan | None = None
 
     def plan(
@@ -69,17 +74,23 @@ class KVCache(Cache):  # type: ignore[misc]
     ) -> Plan:
         """What the next forward reads and writes: these positions of these slots; `longest` is the last one's end."""
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
+        num_rows, num_tokens = positions_BT.shape
         slots_N = slots[:, None].expand_as(positions_BT).flatten()
-        positions_N = positions_BT.clamp(max=self.num_positions).flatten()
-        if packing is not None:
+        positions_N = positions_BT.flatten()
+        if packing is None:
+            row_first = torch.arange(num_rows + 1, device=slots.device) * num_tokens
+        else:
+            row_first = packing.row_first
             slots_N, positions_N = slots_N[packing.packed_N], positions_N[packing.packed_N]
         end = -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET
         self._plan = Plan(
             slots_B=slots_B,
             positions_BT=positions_BT,
             slots_N=slots_N,
+            row_first=row_first,
             positions_N=positions_N,
-            num_visible=min(end, self._num_allocated),
+            written_N=positions_N.clamp(max=self.num_positions),
+            num_visible=min(end, self.num_allocated),
             packing=packing,
         )
         return self._plan
@@ -124,18 +135,20 @@ class KVCache(Cache):  # type: ignore[misc]
         assert self._plan is not None, "plan() comes before the forward"
         return self._plan
 
-    def slot_layer(self, index: int) -> "_SlotLayer":
+    def slot_layer(self, index: int) -> "SlotLayer":
         """The layer of that number, for who runs layers without transformers' own cache calls."""
         while len(self.layers) <= index:
             self.layers.append(self._new_layer())
-        layer: _SlotLayer = self.layers[index]
+        layer: SlotLayer = self.layers[index]
         return layer
 
-    def _new_layer(self) -> "_SlotLayer":
-        return _SlotLayer(self)
+    def _new_layer(self) -> "SlotLayer":
+        return SlotLayer(self)
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values."""
+
     is_sliding = False
     is_compileable = False
 
@@ -158,17 +171,24 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
         return self.read()
 
+    def storage(self, like_NHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [S, H, P, D], allocated for such tokens at the first call."""
+        if self._keys_SHPD is None or self._values_SHPD is None:
+            self._keys_SHPD, self._values_SHPD = self._allocate(like_NHD), self._allocate(like_NHD)
+        return self._keys_SHPD, self._values_SHPD
+
     def write(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> None:
         """Store the keys and values of N tokens at the planned places."""
-        if self._keys_SHPD is None or self._values_SHPD is None:
+        if self._keys_SHPD is None or self._values_SHPD is None:  # heads of keys and of values may differ
             self._keys_SHPD, self._values_SHPD = self._allocate(keys_NHD), self._allocate(values_NHD)
         plan = self._cache._current
         for stored_SHPD, new_NHD in ((self._keys_SHPD, keys_NHD), (self._values_SHPD, values_NHD)):
-            stored_SHPD.transpose(1, 2)[plan.slots_N, plan.positions_N] = new_NHD.to(stored_SHPD.dtype)
+            stored_SHPD.transpose(1, 2)[plan.slots_N, plan.written_N] = new_NHD.to(stored_SHPD.dtype)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The visible keys and values of the planned rows, [B, H, L, D]: in place where the rows are the first slots."""
-        assert self._keys_SHPD is not None and self._values_SHPD is not None, "write() comes first"
+        """The visible keys and values of the planned rows, [B, H, L, D]; in place where those are the first slots."""
+        assert self._keys_SHPD is not None, "write() comes first"
+        assert self._values_SHPD is not None
         return self._visible(self._keys_SHPD), self._visible(self._values_SHPD)
 
     def stored(self) -> tuple[torch.Tensor, ...]:
@@ -194,7 +214,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _allocate(self, new_NHD: torch.Tensor) -> torch.Tensor:
         _, num_heads, head_size = new_NHD.shape
-        num_slots, num_positions = self._cache.num_slots, self._cache._num_allocated
+        num_slots, num_positions = self._cache.num_slots, self._cache.num_allocated
         if new_NHD.device.type != "cpu":
             shape = (num_slots, num_positions, num_heads, head_size)
             return torch.zeros(shape, dtype=new_NHD.dtype, device=new_NHD.device).transpose(1, 2)

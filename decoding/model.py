@@ -36,6 +36,7 @@ class LanguageModel:
         self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         self.cache: KVCache | None = None
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
+        self.is_sped_up = False
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
@@ -94,10 +95,13 @@ class LanguageModel:
 
         The network stays whole and callable. `decoding/probe.py` measures that it computes the same.
         """
+        self.cache = None
+        if self.is_sped_up:
+            return
+        self.is_sped_up = True
         fits = FusedDecoder.fits(self.network)
         pack_linears(self.network)
         self.fused = FusedDecoder(self.network) if fits else None
-        self.cache = None
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
         """Write the keys and values of each row's tokens into its slot, from position 0 on; no logits."""

@@ -7,7 +7,7 @@ made for many (float32). Laid out once at load, a pass over one to sixteen rows 
 Shapes: N rows, I inputs, O outputs.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -51,7 +51,7 @@ class PackedLinear(torch.nn.Module):
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether oneDNN multiplies weights of this kind here."""
-    if weight.device.type != "cpu" or weight.dtype not in _PACKABLE or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype not in _PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -64,6 +64,49 @@ def pack_linears(network: torch.nn.Module) -> None:
                 packed = PackedLinear(child.weight, child.bias)
                 _hand_over_hooks(child, packed)
                 setattr(parent, name, packed)
+
+
+class LinearSlice(torch.nn.Module):
+    """A linear layer that is part of a fused one: what the network's own code finds in its old place."""
+
+    def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
+        """Outputs `first` up to `last` of `fused`."""
+        super().__init__()
+        self._fused: list[Any] = [
+            fused
+        ]  # in a list: not a child of each slice
+        self._first, self._last = first, last
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Its lines of the fused weight."""
+        weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
+        return weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """All of the fused outputs, cut: this is not the fast path."""
+        out: torch.Tensor = self._fused[0](x)[..., self._first : self._last]
+        return out
+
+
+def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
+    """One linear layer that computes what the named ones compute, side by side; they become slices of it."""
+    parts: list[Any] = [getattr(parent, name) for name in names]
+    weight = torch.cat([part.weight for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    fused: torch.nn.Module
+    if can_pack(weight):
+        fused = PackedLinear(weight, bias)
+    else:
+        fused = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        fused.weight = torch.nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            fused.bias = torch.nn.Parameter(bias, requires_grad=False)
+    first = 0
+    for name, part in zip(names, parts, strict=True):
+        setattr(parent, name, LinearSlice(fused, first, first + part.out_features))
+        first += part.out_features
+    return fused
 
 
 def _hand_over_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:

@@ -1,0 +1,143 @@
+"""The attention of a fused forward, in two ways that compute the same: our CPU kernel's, and torch's own operations.
+
+Both take what the layer's one product gave (queries, keys and values side by side), turn it by position, store keys
+and values in the slot cache, and return what the queries find there. Query heads that share a KV head stand beside the
+tokens, so that nothing is repeated.
+
+Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G = Q / H, D head size, L visible
+positions, X any number of features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from decoding import kernels
+from decoding.kv_cache import KVCache, Plan, SlotLayer
+
+# One product for all queries of a head beats our kernel where a row has many: a prefill.
+MOST_QUERIES_OF_KERNEL = 64
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many there are, and how large."""
+
+    num_kv_heads: int
+    group: int
+    head_size: int
+
+    @property
+    def num_query_heads(self) -> int:
+        """Q."""
+        return self.num_kv_heads * self.group
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Weights [D] of the normalization that some models apply to each query and key."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    epsilon: float
+
+
+class KernelAttention:
+    """Attention by `decoding/kernels/cpu.cpp`: each row reads its own keys and values once."""
+
+    def __init__(
+        self,
+        functions: kernels.Kernels,
+        heads: Heads,
+        cache: KVCache,
+        plan: Plan,
+        turns_N: torch.Tensor,
+        tables_PD: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Of one forward: `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        self._functions, self._heads, self._num_tokens = functions, heads, len(turns_N)
+        tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
+        self._tensors = [tensor.contiguous() for tensor in tensors]  # kept: the kernel knows their addresses only
+        self._forward = kernels.Forward(
+            len(plan.positions_BT),
+            self._num_tokens,
+            heads.num_kv_heads,
+            heads.group,
+            heads.head_size,
+            cache.num_allocated,
+            plan.num_visible,
+            *(tensor.data_ptr() for tensor in self._tensors),
+        )
+
+    def __call__(
+        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+    ) -> torch.Tensor | None:
+        """What the queries find, [N, Q * D] with as many rows as `qkv_NX`; None if nobody wants to know."""
+        heads = self._heads
+        like_NHD = qkv_NX.view(len(qkv_NX), -1, heads.head_size)[:, : heads.num_kv_heads]
+        keys, values = slots.storage(like_NHD)
+        pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
+        layer = kernels.Layer(keys.data_ptr(), values.data_ptr(), *pointers)
+        # Zeros, since rows of padding are not written, and must be numbers.
+        out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
+        self._functions.attention(self._forward, layer, qkv_NX, out_NX)
+        return out_NX
+
+
+class TorchAttention:
+    """Attention by torch's own operations, on any device."""
+
+    def __init__(
+        self, heads: Heads, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Of one forward: `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
+        cos_PD, sin_PD = tables_PD
+        self._cos_N1D, self._sin_N1D = cos_PD[turns_N][:, None], sin_PD[turns_N][:, None]
+        # What is added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, -inf where not.
+        keys_L = torch.arange(plan.num_visible, device=turns_N.device)
+        is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
+        mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
+        self._mask = mask_BTL.repeat_interleave(heads.group, dim=1)[:, None]
+
+    def __call__(
+        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+    ) -> torch.Tensor | None:
+        """What the queries find, [N, Q * D] with as many rows as `qkv_NX`; None if nobody wants to know."""
+        heads = self._heads
+        qkv_NXD = qkv_NX[: self._num_tokens].view(self._num_tokens, -1, heads.head_size)
+        num_turned = heads.num_query_heads + heads.num_kv_heads
+        turned_NXD = qkv_NXD[:, :num_turned]
+        if norms is not None:
+            query_NQD, key_NHD = turned_NXD[:, : heads.num_query_heads], turned_NXD[:, heads.num_query_heads :]
+            query_NQD = rms_norm(query_NQD, norms.query.shape, norms.query, norms.epsilon)
+            key_NHD = rms_norm(key_NHD, norms.key.shape, norms.key, norms.epsilon)
+            turned_NXD = torch.cat((query_NQD, key_NHD), dim=1)
+        swapped_NXD = turned_NXD.roll(heads.head_size // 2, -1)
+        turned_NXD = (turned_NXD * self._cos_N1D).addcmul_(swapped_NXD, self._sin_N1D)
+        slots.write(turned_NXD[:, heads.num_query_heads :], qkv_NXD[:, num_turned:])
+        if not is_wanted:
+            return None
+        found_NX = self._attend(turned_NXD[:, : heads.num_query_heads], *slots.read())
+        num_missing = len(qkv_NX) - self._num_tokens
+        return found_NX if not num_missing else torch.nn.functional.pad(found_NX, (0, 0, 0, num_missing))
+
+    def _attend(self, query_NQD: torch.Tensor, key_BHLD: torch.Tensor, value_BHLD: torch.Tensor) -> torch.Tensor:
+        heads, packing = self._heads, self._plan.packing
+        num_rows, width = self._plan.positions_BT.shape
+        if packing is not None:
+            query_NQD = query_NQD[packing.unpacked_BT.flatten()]
+        query_BTHGD = query_NQD.reshape(num_rows, width, heads.num_kv_heads, heads.group, heads.head_size)
+        query_BHXD = query_BTHGD.transpose(1, 2).flatten(2, 3)
+        found_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, self._mask)
+        found_BHTGD = found_BHXD.reshape(num_rows, heads.num_kv_heads, width, heads.group, heads.head_size)
+        found_NX = found_BHTGD.transpose(1, 2).flatten(2).flatten(0, 1)
+        return found_NX if packing is None else found_NX[packing.packed_N]
+
+
+def load_kernels(heads: Heads, weight: torch.Tensor) -> kernels.Kernels | None:
+    """The CPU kernels for a network with these heads and an embedding `weight` [V, E], where they can run."""
+    if weight.device.type != "cpu":
+        return None
+    return kernels.load(weight.dtype, heads.head_size, weight.shape[1])

@@ -1,0 +1,141 @@
+"""The CPU kernels: compiled on first use by the machine's own C++ compiler and kept on disk.
+
+Where there is no compiler, torch's own operations do the same, slower.
+Compiling takes three seconds once a machine. A shorter job never waits for it twice, and DRAY_KERNELS=off goes without.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_name("cpu.cpp")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
+_LANES = 16
+_POINTER = ctypes.c_void_p
+_log = logging.getLogger(__name__)
+
+
+class Forward(ctypes.Structure):
+    """What one forward's layers share; the fields are explained in cpu.cpp."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "num_rows",
+                "num_tokens",
+                "num_kv_heads",
+                "group",
+                "head_size",
+                "num_positions",
+                "num_visible",
+            )
+        ),
+        *((name, _POINTER) for name in ("row_first", "slot", "write_position", "position", "turn", "cos", "sin")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """One layer's cache and norms."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("keys", "values", "query_norm", "key_norm")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The functions of cpu.cpp for one dtype."""
+
+    attention_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+    rms_norm_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+
+    def attention(self, forward: Forward, layer: Layer, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
+        """Turn and store what `qkv` [N, (Q + 2 H) * D] holds, and write what its queries find to `out` [N, Q * D]."""
+        self.attention_function(forward, layer, qkv.data_ptr(), None if out is None else out.data_ptr())
+
+    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """`x / rms(x) * weight`, each row by itself."""
+        out_NE = torch.empty_like(x_NE)
+        num_rows, size = x_NE.shape
+        self.rms_norm_function(x_NE.data_ptr(), weight_E.data_ptr(), epsilon, num_rows, size, out_NE.data_ptr())
+        return out_NE
+
+
+def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None:
+    """The kernels for a network of these sizes on CPU, or None where torch's own operations must do."""
+    if dtype not in _DTYPES or head_size not in _HEAD_SIZES or hidden_size % _LANES:
+        return None
+    if os.environ.get("DRAY_KERNELS", "on") == "off":
+        return None
+    library = _library()
+    if library is None:
+        return None
+    attention = library[f"dray_attention_{_DTYPES[dtype]}"]
+    attention.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(Layer), _POINTER, _POINTER]
+    rms_norm = library[f"dray_rms_norm_{_DTYPES[dtype]}"]
+    rms_norm.argtypes = [_POINTER, _POINTER, ctypes.c_float, ctypes.c_int64, ctypes.c_int64, _POINTER]
+    attention.restype = rms_norm.restype = None
+    return Kernels(attention, rms_norm)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        _log.info("no C++ compiler here: the CPU runs torch's own operations")
+        return None
+    try:
+        library = ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("the CPU kernels could not be built (%s): the CPU runs torch's own operations", error)
+        return None
+    if _num_openmp_runtimes() > 1:  # two thread pools that spin against each other are slower than none
+        _log.warning("torch brings an OpenMP runtime other than the compiler's: the CPU runs torch's own operations")
+        return None
+    return library
+
+
+def _compiled(compiler: str) -> Path:
+    """The shared library, from disk where this source was compiled for this processor before."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+    what = "\0".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
+    folder = Path(os.environ.get("DRAY_CACHE", Path.home() / ".cache" / "dray"))
+    path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / "kernels.so"
+            subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(built)], check=True, capture_output=True)
+            built.replace(path)  # whole or not at all, whoever else compiles now
+    return path
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: one home folder may serve different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _num_openmp_runtimes() -> int:
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    except OSError:
+        return 0
+    return len({path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))})

@@ -1,0 +1,220 @@
+"""A fused network computes what transformers' own code computes, whichever attention runs, and is left callable."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from decoding import Engine, EngineOptions, SamplingParams, kernels
+from decoding.fused_decoder import FusedDecoder
+from decoding.model import LanguageModel
+from decoding.packed_linear import PackedLinear, can_pack
+from decoding.probe import check_model, measure_deviation
+from tests.decoding.tiny import build, llama_config, random_prompts, save
+
+WIDE = {
+    "vocab_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FUSED = {
+    "llama": ("LlamaConfig", WIDE),
+    "llama with biases": ("LlamaConfig", {**WIDE, "attention_bias": True, "mlp_bias": True}),
+    "llama with tied embeddings": ("LlamaConfig", {**WIDE, "tie_word_embeddings": True}),
+    "llama 3 positions": ("LlamaConfig", {**WIDE, "rope_parameters": LLAMA_3_ROPE}),
+    "mistral": ("MistralConfig", {**WIDE, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", WIDE),
+    "qwen3": ("Qwen3Config", {**WIDE, "head_dim": 32}),
+    "one head for all": ("LlamaConfig", {**WIDE, "num_key_value_heads": 1}),
+    "a head for each": ("LlamaConfig", {**WIDE, "num_key_value_heads": 4}),
+    "small heads": ("LlamaConfig", {**WIDE, "hidden_size": 32, "head_dim": 8}),
+}
+NOT_FUSED = {
+    "sliding window": ("MistralConfig", {**WIDE, "sliding_window": 8}),
+    "another activation": ("LlamaConfig", {**WIDE, "hidden_act": "gelu"}),
+    "another family": ("Olmo2Config", WIDE),
+    "experts": ("MixtralConfig", {**WIDE, "num_local_experts": 2}),
+}
+
+
+def network(name: str, table: dict[str, tuple[str, dict]]) -> transformers.PreTrainedModel:
+    class_name, settings = table[name]
+    model = build(getattr(transformers, class_name)(**settings), seed=3)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():  # norms of ones and biases of zeros hide mistakes
+            if "norm" in parameter_name or "bias" in parameter_name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def attention(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setenv("DRAY_KERNELS", "off")
+    elif kernels.load(torch.float32, 16, 64) is None:
+        pytest.skip("no C++ compiler here")
+    return request.param
+
+
+def ragged_logits(model: LanguageModel) -> list[torch.Tensor]:
+    """Logits of three ragged rows in scattered slots: after a prefill, after a rollback, packed."""
+    prompts = random_prompts((20, 1, 9), seed=1)
+    slots = [2, 0, 3]
+    model.allocate(4, 60)
+    model.prefill(slots, prompts)
+    tokens_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(2))
+    every_BT = torch.arange(5).expand(3, -1)
+    starts = [20, 1, 9]
+    whole = model.forward(starts, tokens_BT, every_BT, slots=slots)
+    rolled_back = model.forward([18, 0, 7], tokens_BT.flip(1), every_BT[:, 1:3], slots=slots)
+    packed = model.forward([18, 0, 7], tokens_BT, every_BT, slots=slots, lengths=[2, 5, 1])
+    return [whole, rolled_back, packed[0, :2], packed[1], packed[2, :1]]
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_network_computes_what_it_computed_before(name, dtype, attention):
+    plain = network(name, FUSED).to(dtype)
+    fused = LanguageModel(copy.deepcopy(plain), frozenset())
+    fused.speed_up()
+    assert fused.fused is not None
+    tolerance = 2e-5 if dtype == torch.float32 else 6e-2
+    for found, expected in zip(ragged_logits(fused), ragged_logits(LanguageModel(plain, frozenset())), strict=True):
+        assert float((found - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_network_is_left_whole(name):
+    plain = network(name, FUSED)
+    tokens_1T = torch.tensor(random_prompts((12,)))
+    expected = plain(input_ids=tokens_1T, use_cache=False).logits
+    model = LanguageModel(copy.deepcopy(plain), frozenset())
+    check_model(model, name)
+    model._logits_at_BJ = None
+    torch.testing.assert_close(
+        model.network(input_ids=tokens_1T, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4
+    )
+    attention_module = model.network.model.layers[0].self_attn
+    torch.testing.assert_close(attention_module.k_proj.weight, plain.model.layers[0].self_attn.k_proj.weight)
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_other_networks_run_as_they_were_written(name):
+    model = LanguageModel(network(name, NOT_FUSED), frozenset())
+    assert check_model(model, name) < 1e-5
+    assert model.fused is None
+    assert any(isinstance(module, PackedLinear) for module in model.network.modules())
+
+
+def test_a_network_with_a_parameter_nobody_knows_is_not_fused():
+    llama = network("llama", FUSED)
+    llama.model.layers[1].mlp.register_parameter("temperature", torch.nn.Parameter(torch.ones(1)))
+    assert not FusedDecoder.fits(llama)
+
+
+def test_fused_layers_that_deviate_are_not_used(monkeypatch, caplog):
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    reach = FusedDecoder.reach
+
+    def off_by_one(self, num_positions):
+        reach(self, num_positions + 1)
+        self._tables_PD = tuple(table_PD[1:] * 1.01 for table_PD in self._tables_PD)
+
+    monkeypatch.setattr(FusedDecoder, "reach", off_by_one)
+    assert check_model(model, "llama") < 1e-5
+    assert model.fused is None
+    assert "deviates when its layers are fused" in caplog.text
+
+
+def test_speeding_up_twice_changes_nothing():
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    check_model(model, "llama")
+    fused = model.fused
+    assert check_model(model, "llama") < 1e-5
+    assert model.fused is fused
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_of_a_fused_pair_is_the_text_of_its_target_alone(temperature, tmp_path, attention):
+    target = save(build(llama_config(hidden_size=64), seed=1), tmp_path / "target")
+    draft = save(build(llama_config(hidden_size=64, num_hidden_layers=1), seed=1), tmp_path / "draft")
+    params = SamplingParams(max_tokens=24, temperature=temperature, ignore_eos=True)
+    prompts = random_prompts((5, 1, 17, 9, 3))
+    plain = Engine.load(target, options=EngineOptions(num_slots=1), device="cpu").generate(prompts, params)
+    fast = Engine.load(target, draft, EngineOptions(num_slots=3, draft_length="fixed"), device="cpu")
+    assert fast.target.fused is not None
+    assert [s.output_token_ids for s in fast.generate(prompts, params)] == [s.output_token_ids for s in plain]
+    if temperature == 0.0:
+        network_ = transformers.AutoModelForCausalLM.from_pretrained(target)
+        expected = [
+            network_.generate(torch.tensor([p]), do_sample=False, max_new_tokens=24)[0, len(p) :].tolist()
+            for p in prompts
+        ]
+        assert [s.output_token_ids for s in plain] == expected
+
+
+def test_what_is_not_finite_in_one_row_stays_there(attention):
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    model.speed_up()
+    model.allocate(3, 40)
+    model.prefill([0, 1, 2], random_prompts((6, 6, 6)))
+    with torch.inference_mode():
+        for layer in model.cache.layers:
+            for stored_SPHD in layer.stored():
+                stored_SPHD[1] = float("nan")
+    logits_BJV = model.forward([6, 6, 6], torch.tensor([[1], [2], [3]]), torch.zeros(3, 1, dtype=torch.int64))
+    assert logits_BJV.isfinite().all(-1).all(-1).tolist() == [True, False, True]
+
+
+def test_long_rows_take_the_other_attention_and_agree(attention):
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    model.speed_up()
+    model.allocate(2, 90)
+    tokens_BT = torch.randint(48, (2, 80), generator=torch.Generator().manual_seed(4))
+    every_BT = torch.arange(80).expand(2, -1)
+    at_once_BTV = model.forward([0, 0], tokens_BT, every_BT)
+    one_by_one = [model.forward([t, t], tokens_BT[:, t : t + 1], every_BT[:, :1]) for t in range(80)]
+    torch.testing.assert_close(torch.cat(one_by_one, dim=1), at_once_BTV, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 3), (64, 32), (33, 80)])
+def test_a_packed_linear_is_a_linear(dtype, shape):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(shape[1], shape[0]).to(dtype)
+    if not can_pack(linear.weight):
+        pytest.skip("oneDNN does not multiply this dtype here")
+    packed = PackedLinear(linear.weight, linear.bias)
+    x = torch.randn(2, 5, shape[1]).to(dtype)
+    y = torch.randn(2, 5, shape[0]).to(dtype)
+    with torch.no_grad():
+        expected = linear(x).float()
+        tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(packed(x).float(), expected, **tolerance)
+        torch.testing.assert_close(packed.silu(x).float(), torch.nn.functional.silu(expected), **tolerance)
+        torch.testing.assert_close(packed.then("add", x, y).float(), expected + y.float(), **tolerance)
+        torch.testing.assert_close(packed.then("mul", x, y).float(), expected * y.float(), **tolerance)
+    assert torch.equal(packed.weight, linear.weight)
+
+
+def test_the_probe_still_measures_a_fused_network(tmp_path):
+    model = LanguageModel.load(save(network("qwen3", FUSED), tmp_path), "cpu")
+    check_model(model, "qwen3")
+    assert 0 < measure_deviation(model) < 1e-5

@@ -1,0 +1,81 @@
+"""The CPU kernels: built once, found again, and done without where they cannot be had."""
+
+import math
+
+import pytest
+import torch
+
+from decoding import kernels
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """No library loaded yet, and an empty folder for it."""
+    monkeypatch.setenv("DRAY_CACHE", str(tmp_path))
+    kernels._library.cache_clear()
+    yield tmp_path
+    kernels._library.cache_clear()
+
+
+def needs_compiler():
+    if kernels.load(torch.float32, 16, 64) is None:
+        pytest.skip("no C++ compiler here")
+
+
+def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
+    needs_compiler()
+    (library,) = fresh.iterdir()
+    kernels._library.cache_clear()
+    monkeypatch.setattr(kernels, "_FLAGS", kernels._FLAGS)
+    written = library.stat().st_mtime_ns
+    assert kernels.load(torch.bfloat16, 64, 128) is not None
+    assert [p.stat().st_mtime_ns for p in fresh.iterdir()] == [written]
+
+
+def test_without_a_compiler_there_are_none(fresh, monkeypatch):
+    monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
+    assert kernels.load(torch.float32, 64, 128) is None
+
+
+def test_a_compiler_that_fails_is_no_reason_to_stop(fresh, monkeypatch, caplog):
+    needs_compiler()
+    kernels._library.cache_clear()
+    monkeypatch.setattr(kernels, "_FLAGS", ("--no-such-flag",))
+    assert kernels.load(torch.float32, 64, 128) is None
+    assert "could not be built" in caplog.text
+
+
+def test_they_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("DRAY_KERNELS", "off")
+    assert kernels.load(torch.float32, 64, 128) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "hidden"), [(torch.float16, 64, 128), (torch.float32, 40, 128), (torch.float32, 64, 100)]
+)
+def test_sizes_they_do_not_know_are_left_to_torch(dtype, head_size, hidden):
+    assert kernels.load(dtype, head_size, hidden) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normalization_is_that_of_torch(dtype):
+    needs_compiler()
+    functions = kernels.load(dtype, 64, 128)
+    assert functions is not None
+    x = (torch.randn(20, 128, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    weight = torch.linspace(-2, 2, 128).to(dtype)
+    expected = torch.nn.functional.rms_norm(x.double(), (128,), weight.double(), 1e-5)
+    found = functions.rms_norm(x, weight, 1e-5).double()
+    unit = torch.finfo(dtype).eps
+    assert float(((found - expected).abs() / expected.abs().clamp(min=1e-3)).max()) <= 2 * unit
+
+
+def test_normalization_hands_on_what_is_not_finite():
+    needs_compiler()
+    functions = kernels.load(torch.bfloat16, 64, 128)
+    assert functions is not None
+    x = torch.ones(2, 128, dtype=torch.bfloat16)
+    x[1, 5] = math.nan
+    found = functions.rms_norm(x, torch.ones(128, dtype=torch.bfloat16), 1e-5)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
