@@ -26,7 +26,9 @@ def draw(report: Report, path: Path) -> None:
             speed = result.tokens_per_second or 0.0
             panel.barh(height, speed, color=_COLORS.get(result.name.split("-")[0], _OTHER))
             if result.ideal_tokens_per_second:
-                panel.plot([result.ideal_tokens_per_second] * 2, [height - 0.4, height + 0.4], color="black", linewidth=1.2)
+                panel.plot(
+                    [result.ideal_tokens_per_second] * 2, [height - 0.4, height + 0.4], color="black", linewidth=1.2
+                )
             panel.annotate(f" {speed:,.0f}", (speed, height), va="center", fontsize=8)
         panel.set_yticks(range(len(shown)), [result.name for result in reversed(shown)], fontsize=8)
         panel.set_title(f"batch {batch}", fontsize=10)
@@ -36,8 +38,8 @@ def draw(report: Report, path: Path) -> None:
     options = report.options
     place = report.machine.get("gpu") or f"{report.machine['processor']}, {report.machine['threads']} threads"
     figure.suptitle(
-        f"{report.pair['folder']}, {options['dtype']}, corpus {options['corpus']}, temperature {options['temperature']} "
-        f"on {place}; black: the run's forwards alone",
+        f"{report.pair['folder']}, {options['dtype']}, corpus {options['corpus']}, "
+        f"temperature {options['temperature']}, on {place}; black: the run's forwards alone",
         fontsize=10,
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@
 import json
 import random
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
             num_languages = _num_languages(pair)
             rows = [_random_tokens(rng, vocab_size, lengths, num_languages, i) for i in range(num_prompts)]
         case "templated":
-            head = sum(texts, [])[-options.prefix :] or _random_tokens(rng, vocab_size, (options.prefix,) * 2)
+            head = list(chain.from_iterable(texts))[-options.prefix :]
+            head = head or _random_tokens(rng, vocab_size, (options.prefix, options.prefix))
             ends = texts or [_random_tokens(rng, vocab_size, _SHORT) for _ in range(num_prompts)]
             rows = [head + ends[i % len(ends)] for i in range(num_prompts)]
         case "text":
@@ -90,16 +92,16 @@ def _random_tokens(
 ) -> list[int]:
     """Tokens of one language: those whose ids are equal modulo the number of languages."""
     language %= num_languages
-    return [
-        rng.randrange(vocab_size // num_languages) * num_languages + language for _ in range(rng.randint(*lengths))
-    ]
+    return [rng.randrange(vocab_size // num_languages) * num_languages + language for _ in range(rng.randint(*lengths))]
 
 
 def _num_languages(pair: Path) -> int:
     description = pair / "pair.json"
     languages = json.loads(description.read_text()).get("languages", []) if description.exists() else []
     if not languages:
-        raise ValueError(f"--corpus mixed needs a pair with languages, and {pair} has none; leave --pair away to make one")
+        raise ValueError(
+            f"--corpus mixed needs a pair with languages, and {pair} has none; leave --pair away to make one"
+        )
     return len(languages)
 
 

@@ -24,7 +24,7 @@ from benchmarks.hardware import (
 from benchmarks.memory import measure_memory
 from benchmarks.options import BenchOptions
 from benchmarks.pair_factory import cached_pair
-from benchmarks.peers import PeerRunner, Peers
+from benchmarks.peers import PeerError, PeerRunner, Peers
 from benchmarks.recorder import RawSeconds
 from benchmarks.results import Report, Result, share_equal
 from benchmarks.runners import EngineRunner, Runner
@@ -43,6 +43,7 @@ class _Entry:
     outputs: list[list[int]]
     seconds: list[float]
     raw: list[RawSeconds]
+    failure: str | None = None  # a peer that died on the way
 
 
 def measure(options: BenchOptions, command: str, tell: Tell) -> Report:
@@ -96,8 +97,12 @@ class _Bench:
             why = self._peers.missing(configuration.system)
             if why is None:
                 self._tell(f"warm-up {index + 1}/{len(wanted)}: {configuration.name}@{batch}")
-                entries.append(self._warmed_up(self._runner(configuration, batch), reference))
-            else:
+                try:
+                    entries.append(self._warmed_up(self._runner(configuration, batch), reference))
+                except PeerError as error:
+                    why = _failure(error)
+                    self._tell(f"{configuration.name} {error}")
+            if why is not None:
                 missing[index] = Result(
                     name=configuration.name, batch=batch, num_rows=0, num_output_tokens=0, seconds=(), missing=why
                 )
@@ -112,14 +117,21 @@ class _Bench:
             batches = sorted({entry.runner.batch for entry in entries})
             rng.shuffle(batches)
             for batch in batches:
-                here = [entry for entry in entries if entry.runner.batch == batch]
+                here = [entry for entry in entries if entry.runner.batch == batch and not entry.failure]
                 rng.shuffle(here)
                 for entry in here:
-                    seconds, raw = entry.runner.repeat()
+                    try:
+                        seconds, raw = entry.runner.repeat()
+                    except PeerError as error:
+                        entry.failure = _failure(error)
+                        self._tell(f"{entry.result.label} {error}")
+                        continue
                     entry.seconds.append(seconds)
                     entry.raw += [raw] if raw else []
                     speed = entry.result.num_output_tokens / seconds
-                    self._tell(f"repeat {repeat + 1}/{self._options.repeats}: {entry.result.label} {speed:,.1f} tokens/s")
+                    self._tell(
+                        f"repeat {repeat + 1}/{self._options.repeats}: {entry.result.label} {speed:,.1f} tokens/s"
+                    )
 
     def _runner(self, configuration: Configuration, batch: int) -> Runner:
         num_rows = self._options.num_rows(batch)
@@ -146,6 +158,8 @@ class _Bench:
         return self._transformers.greedy(self._corpus.rows(num_rows), self._corpus.new_tokens)
 
     def _finished(self, entry: _Entry, entries: list[_Entry]) -> Result:
+        if entry.failure:
+            return replace(entry.result, missing=entry.failure)
         result = replace(
             entry.result,
             seconds=tuple(entry.seconds),
@@ -173,6 +187,10 @@ class _Bench:
                 ),
             )
         return result
+
+
+def _failure(error: PeerError) -> str:
+    return f"failed: {str(error).splitlines()[0]}"
 
 
 def _describe_pair(pair: Path, models: SharedModels) -> dict[str, Any]:

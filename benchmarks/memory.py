@@ -59,8 +59,6 @@ def main() -> None:
     torch.set_num_threads(task["threads"])
     corpus = Corpus(**(task["corpus"] | {"prompts": tuple(map(tuple, task["corpus"]["prompts"]))}))
     pair, cuda = Path(task["pair"]), task["device"] == "cuda"
-    if cuda:
-        torch.cuda.init()
     before = _current(cuda)
     engine = Engine.load(
         str(pair / "target"),

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.configurations import select
 from benchmarks.pair_factory import SHAPES
@@ -23,8 +23,8 @@ class BenchOptions:
     acceptance: float = 0.8
     languages: tuple[float, ...] = ()  # acceptance by language, for the mixed corpus
     cache: Path = Path("out/pairs")
-    device: str = "cpu"
-    dtype: str = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
     threads: int | None = None  # None: torch's own choice
     only: tuple[str, ...] = ()  # names or globs of configurations; empty: the default set
     batches: tuple[int, ...] = (1, 4, 16, 32)
@@ -60,9 +60,16 @@ class BenchOptions:
             _require(getattr(self, name) >= 1, name.replace("_", "-"), "at least 1", getattr(self, name))
         shortest, longest = self.prompt_lengths
         _require(1 <= shortest <= longest, "prompt-lengths", "two numbers, the shorter first", self.prompt_lengths)
-        _require(self.temperature == 0 or 0.01 <= self.temperature <= 100, "temperature", "0 or 0.01 to 100", self.temperature)
+        _require(
+            self.temperature == 0 or 0.01 <= self.temperature <= 100,
+            "temperature",
+            "0 or 0.01 to 100",
+            self.temperature,
+        )
         if self.samples > 1 and self.temperature == 0:
-            raise ValueError("--samples above 1 needs --temperature above 0: greedy samples of a prompt are all the same")
+            raise ValueError(
+                "--samples above 1 needs --temperature above 0: greedy samples of a prompt are all the same"
+            )
         if self.corpus == "text" and self.prompts_file is None:
             raise ValueError("--corpus text needs --prompts-file, JSON lines with 'prompt' or 'messages'")
         _require(self.prompts_file is None or self.prompts_file.is_file(), "prompts-file", "a file", self.prompts_file)
@@ -106,7 +113,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         f"  {prog} --pair examples/tiny_pair --dtype float32 --only 'plain,adaptive*' --batches 1,16\n"
         f"  {prog} --size medium --acceptance 0.8 --json out/medium.json --chart out/medium.png\n"
         f"  {prog} --corpus mixed --only 'plain,fixed-*,adaptive' --batches 16\n"
-        f"  {prog} --pair examples/tiny_pair --corpus templated --samples 8 --temperature 0.8 --only 'plain,adaptive*'\n"
+        f"  {prog} --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --corpus templated --samples 8 \\\n"
+        "    --temperature 0.8 --only 'plain,adaptive*'\n"
         f"  {prog} --size medium --sweep 0.2,0.5,0.8,0.95",
     )
     add = parser.add_argument
@@ -126,11 +134,22 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     what("--repeats", type=int, default=defaults.repeats, help="timed passes over everything (default %(default)s)")
     what("--seed", type=int, default=defaults.seed, help="of prompts, noise and the order of a pass")
     what("--no-raw", dest="raw", action="store_false", help="do not replay forwards: no ideal, no efficiency")
-    what("--memory", type=_names, default=defaults.memory, metavar="LABELS", help="name@batch, globs: measure peak memory")
+    what(
+        "--memory",
+        type=_names,
+        default=defaults.memory,
+        metavar="LABELS",
+        help="name@batch, globs: measure peak memory",
+    )
     what("--reference", type=int, default=defaults.reference, metavar="N", help="rows compared with transformers")
     what("--peers", type=Path, default=defaults.peers, metavar="FOLDER", help="where 'make peers' put its environments")
     text = parser.add_argument_group("prompts and output").add_argument
-    text("--corpus", choices=CORPORA, default=defaults.corpus, help="auto: text where the pair has a tokenizer and a file")
+    text(
+        "--corpus",
+        choices=CORPORA,
+        default=defaults.corpus,
+        help="auto: text where the pair has a tokenizer and a file",
+    )
     text("--prompts", type=int, default=defaults.prompts, metavar="N", help="most rows of a configuration")
     text("--few", type=int, default=defaults.few, metavar="N", help="rows at batch 1 (default %(default)s)")
     text("--prompt-lengths", type=_range, default=defaults.prompt_lengths, metavar="A-B", help="in tokens (32-128)")
@@ -142,7 +161,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     out = parser.add_argument_group("results").add_argument
     out("--json", type=Path, metavar="FILE", help="write everything that was measured")
     out("--chart", type=Path, metavar="PNG", help="draw tokens a second (needs matplotlib)")
-    out("--sweep", type=_numbers(float), metavar="RATES", help="adaptive against fixed lengths at these acceptance rates")
+    out(
+        "--sweep",
+        type=_numbers(float),
+        metavar="RATES",
+        help="adaptive against fixed lengths at these acceptance rates",
+    )
     return parser
 
 

@@ -113,7 +113,9 @@ def _layered(
     config.num_hidden_layers = shape.draft_layers
     draft = LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
     draft.load_state_dict({name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()})
-    later = [p for layer in target.model.layers[shape.draft_layers :] for p in (layer.self_attn.o_proj, layer.mlp.down_proj)]
+    later = [
+        p for layer in target.model.layers[shape.draft_layers :] for p in (layer.self_attn.o_proj, layer.mlp.down_proj)
+    ]
     full = [projection.weight.clone() for projection in later]
 
     def scale(size: float) -> None:
@@ -155,14 +157,15 @@ def _nested(
     return target, draft, scale
 
 
-def _corner(
-    name: str, weight: torch.Tensor, shape: Shape
-) -> tuple[torch.Tensor, tuple[torch.Tensor | slice, ...]]:
+def _corner(name: str, weight: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, tuple[torch.Tensor | slice, ...]]:
     """The draft's weight and where it stands in the target's: its KV heads keep their query heads."""
-    assert shape.draft is not None and shape.head_size is not None
+    assert shape.draft is not None
+    assert shape.head_size is not None
     group, draft_group = shape.heads // shape.kv_heads, shape.draft.heads // shape.draft.kv_heads
     head_of = [group * (head // draft_group) + head % draft_group for head in range(shape.draft.heads)]
-    queries = torch.tensor([h * shape.head_size + i for h in head_of for i in range(shape.head_size)], device=weight.device)
+    queries = torch.tensor(
+        [h * shape.head_size + i for h in head_of for i in range(shape.head_size)], device=weight.device
+    )
     if "norm" in name:
         return weight, (slice(0, len(weight)),)
     rows, columns = (slice(0, size) for size in weight.shape)
@@ -223,7 +226,7 @@ def _find_scale(
     with torch.inference_mode():
         text_BT = _continued(draft, prompts_BT)
     goal = acceptance
-    for _ in range(3):
+    for _ in range(4):
         _bisect(scale, lambda: _agreement(target, text_BT, prompts_BT.shape[1]), goal)
         off = greedy_acceptance(target, draft, prompts_BT) - acceptance
         if abs(off) < 0.01:

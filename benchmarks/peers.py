@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,10 @@ from benchmarks.recorder import RawSeconds
 from benchmarks.results import Result
 
 _WORKERS = Path(__file__).parent / "peer_workers"
+
+
+class PeerError(Exception):
+    """A peer could not do what it was asked; the first line says so in short."""
 
 
 class Worker:
@@ -39,16 +44,14 @@ class Worker:
         )
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer; a RuntimeError if it died or failed."""
+        """The worker's answer; a PeerError if it died."""
         stdin, stdout = self._pipes
-        try:
+        with suppress(BrokenPipeError):  # a worker that is gone gives no answer
             stdin.write(json.dumps(question) + "\n")
             stdin.flush()
-        except BrokenPipeError:
-            pass  # it says why below
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"a peer's process ended ({self._process.wait()}); the end of {self._log}:\n{self._tail()}")
+            raise PeerError(f"its process ended ({self._process.wait()}), see {self._log}\n{self._tail()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -64,8 +67,10 @@ class Worker:
 
     @property
     def _pipes(self) -> tuple[IO[str], IO[str]]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        return self._process.stdin, self._process.stdout
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None, "it was started with pipes"
+        assert stdout is not None, "it was started with pipes"
+        return stdin, stdout
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
@@ -100,7 +105,7 @@ class Peers:
             return "measured greedily only"
         return None if self._python(system).exists() else "not installed (make peers)"
 
-    def worker(self, configuration: Configuration) -> Worker:
+    def worker(self, configuration: Configuration, max_model_len: int) -> Worker:
         """The worker that generates like this; it serves every batch size."""
         if configuration.name not in self._workers:
             script = _WORKERS / f"{configuration.system}_worker.py"
@@ -121,6 +126,7 @@ class Peers:
                     "dtype": self.options.dtype,
                     "threads": self.threads,
                     "max_batch": max(self.options.batches),
+                    "max_model_len": max_model_len,
                 }
             )
             self.versions |= answer["versions"]
@@ -146,7 +152,7 @@ class PeerRunner:
         outputs: list[list[int]] = answer["token_ids"]
         short = [len(row) for row in outputs if len(row) != self.corpus.new_tokens]
         if short:
-            raise RuntimeError(f"{self.configuration.name} wrote rows of {short} tokens instead of {self.corpus.new_tokens}")
+            raise PeerError(f"it wrote rows of {short} tokens instead of {self.corpus.new_tokens}")
         result = Result(
             name=self.configuration.name,
             batch=self.batch,
@@ -162,7 +168,7 @@ class PeerRunner:
         return float(self._ask()["seconds"]), None
 
     def _ask(self) -> dict[str, Any]:
-        return self.peers.worker(self.configuration).ask(
+        return self.peers.worker(self.configuration, self.corpus.max_model_len).ask(
             {
                 "batch": self.batch,
                 "prompts": self.corpus.rows(self.num_rows),

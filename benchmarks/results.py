@@ -145,7 +145,7 @@ class Report:
         return self.find("plain", result.batch)
 
     def bandwidth_share(self, result: Result) -> float | None:
-        """For plain decoding: the time in which the weights could be copied once, over the time of a step."""
+        """For plain decoding: the time to read the weights as fast as a copy moves bytes, over that of a step."""
         if result.name != "plain" or result.step_seconds is None:
             return None
         return self.target_bytes / self.copy_bandwidth / result.step_seconds
@@ -192,7 +192,9 @@ def per_position(rounds: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tu
     width = max((drafted for drafted, _ in rounds), default=0)
     drafted = tuple(sum(num_drafted > j for num_drafted, _ in rounds) for j in range(width))
     accepted = tuple(sum(num_accepted > j for _, num_accepted in rounds) for j in range(width))
-    tried = tuple(sum(num_drafted > j and num_accepted >= j for num_drafted, num_accepted in rounds) for j in range(width))
+    tried = tuple(
+        sum(num_drafted > j and num_accepted >= j for num_drafted, num_accepted in rounds) for j in range(width)
+    )
     assert all(a >= b for a, b in pairwise(drafted)), "a round that drafts k tokens drafts k - 1"
     return drafted, tried, accepted
 
@@ -205,5 +207,5 @@ def _median_ratio(upper: Sequence[float], lower: Sequence[float]) -> float | Non
 def _result(row: dict[str, Any]) -> Result:
     row.pop("figures", None)
     memory = row.pop("memory")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     return Result(**values, memory=Memory(**memory) if memory else None)

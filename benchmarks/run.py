@@ -17,8 +17,17 @@ from benchmarks.configurations import CONFIGURATIONS
 from benchmarks.measure import measure
 from benchmarks.options import BenchOptions, parse
 from benchmarks.results import Report
-from benchmarks.table import HEADINGS, LEGEND, SWEEP_HEADINGS, TARGET_HEADINGS
-from benchmarks.table import cells, plain_table, summary, sweep_rows, target_rows
+from benchmarks.table import (
+    HEADINGS,
+    LEGEND,
+    SWEEP_HEADINGS,
+    TARGET_HEADINGS,
+    cells,
+    plain_table,
+    summary,
+    sweep_rows,
+    target_rows,
+)
 
 Table = tuple[str, Sequence[str], list[list[str]]]  # title, headings, rows
 ShowTable = Callable[[Table], None]

@@ -13,8 +13,9 @@ from unittest.mock import patch
 import torch
 
 from decoding import Engine, EngineOptions
-from decoding import engine as engine_module
+from decoding.costs import measure_costs
 from decoding.model import Device, DType, LanguageModel
+from decoding.probe import check_model
 
 
 class SharedModel(LanguageModel):
@@ -45,8 +46,8 @@ class SharedModels:
         """Load both; a ValueError says what cannot be."""
         self._folders = (target, draft)
         self._device, self._dtype = device, dtype
-        self.target = SharedModel.load(target, device, dtype)
-        self.draft = SharedModel.load(draft, device, dtype) if draft else None
+        self.target = _load(target, device, dtype)
+        self.draft = _load(draft, device, dtype) if draft else None
         self._once: dict[Any, Any] = {}
 
     @property
@@ -69,9 +70,9 @@ class SharedModels:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         with (
-            patch.object(engine_module, "LanguageModel", self),
-            patch.object(engine_module, "check_model", self._remembered(engine_module.check_model)),
-            patch.object(engine_module, "measure_costs", self._remembered(engine_module.measure_costs)),
+            patch("decoding.engine.LanguageModel", self),
+            patch("decoding.engine.check_model", self._remembered(check_model)),
+            patch("decoding.engine.measure_costs", self._remembered(measure_costs)),
         ):
             yield
 
@@ -83,3 +84,9 @@ class SharedModels:
             return self._once[key]
 
         return remembered
+
+
+def _load(path: str, device: Device, dtype: DType) -> SharedModel:
+    model = SharedModel.load(path, device, dtype)
+    assert isinstance(model, SharedModel), "load makes what it is called on"
+    return model

@@ -25,12 +25,12 @@ HEADINGS = (
 TARGET_HEADINGS = ("target", "wanted", "found", "met", "")
 SWEEP_HEADINGS = ("acceptance", "batch", "plain/s", "best fixed", "fixed/s", "adaptive/s", "over fixed", "over plain")
 LEGEND = (
-    "tokens/s: output tokens by the median repeat; spread: (slowest - fastest) / median; x plain: over our plain decoding at "
-    "this batch, paired by repeat",
-    "ideal: the run's own forwards back to back and nothing else (prefill included); efficiency: their share of the time",
+    "tokens/s: output tokens by the median repeat; spread: (slowest - fastest) / median; x plain: over our plain "
+    "decoding at this batch, paired by repeat",
+    "ideal: the run's own forwards back to back and nothing else (prefill included); efficiency: their share of time",
     "a round: output tokens of a row for each target forward; accepted: of all drafted tokens; by position: given that "
     "those before stood",
-    "bandwidth: time to copy the weights once (read and written bytes both counted) / time of a plain step; "
+    "bandwidth: time to read the weights as fast as a copy moves bytes (read + written) / time of a plain step; "
     "memory: peak / (weights + KV slots)",
     "= hf, = plain: share of rows that equal transformers' greedy text, and our plain text",
 )
@@ -69,8 +69,8 @@ def summary(report: Report) -> list[str]:
         f"pair {report.pair['folder']}: target {report.pair['target_bytes'] / 1e6:,.0f} MB, "
         f"draft {report.pair.get('draft_bytes', 0) / 1e6:,.0f} MB; corpus {options['corpus']}, "
         f"{options['new_tokens']} new tokens, temperature {options['temperature']}, {options['repeats']} repeats",
-        f"memory: copy {report.copy_bandwidth / 1e9:.1f} GB/s (read + written), read {report.read_bandwidth / 1e9:.1f} GB/s; "
-        f"a forward reads {report.target_bytes / 1e6:,.0f} MB of weights",
+        f"memory: copy {report.copy_bandwidth / 1e9:.1f} GB/s (read + written), "
+        f"read {report.read_bandwidth / 1e9:.1f} GB/s; a forward reads {report.target_bytes / 1e6:,.0f} MB of weights",
     ]
 
 
@@ -107,7 +107,9 @@ def plain_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in [list(headings), *counted]) for i in range(len(headings))]
     widths[0] = max(widths[0], *(len(row[0]) for row in rows)) if rows else widths[0]
     lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in [list(headings), *rows]
     ]
     return "\n".join(line.rstrip() for line in lines)

@@ -15,7 +15,11 @@ from benchmarks.recorder import RawSeconds
 from benchmarks.results import Result
 from benchmarks.timing import seconds_of
 
-_DEFAULT_ASSISTANT = {"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.4}
+_DEFAULT_ASSISTANT = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
 
 
 @dataclass
@@ -44,7 +48,7 @@ class TransformersModels:
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """What everybody is compared with: each prompt alone."""
-        return [_generate(self.target, [prompt], new_tokens, 0.0)[0] for prompt in prompts]
+        return [_generate(self.target, [prompt], new_tokens=new_tokens, temperature=0.0)[0] for prompt in prompts]
 
 
 @dataclass
@@ -87,7 +91,11 @@ class TransformersRunner:
         prompts = self.corpus.rows(self.num_rows)
         step = self.batch if self.configuration.mode == "batched" else 1
         generate = partial(
-            _generate, self.models.target, new_tokens=self.corpus.new_tokens, temperature=self.corpus.temperature, **self._arguments()
+            _generate,
+            self.models.target,
+            new_tokens=self.corpus.new_tokens,
+            temperature=self.corpus.temperature,
+            **self._arguments(),
         )
         return [row for first in range(0, len(prompts), step) for row in generate(prompts[first : first + step])]
 
@@ -117,8 +125,6 @@ def _generate(
     tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    output_BT = model.generate(
-        tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **arguments
-    )
+    output_BT = model.generate(tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **arguments)
     new: list[list[int]] = output_BT[:, width:].tolist()
     return new

@@ -1,4 +1,4 @@
-"""`python -m jobs.bench`: the benchmark. Prints tables; --json and --chart write files. `benchmarks/README.md` says more."""
+"""`python -m jobs.bench`: the benchmark. Prints tables; --json and --chart write files (`benchmarks/README.md`)."""
 
 from __future__ import annotations
 
