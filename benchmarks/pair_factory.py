@@ -53,6 +53,7 @@ SHAPES = {
 }
 _ENTROPY_STD = 3.4  # logits of this deviation over 8 k tokens have about 3 nats of entropy
 _LANGUAGE_LEAD = 40.0  # how far a language's tokens stand above the others, before the final norm takes its share
+_LARGEST_SCALE = 32.0  # where what is scaled is all there is
 _PROMPT_LENGTH, _TEXT_LENGTH, _NUM_TEXTS = 32, 64, 16  # what a rate is measured on: 1024 tokens
 
 
@@ -261,8 +262,12 @@ def _blur(
 
 def _bisect(scale: Callable[[float], None], rate: Callable[[], float], goal: float) -> None:
     """Leave `scale` where the rate, which falls with it, is the goal."""
-    low, high = 0.0, 2.0
-    for _ in range(10):
+    low, high = 0.0, 1.0
+    scale(high)
+    while rate() > goal and high < _LARGEST_SCALE:
+        low, high = high, 2 * high
+        scale(high)
+    for _ in range(9):
         middle = (low + high) / 2
         scale(middle)
         low, high = (middle, high) if rate() > goal else (low, middle)

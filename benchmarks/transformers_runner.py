@@ -1,8 +1,8 @@
 """TransformersRunner: `generate` as transformers has it, looped, batched, assisted and with prompt lookup."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,16 @@ class TransformersRunner:
     def _run(self) -> list[list[int]]:
         prompts = self.corpus.rows(self.num_rows)
         step = self.batch if self.configuration.mode == "batched" else 1
-        generate = partial(
-            _generate,
-            self.models.target,
-            new_tokens=self.corpus.new_tokens,
-            temperature=self.corpus.temperature,
-            **self._arguments(),
-        )
-        return [row for first in range(0, len(prompts), step) for row in generate(prompts[first : first + step])]
+        outputs: list[list[int]] = []
+        for first in range(0, len(prompts), step):
+            outputs += _generate(
+                self.models.target,
+                prompts[first : first + step],
+                new_tokens=self.corpus.new_tokens,
+                temperature=self.corpus.temperature,
+                arguments=self._arguments(),
+            )
+        return outputs
 
     def _arguments(self) -> dict[str, Any]:
         match self.configuration.mode:
@@ -118,13 +120,20 @@ class TransformersRunner:
 
 @torch.inference_mode()
 def _generate(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float, **arguments: Any
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    temperature: float,
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """New tokens of prompts that are padded on the left to the longest."""
     width = max(map(len, prompts))
     tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    output_BT = model.generate(tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **arguments)
+    output_BT = model.generate(
+        tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **(arguments or {})
+    )
     new: list[list[int]] = output_BT[:, width:].tolist()
     return new
