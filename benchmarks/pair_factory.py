@@ -1,26 +1,35 @@
 """A target and a draft of any size, without downloads, that agree at a chosen rate.
 
-`python -m benchmarks.pair_factory FOLDER --size small --acceptance 0.8`
+`python -m benchmarks.pair_factory FOLDER --size medium --acceptance 0.8`
 
-The target is a Llama with random weights; the draft is its own first layers. What the later layers add is scaled down
-until the draft agrees with the target as often as asked. The head's scale sets the entropy of the text to that of
-written language, so that sampling does not fall into loops and top-p has something to cut.
+The acceptance rate is that of greedy decoding: how often the draft's next token is the target's, after text that the
+target wrote. All weights are random; the head's scale gives the text the entropy of written language.
+
+Two ways to make them agree. Where the draft is named by `draft_layers`, it is the target's own first layers, and what
+the later layers add is scaled down. Where it has a shape of its own (`draft`: the sizes of published pairs), the target
+holds the draft's weights in the corner of its own, surrounded by noise, and the noise is scaled.
+
+`--languages 0.9,0.6,0.3` makes a pair that agrees well on some texts and badly on others: token ids that are equal
+modulo the number of languages are one language, text stays in its language, and the draft's head is blurred for the
+tokens of each language until it agrees there as often as asked.
+
+Shapes: B texts, T tokens, V vocabulary, H hidden size.
 """
 
 import argparse
 import copy
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from decoding.noise import Stream, gumbel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a pair. The draft is the target's first `draft_layers` layers."""
+    """The size of a pair. The draft is the target's first `draft_layers` layers, or has the shape `draft`."""
 
     hidden: int
     layers: int
@@ -28,84 +37,316 @@ class Shape:
     kv_heads: int
     feed_forward: int
     vocab: int
-    draft_layers: int
+    draft_layers: int = 0
+    head_size: int | None = None  # None: hidden / heads
+    draft: "Shape | None" = None
 
 
 SHAPES = {
     "tiny": Shape(256, 8, 4, 2, 704, 4096, 1),
-    "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # about 160 M
-    "medium": Shape(1024, 24, 16, 8, 2816, 8192, 2),  # about 270 M
+    "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # 182 M, draft 29 M
+    "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
+    "nested-tiny": Shape(128, 3, 8, 2, 256, 512, head_size=16, draft=Shape(64, 2, 4, 2, 96, 512, head_size=16)),
+    "8b": Shape(  # the sizes of Qwen3-8B and Qwen3-0.6B
+        4096, 36, 32, 8, 12288, 151936, head_size=128, draft=Shape(1024, 28, 16, 8, 3072, 151936, head_size=128)
+    ),
 }
 _ENTROPY_STD = 3.4  # logits of this deviation over 8 k tokens have about 3 nats of entropy
+_LANGUAGE_LEAD = 40.0  # how far a language's tokens stand above the others, before the final norm takes its share
+_LARGEST_SCALE = 32.0  # where what is scaled is all there is
+_PROMPT_LENGTH, _TEXT_LENGTH, _NUM_TEXTS = 32, 64, 16  # what a rate is measured on: 1024 tokens
 
 
-def make_pair(folder: Path, shape: Shape, acceptance: float, dtype: torch.dtype, seed: int = 0) -> float:
-    """The acceptance rate measured on the pair that now lies in folder/target and folder/draft."""
+@dataclass(frozen=True)
+class Found:
+    """The rates measured on the pair that was made: in all, and of each language."""
+
+    acceptance: float
+    languages: tuple[float, ...] = ()
+
+
+def make_pair(
+    folder: Path,
+    shape: Shape,
+    acceptance: float,
+    dtype: torch.dtype,
+    seed: int = 0,
+    languages: Sequence[float] = (),
+    device: str = "cpu",
+) -> Found:
+    """The greedy acceptance measured on the pair that now lies in folder/target and folder/draft.
+
+    With `languages` (a rate each) the `acceptance` is theirs, the best one's. A ValueError if a rate cannot be.
+    """
+    for rate in (acceptance, *languages):
+        if not 0 < rate < 1:
+            raise ValueError(f"an acceptance rate lies between 0 and 1, got {rate}")
+    if languages and shape.draft is not None:
+        raise ValueError("languages need a pair whose draft is the target's first layers (tiny, small, medium)")
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    with torch.device(device):
+        target, draft, scale = _nested(shape, dtype, seed) if shape.draft else _layered(shape, dtype, len(languages))
+    prompts_BT = _prompts(shape.vocab, len(languages), device)
+    goal = max(languages, default=acceptance)
+    _find_scale(scale, target, draft, prompts_BT[: _NUM_TEXTS // 2] if not languages else _of(prompts_BT, 0), goal)
+    rates = [_blur(target, draft, _of(prompts_BT, i), i, len(languages), rate) for i, rate in enumerate(languages)]
+    found = Found(greedy_acceptance(target, draft, prompts_BT), tuple(rates))
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folder / name)
+    return found
+
+
+@torch.inference_mode()
+def greedy_acceptance(target: PreTrainedModel, draft: PreTrainedModel, prompts_BT: torch.Tensor) -> float:
+    """How often the draft's next token is the target's, over the texts that the target writes after these prompts."""
+    return _agreement(draft, _continued(target, prompts_BT), prompts_BT.shape[1])
+
+
+def _layered(
+    shape: Shape, dtype: torch.dtype, num_languages: int
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
+    """A target, its first layers, and what scales the later layers' share."""
+    target = _random_model(shape)
+    if num_languages:
+        _add_languages(target, num_languages)
+    target.to(dtype)
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = shape.draft_layers
+    draft = LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
+    draft.load_state_dict({name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()})
+    later = [
+        p for layer in target.model.layers[shape.draft_layers :] for p in (layer.self_attn.o_proj, layer.mlp.down_proj)
+    ]
+    full = [projection.weight.clone() for projection in later]
+
+    def scale(size: float) -> None:
+        for projection, weight in zip(later, full, strict=True):
+            projection.weight.copy_(weight * size)
+
+    return target, draft, scale
+
+
+def _nested(
+    shape: Shape, dtype: torch.dtype, seed: int
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
+    """A draft, a target that holds it in the corner of its weights, and what scales the noise around it.
+
+    Without noise the target's hidden state is the draft's followed by zeros; its norms divide by the root of all
+    dimensions, so their weights are smaller by the root of the ratio.
+    """
+    assert shape.draft is not None
+    if shape.heads // shape.kv_heads < shape.draft.heads // shape.draft.kv_heads:
+        raise ValueError("the target needs as many query heads for each KV head as the draft")
+    draft = _random_model(shape.draft).to(dtype)
+    target = LlamaForCausalLM(_config(shape)).eval().requires_grad_(False).to(dtype)
+    corner = {name: _corner(name, weight, shape) for name, weight in draft.state_dict().items()}
+    shrink = (shape.draft.hidden / shape.hidden) ** 0.5
+
+    def scale(size: float) -> None:
+        generator = torch.Generator(target.device).manual_seed(seed)
+        for name, weight in target.state_dict().items():
+            if "norm" in name:
+                weight.fill_(shrink)
+                continue
+            unit = _ENTROPY_STD if name == "lm_head.weight" else 1.0
+            fan_in = 1 if "embed" in name else weight.shape[1]
+            weight.normal_(std=size * unit / fan_in**0.5, generator=generator)
+            if name in corner:
+                inside, index = corner[name]
+                weight[index] += inside
+
+    return target, draft, scale
+
+
+def _corner(name: str, weight: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, tuple[torch.Tensor | slice, ...]]:
+    """The draft's weight and where it stands in the target's: its KV heads keep their query heads."""
+    assert shape.draft is not None
+    assert shape.head_size is not None
+    group, draft_group = shape.heads // shape.kv_heads, shape.draft.heads // shape.draft.kv_heads
+    head_of = [group * (head // draft_group) + head % draft_group for head in range(shape.draft.heads)]
+    queries = torch.tensor(
+        [h * shape.head_size + i for h in head_of for i in range(shape.head_size)], device=weight.device
+    )
+    if "norm" in name:
+        return weight, (slice(0, len(weight)),)
+    rows, columns = (slice(0, size) for size in weight.shape)
+    if "q_proj" in name:
+        return weight, (queries, columns)
+    if "o_proj" in name:
+        return weight, (rows, queries)
+    return weight, (rows, columns)
+
+
+def _random_model(shape: Shape) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(_config(shape)).eval().requires_grad_(False)
+    model.lm_head.weight.normal_(std=_ENTROPY_STD / shape.hidden**0.5)
+    model.model.embed_tokens.weight.normal_(std=1.0)
+    for layer in model.model.layers:  # each layer moves the hidden state, so that the context matters
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            projection.weight.normal_(std=1.0 / projection.in_features**0.5)
+    return model
+
+
+def _config(shape: Shape) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size or shape.hidden // shape.heads,
         intermediate_size=shape.feed_forward,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
         eos_token_id=None,
         bos_token_id=None,
     )
-    target = LlamaForCausalLM(config).eval().requires_grad_(False)
-    target.lm_head.weight.normal_(std=_ENTROPY_STD / shape.hidden**0.5)
-    target.model.embed_tokens.weight.normal_(std=1.0)
-    for layer in target.model.layers:  # each layer moves the hidden state, so that the context matters
-        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            projection.weight.normal_(std=1.0 / projection.in_features**0.5)
-    draft = _first_layers(target, shape.draft_layers)
-    later = list(target.model.layers[shape.draft_layers :])
-    full = [(layer.self_attn.o_proj.weight.clone(), layer.mlp.down_proj.weight.clone()) for layer in later]
-    low, high, found = 0.0, 2.0, 1.0
-    for _ in range(12):
-        scale = (low + high) / 2
-        for layer, (attention, feed_forward) in zip(later, full, strict=True):
-            layer.self_attn.o_proj.weight.copy_(attention * scale)
-            layer.mlp.down_proj.weight.copy_(feed_forward * scale)
-        found = measured_acceptance(target, draft)
-        low, high = (scale, high) if found > acceptance else (low, scale)
-    target.to(dtype).save_pretrained(folder / "target")
-    draft.to(dtype).save_pretrained(folder / "draft")
-    return found
+
+
+def _add_languages(model: LlamaForCausalLM, num_languages: int) -> None:
+    """Give all tokens of a language a common direction, going in and coming out: text then stays in its language."""
+    hidden, vocab = model.config.hidden_size, model.config.vocab_size
+    directions_LH = torch.randn(num_languages, hidden).sign()
+    direction_VH = directions_LH[torch.arange(vocab) % num_languages]
+    model.model.embed_tokens.weight += direction_VH
+    model.lm_head.weight += direction_VH * (_LANGUAGE_LEAD / hidden)
+
+
+def _find_scale(
+    scale: Callable[[float], None],
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompts_BT: torch.Tensor,
+    acceptance: float,
+) -> None:
+    """Leave the target at the scale where the draft agrees with it this often.
+
+    Searched on the draft's own texts, which do not change with the scale; then the goal is moved by how far off the
+    rate on the target's texts is.
+    """
+    with torch.inference_mode():
+        text_BT = _continued(draft, prompts_BT)
+    goal = acceptance
+    for _ in range(4):
+        _bisect(scale, lambda: _agreement(target, text_BT, prompts_BT.shape[1]), goal)
+        off = greedy_acceptance(target, draft, prompts_BT) - acceptance
+        if abs(off) < 0.01:
+            return
+        goal = min(max(goal - off, 0.01), 0.995)
+
+
+def _blur(
+    target: PreTrainedModel,
+    draft: LlamaForCausalLM,
+    prompts_BT: torch.Tensor,
+    language: int,
+    num_languages: int,
+    acceptance: float,
+) -> float:
+    """Turn the draft's head away for the tokens of one language; the rate found there."""
+    rows = slice(language, None, num_languages)
+    sharp_VH = draft.lm_head.weight[rows].clone()
+    noise_VH = torch.randn_like(sharp_VH) * (_ENTROPY_STD / sharp_VH.shape[1] ** 0.5)
+    with torch.inference_mode():
+        text_BT = _continued(target, prompts_BT)
+
+    def blur(size: float) -> None:
+        draft.lm_head.weight[rows] = (sharp_VH + noise_VH * size) / (1 + size**2) ** 0.5
+
+    rate = _agreement(draft, text_BT, prompts_BT.shape[1])
+    if rate <= acceptance:
+        return rate
+    _bisect(blur, lambda: _agreement(draft, text_BT, prompts_BT.shape[1]), acceptance)
+    return _agreement(draft, text_BT, prompts_BT.shape[1])
+
+
+def _bisect(scale: Callable[[float], None], rate: Callable[[], float], goal: float) -> None:
+    """Leave `scale` where the rate, which falls with it, is the goal."""
+    low, high = 0.0, 1.0
+    scale(high)
+    while rate() > goal and high < _LARGEST_SCALE:
+        low, high = high, 2 * high
+        scale(high)
+    for _ in range(9):
+        middle = (low + high) / 2
+        scale(middle)
+        low, high = (middle, high) if rate() > goal else (low, middle)
 
 
 @torch.inference_mode()
-def measured_acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, length: int = 64, rows: int = 8) -> float:
-    """How often both pick the same token under the same noise at temperature 1, on random contexts."""
+def _agreement(model: PreTrainedModel, text_BT: torch.Tensor, first: int) -> float:
+    """How often the model's likeliest next token is the one that stands there, from position `first` on."""
+    picks_BT = model(text_BT[:, :-1]).logits[:, first - 1 :].argmax(-1)
+    return float((picks_BT == text_BT[:, first:]).float().mean())
+
+
+def _continued(model: PreTrainedModel, prompts_BT: torch.Tensor) -> torch.Tensor:
+    """The prompts and what the model writes after them, greedily."""
+    model.generation_config.pad_token_id = 0
+    text_BT: torch.Tensor = model.generate(
+        prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=_TEXT_LENGTH, do_sample=False
+    )
+    model.generation_config.pad_token_id = None
+    return text_BT
+
+
+def _prompts(vocab_size: int, num_languages: int, device: str) -> torch.Tensor:
+    """Random texts, as many of each language."""
     generator = torch.Generator().manual_seed(1)
-    tokens_BT = torch.randint(target.config.vocab_size, (rows, length), generator=generator)
-    keys_B, positions_BT = torch.arange(rows), torch.arange(length).expand(rows, -1)
-    noise_BTV = gumbel(keys_B, positions_BT, target.config.vocab_size, Stream.SHARED)
-    picks = [(model(tokens_BT).logits.float() + noise_BTV).argmax(-1) for model in (target, draft)]
-    return float((picks[0] == picks[1]).float().mean())
+    num = max(num_languages, 1)
+    size = _NUM_TEXTS if num == 1 else 8 * num
+    tokens_BT = torch.randint(vocab_size // num, (size, _PROMPT_LENGTH), generator=generator)
+    return (tokens_BT * num + torch.arange(size)[:, None] * num // size).to(device)
 
 
-def _first_layers(target: LlamaForCausalLM, num_layers: int) -> LlamaForCausalLM:
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = num_layers
-    draft = LlamaForCausalLM(config).eval().requires_grad_(False)
-    wanted = draft.state_dict().keys()
-    draft.load_state_dict({name: weight for name, weight in target.state_dict().items() if name in wanted})
-    return draft
+def _of(prompts_BT: torch.Tensor, language: int) -> torch.Tensor:
+    return prompts_BT[8 * language : 8 * (language + 1)]
+
+
+def cached_pair(
+    cache: Path,
+    size: str,
+    acceptance: float,
+    dtype: str,
+    languages: Sequence[float] = (),
+    device: str = "cpu",
+    seed: int = 0,
+) -> Path:
+    """The folder of such a pair, made if it is not there yet. pair.json, written last, says what it is."""
+    rates = "-".join(f"{rate:g}" for rate in languages) or f"{acceptance:g}"
+    folder = cache / f"{size}-{rates}-{dtype}-{seed}"
+    description = folder / "pair.json"
+    if not description.exists():
+        found = make_pair(folder, SHAPES[size], acceptance, getattr(torch, dtype), seed, languages, device)
+        facts = {"size": size, "dtype": dtype, "acceptance": found.acceptance, "languages": list(found.languages)}
+        description.write_text(json.dumps(facts))
+    return folder
 
 
 def main() -> None:
     """Make one pair and print what it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", choices=SHAPES, default="small")
     parser.add_argument("--acceptance", type=float, default=0.8)
+    parser.add_argument("--languages", type=lambda text: [float(x) for x in text.split(",")], default=[])
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    found = make_pair(options.folder, SHAPES[options.size], options.acceptance, getattr(torch, options.dtype))
-    print(f"{options.folder}: {options.size}, {options.dtype}, coupled acceptance at temperature 1: {found:.3f}")
+    dtype = getattr(torch, options.dtype)
+    try:
+        found = make_pair(
+            options.folder,
+            SHAPES[options.size],
+            options.acceptance,
+            dtype,
+            languages=options.languages,
+            device=options.device,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    by_language = f", by language {', '.join(f'{rate:.3f}' for rate in found.languages)}" if found.languages else ""
+    print(f"{options.folder}: {options.size}, {options.dtype}, greedy acceptance {found.acceptance:.3f}{by_language}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""The configurations that can be measured, by name.
+
+`plain` decodes without a draft. `fixed-4` drafts four tokens with the draft model in every round, `adaptive` as many
+as pay; `fixed-4-ngram` and `adaptive-ngram` do so with another drafter. The others are other people's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from decoding.drafters import DRAFTERS, DrafterName
+from decoding.options import DraftLength
+
+System = Literal["engine", "transformers", "openvino", "vllm"]
+MAX_FIXED = 8
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to generate."""
+
+    name: str
+    system: System
+    mode: str = ""  # of the other systems: how they generate
+    drafter: DrafterName = "none"
+    draft_length: DraftLength = "fixed"
+    num_draft_tokens: int = MAX_FIXED  # the ceiling, where the length is adaptive
+    batch_1_only: bool = False
+    is_default: bool = True
+
+    def runs_at(self, batch: int) -> bool:
+        """Whether this way of generating exists at this batch size."""
+        return batch == 1 if self.batch_1_only else not (self.mode == "batched" and batch == 1)
+
+
+def _engine() -> list[Configuration]:
+    lengths = range(1, MAX_FIXED + 1)
+    found = [Configuration("plain", "engine")]
+    found += [Configuration(f"fixed-{k}", "engine", drafter="model", num_draft_tokens=k) for k in lengths]
+    found.append(Configuration("adaptive", "engine", drafter="model", draft_length="adaptive"))
+    others = [name for name in DRAFTERS if name not in ("none", "model")]
+    for name in others:
+        found.append(Configuration(f"adaptive-{name}", "engine", drafter=name, draft_length="adaptive"))
+        found += [
+            Configuration(f"fixed-{k}-{name}", "engine", drafter=name, num_draft_tokens=k, is_default=False)
+            for k in lengths
+        ]
+    return found
+
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    *_engine(),
+    Configuration("transformers-looped", "transformers", "looped", batch_1_only=True),
+    Configuration("transformers-batched", "transformers", "batched"),
+    Configuration("transformers-assisted-4", "transformers", "assisted", num_draft_tokens=4, batch_1_only=True),
+    Configuration("transformers-assisted-5", "transformers", "assisted", num_draft_tokens=5, batch_1_only=True),
+    Configuration("transformers-assisted", "transformers", "assisted-defaults", batch_1_only=True),
+    Configuration("transformers-lookup", "transformers", "lookup", num_draft_tokens=5, batch_1_only=True),
+    Configuration("openvino", "openvino", "plain"),
+    Configuration("openvino-draft", "openvino", "draft", num_draft_tokens=4),
+    Configuration("vllm", "vllm", "plain"),
+    Configuration("vllm-draft", "vllm", "draft", num_draft_tokens=4),
+    Configuration("vllm-ngram", "vllm", "ngram", num_draft_tokens=4),
+)
+
+
+def select(patterns: Sequence[str]) -> list[Configuration]:
+    """The configurations that one of the names or globs fits, the default ones without any.
+
+    A glob takes default configurations only, unless it fits none of them. A ValueError names a pattern that fits none.
+    """
+    if not patterns:
+        return [configuration for configuration in CONFIGURATIONS if configuration.is_default]
+    chosen: dict[str, Configuration] = {}
+    for pattern in patterns:
+        fits = [c for c in CONFIGURATIONS if fnmatchcase(c.name, pattern)]
+        fits = [c for c in fits if c.is_default] or fits
+        if not fits:
+            raise ValueError(f"--only: no configuration is called {pattern!r}; --list prints their names")
+        chosen |= {c.name: c for c in fits}
+    return [configuration for configuration in CONFIGURATIONS if configuration.name in chosen]

@@ -1,0 +1,123 @@
+"""Corpus: the rows that every configuration generates, the same for all of them.
+
+- random: prompts of random tokens and lengths.
+- text: prompts of a file, encoded by the pair's own tokenizer.
+- templated: a long common beginning and a short end of each prompt's own, made of text where there is a tokenizer.
+- mixed: each row in one of the pair's languages, which its draft knows unequally well (`pair_factory --languages`).
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from benchmarks.options import BenchOptions
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+
+_SHORT = (8, 24)  # tokens of a templated prompt's own, without a tokenizer
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prompts, each of which is generated `samples` times."""
+
+    kind: str
+    prompts: tuple[tuple[int, ...], ...]
+    samples: int
+    new_tokens: int
+    temperature: float
+    seed: int
+
+    def rows(self, num_rows: int) -> list[tuple[int, ...]]:
+        """The prompts of the first rows; the samples of a prompt stand together."""
+        return [self.prompts[row // self.samples] for row in range(num_rows)]
+
+    def sequences(self, num_rows: int) -> list[Sequence]:
+        """Fresh sequences of the first rows, all of the same length: there is no end token."""
+        params = SamplingParams(temperature=self.temperature, max_tokens=self.new_tokens, ignore_eos=True)
+        return [
+            Sequence.create(prompt, params, run_seed=self.seed, row=row // self.samples, sample=row % self.samples)
+            for row, prompt in enumerate(self.rows(num_rows))
+        ]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that the longest row has in the end."""
+        return max(len(prompt) for prompt in self.prompts) + self.new_tokens
+
+
+def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
+    """The corpus of these options for this pair, or a ValueError if they do not go together."""
+    num_prompts = -(-max(options.num_rows(batch) for batch in options.batches) // options.samples)
+    tokenizer = _tokenizer(pair)
+    config = AutoConfig.from_pretrained(pair / "target")
+    rng = random.Random(options.seed)
+    kind = options.corpus
+    if kind == "auto":
+        kind = "text" if tokenizer and options.prompts_file else "random"
+    texts = _texts(options.prompts_file, tokenizer) if tokenizer and options.prompts_file else []
+    if kind == "text" and not texts:
+        raise ValueError(f"--corpus text needs a tokenizer in {pair / 'target'} and --prompts-file with rows in it")
+    vocab_size, lengths = config.vocab_size, options.prompt_lengths
+    match kind:
+        case "mixed":
+            num_languages = _num_languages(pair)
+            rows = [_random_tokens(rng, vocab_size, lengths, num_languages, i) for i in range(num_prompts)]
+        case "templated":
+            head = list(chain.from_iterable(texts))[-options.prefix :]
+            head = head or _random_tokens(rng, vocab_size, (options.prefix, options.prefix))
+            ends = texts or [_random_tokens(rng, vocab_size, _SHORT) for _ in range(num_prompts)]
+            rows = [head + ends[i % len(ends)] for i in range(num_prompts)]
+        case "text":
+            rows = [texts[i % len(texts)] for i in range(num_prompts)]
+        case _:
+            rows = [_random_tokens(rng, vocab_size, lengths) for _ in range(num_prompts)]
+    prompts = tuple(tuple(row) for row in rows)
+    corpus = Corpus(kind, prompts, options.samples, options.new_tokens, options.temperature, options.seed)
+    if corpus.max_model_len > config.max_position_embeddings:
+        raise ValueError(
+            f"the longest row would have {corpus.max_model_len} tokens and the target sees "
+            f"{config.max_position_embeddings}; lower --new-tokens, --prompt-lengths or --prefix"
+        )
+    return corpus
+
+
+def _random_tokens(
+    rng: random.Random, vocab_size: int, lengths: tuple[int, int], num_languages: int = 1, language: int = 0
+) -> list[int]:
+    """Tokens of one language: those whose ids are equal modulo the number of languages."""
+    language %= num_languages
+    return [rng.randrange(vocab_size // num_languages) * num_languages + language for _ in range(rng.randint(*lengths))]
+
+
+def _num_languages(pair: Path) -> int:
+    description = pair / "pair.json"
+    languages = json.loads(description.read_text()).get("languages", []) if description.exists() else []
+    if not languages:
+        raise ValueError(
+            f"--corpus mixed needs a pair with languages, and {pair} has none; leave --pair away to make one"
+        )
+    return len(languages)
+
+
+def _tokenizer(pair: Path) -> Any:
+    if not (pair / "target" / "tokenizer.json").exists():
+        return None
+    return AutoTokenizer.from_pretrained(pair / "target")
+
+
+def _texts(file: Path, tokenizer: Any) -> list[list[int]]:
+    texts: list[list[int]] = []
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        if "messages" in row:
+            text = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=False)
+        else:
+            text = row["prompt"]
+        texts.append(tokenizer(text, add_special_tokens="messages" not in row)["input_ids"])
+    return [text for text in texts if text]

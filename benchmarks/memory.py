@@ -1,0 +1,108 @@
+"""Peak memory of one configuration, measured in a process of its own: `python -m benchmarks.memory`, JSON in and out.
+
+On Linux a process's highest resident size can be reset, so loading and generating are told apart. On CUDA it is torch's
+own count of allocated bytes.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.configurations import Configuration
+from benchmarks.corpus import Corpus
+from benchmarks.hardware import weight_bytes
+from benchmarks.results import Memory
+from decoding import Engine, EngineOptions
+
+
+def measure_memory(
+    configuration: Configuration,
+    batch: int,
+    corpus: Corpus,
+    num_rows: int,
+    pair: Path,
+    device: str,
+    dtype: str,
+    threads: int,
+) -> Memory:
+    """The bytes that a fresh process needs for this run, above those of its imports."""
+    task = {
+        "corpus": asdict(corpus) | {"prompts": corpus.prompts[: -(-num_rows // corpus.samples)]},
+        "num_rows": num_rows,
+        "pair": str(pair),
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+        "options": {
+            "num_slots": batch,
+            "max_model_len": corpus.max_model_len,
+            "drafter": configuration.drafter,
+            "num_speculative_tokens": configuration.num_draft_tokens,
+            "draft_length": configuration.draft_length,
+        },
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory"], input=json.dumps(task), capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        raise RuntimeError(f"measuring memory failed: {found.stderr.strip().splitlines()[-1:]}")
+    return Memory(**json.loads(found.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Read the task from standard input, do it, print the Memory."""
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+    corpus = Corpus(**(task["corpus"] | {"prompts": tuple(map(tuple, task["corpus"]["prompts"]))}))
+    pair, cuda = Path(task["pair"]), task["device"] == "cuda"
+    before = _current(cuda)
+    engine = Engine.load(
+        str(pair / "target"),
+        str(pair / "draft"),
+        EngineOptions(**task["options"]),
+        device=task["device"],
+        dtype=task["dtype"],
+    )
+    loaded = _peak(cuda)
+    _reset_peak(cuda)
+    for _ in engine.stream(corpus.sequences(task["num_rows"])):
+        pass
+    models = [engine.target] + [m for m in vars(engine.drafter).values() if isinstance(m, type(engine.target))]
+    peak = _peak(cuda)
+    memory = Memory(
+        peak=peak - before,
+        peak_with_loading=max(peak, loaded) - before,
+        weights=sum(map(weight_bytes, models)),
+        kv_slots=sum(model.cache.num_bytes for model in models if model.cache),
+    )
+    print(json.dumps(asdict(memory)))
+
+
+def _current(cuda: bool) -> int:
+    return torch.cuda.memory_allocated() if cuda else _status("VmRSS")
+
+
+def _peak(cuda: bool) -> int:
+    return torch.cuda.max_memory_allocated() if cuda else _status("VmHWM")
+
+
+def _reset_peak(cuda: bool) -> None:
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the highest resident size
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}; peak memory can only be measured on Linux")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""openvino-genai as a peer. Runs in its own environment; speaks JSON lines with benchmarks/peers.py.
+
+Batch size: at most so many requests are in the pipeline at a time, a waiting one joins when one finishes. (Left to
+itself the pipeline ignores max_num_seqs where dynamic_split_fuse is on, so that is off.)
+"""
+
+import importlib.metadata
+import json
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import openvino
+import openvino_genai
+from openvino_tokenizers import convert_tokenizer
+from optimum.intel import OVModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+def main() -> None:
+    """Load what the first line says, then generate for each further line."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # only answers go there
+    task = json.loads(sys.stdin.readline())
+    pipeline = load(task)
+    found = {name: importlib.metadata.version(name) for name in ("openvino", "openvino-genai")}
+    print(json.dumps({"versions": found}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(generate(pipeline, task, json.loads(line))), file=answers, flush=True)
+
+
+def load(task: dict) -> openvino_genai.ContinuousBatchingPipeline:
+    """The pipeline, with a draft model where the mode says so."""
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = task["max_batch"]
+    scheduler.max_num_batched_tokens = 8192
+    scheduler.dynamic_split_fuse = False
+    scheduler.enable_prefix_caching = False  # a repeat must not find what the one before left
+    scheduler.cache_size = 2  # GB
+    precision = {"float32": "f32", "bfloat16": "bf16"}[task["dtype"]]
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_NUM_THREADS": task["threads"],
+    }
+    if task["mode"] == "draft":
+        draft = converted(task, "draft")
+        properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **properties)
+    return openvino_genai.ContinuousBatchingPipeline(converted(task, "target"), scheduler, "CPU", properties)
+
+
+def converted(task: dict, name: str) -> str:
+    """The folder of a model in openvino's format, made once."""
+    folder = Path(task["cache"]) / task["dtype"] / name
+    if not (folder / "openvino_model.xml").exists():
+        model = OVModelForCausalLM.from_pretrained(task[name], export=True, compile=False, load_in_8bit=False)
+        add_tokenizer(folder, model.config.vocab_size)
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+def add_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A tokenizer nobody uses (prompts are token ids), which a pipeline with a draft model wants to compare."""
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    fillers = [f"{i:08}" for i in range(vocab_size - len(letters) - 1)]
+    vocab = {token: i for i, token in enumerate([*letters, "ab", *fillers])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")]))  # the converter cannot do without a merge
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    names = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=fillers[-1])
+    for name, converted_tokenizer in zip(names, convert_tokenizer(fast, with_detokenizer=True), strict=True):
+        openvino.save_model(converted_tokenizer, folder / name)
+
+
+def generate(pipeline: openvino_genai.ContinuousBatchingPipeline, task: dict, question: dict) -> dict:
+    """Token ids of each prompt, in order, and the seconds it took."""
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = question["new_tokens"]
+    config.ignore_eos = True
+    config.do_sample = False
+    if task["mode"] == "draft":
+        config.num_assistant_tokens = task["num_draft_tokens"]
+    prompts = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in question["prompts"]]
+    waiting = deque(enumerate(prompts))
+    running: dict[int, openvino_genai.GenerationHandle] = {}
+    outputs: dict[int, list[int]] = {}
+    started = time.perf_counter()
+    while waiting or running:
+        while waiting and len(running) < question["batch"]:
+            number, prompt = waiting.popleft()
+            running[number] = pipeline.add_request(number, prompt, config)
+        pipeline.step()
+        for number, handle in list(running.items()):
+            if handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
+                outputs[number] = list(handle.read_all()[0].generated_ids)
+                del running[number]
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "token_ids": [outputs[number] for number in range(len(prompts))]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Result and Report: what was measured, and every figure that follows from it.
+
+A figure is computed here and nowhere else. Seconds are paired: the run, its forwards alone and plain decoding were
+timed in the same repeat, so a ratio is the median over repeats of the ratio within each.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of a run in a process of its own."""
+
+    peak: int  # most at any time while generating, above what the process had before it loaded models
+    peak_with_loading: int
+    weights: int
+    kv_slots: int  # reserved: slots x positions of both caches
+
+    @property
+    def ratio(self) -> float:
+        """Peak over what must be there."""
+        return self.peak / (self.weights + self.kv_slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One configuration at one batch size. Counts are those of one repeat."""
+
+    name: str
+    batch: int
+    num_rows: int
+    num_output_tokens: int
+    seconds: tuple[float, ...]  # of each repeat
+    missing: str | None = None  # why there is nothing to show
+    num_rounds: int = 0  # summed over rows
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_position: tuple[int, ...] = ()  # rounds with so many draft tokens at least
+    tried_per_position: tuple[int, ...] = ()  # those of them in which all draft tokens before stood
+    accepted_per_position: tuple[int, ...] = ()
+    raw_prefill: tuple[float, ...] = ()  # seconds of the forwards alone, of each repeat
+    raw_target: tuple[float, ...] = ()
+    raw_draft: tuple[float, ...] = ()
+    num_target_forwards: int = 0  # without prefill
+    equal_to_transformers: float | None = None  # share of the rows that were compared
+    equal_to_plain: float | None = None
+    memory: Memory | None = None
+
+    @property
+    def label(self) -> str:
+        """name@batch."""
+        return f"{self.name}@{self.batch}"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of output, by the median repeat."""
+        return self.num_output_tokens / median(self.seconds) if self.seconds else None
+
+    @property
+    def spread(self) -> float | None:
+        """How far the slowest repeat is from the fastest, relative to the median."""
+        return (max(self.seconds) - min(self.seconds)) / median(self.seconds) if self.seconds else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Output tokens a row gains by a target forward."""
+        return self.num_output_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Chance that a draft token stands if all before it do."""
+        return tuple(
+            accepted / tried
+            for accepted, tried in zip(self.accepted_per_position, self.tried_per_position, strict=True)
+            if tried
+        )
+
+    @property
+    def raw_seconds(self) -> tuple[float, ...]:
+        """The forwards alone, of each repeat."""
+        return tuple(map(sum, zip(self.raw_prefill, self.raw_target, self.raw_draft, strict=True)))
+
+    @property
+    def ideal_tokens_per_second(self) -> float | None:
+        """If there were nothing but the forwards that ran."""
+        return self.num_output_tokens / median(self.raw_seconds) if self.raw_seconds else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """The forwards' share of the time."""
+        return _median_ratio(self.raw_seconds, self.seconds)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Time of a round, everything but prefill."""
+        if not self.num_target_forwards or not self.raw_prefill:
+            return None
+        rounds = [wall - prefill for wall, prefill in zip(self.seconds, self.raw_prefill, strict=True)]
+        return median(rounds) / self.num_target_forwards
+
+    def speedup(self, plain: "Result") -> float | None:
+        """Tokens a second over those of `plain`."""
+        ratio = _median_ratio(plain.seconds, self.seconds)
+        return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
+
+    def ideal_speedup(self, plain: "Result") -> float | None:
+        """The same if both were nothing but forwards."""
+        ratio = _median_ratio(plain.raw_seconds, self.raw_seconds)
+        return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One run of the benchmark."""
+
+    command: str
+    date: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    pair: dict[str, Any]
+    options: dict[str, Any]
+    copy_bandwidth: float  # bytes a second, read and written counted both
+    read_bandwidth: float
+    target_bytes: int  # read by every forward: all weights but an input embedding that is not also the head
+    results: tuple[Result, ...] = field(default=())
+
+    def find(self, name: str, batch: int) -> Result | None:
+        """A result that has times."""
+        return next((r for r in self.results if r.name == name and r.batch == batch and r.seconds), None)
+
+    def plain_beside(self, result: Result) -> Result | None:
+        """Plain decoding by the engine at the same batch."""
+        return self.find("plain", result.batch)
+
+    def bandwidth_share(self, result: Result) -> float | None:
+        """For plain decoding: the time to read the weights as fast as a copy moves bytes, over that of a step."""
+        if result.name != "plain" or result.step_seconds is None:
+            return None
+        return self.target_bytes / self.copy_bandwidth / result.step_seconds
+
+    def to_json(self) -> str:
+        """With the figures beside what they follow from."""
+        results = [asdict(result) | {"figures": self.figures(result)} for result in self.results]
+        return json.dumps({"format": FORMAT} | asdict(self) | {"results": results}, indent=1)
+
+    def figures(self, result: Result) -> dict[str, Any]:
+        """Every figure of a result, None where it has none."""
+        plain = self.plain_beside(result)
+        return {
+            "tokens_per_second": result.tokens_per_second,
+            "spread": result.spread,
+            "speedup": result.speedup(plain) if plain else None,
+            "tokens_per_round": result.tokens_per_round,
+            "acceptance_rate": result.acceptance_rate,
+            "acceptance_by_position": list(result.acceptance_by_position),
+            "ideal_tokens_per_second": result.ideal_tokens_per_second,
+            "ideal_speedup": result.ideal_speedup(plain) if plain else None,
+            "efficiency": result.efficiency,
+            "bandwidth_share": self.bandwidth_share(result),
+            "memory_ratio": result.memory.ratio if result.memory else None,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """What `to_json` wrote; a ValueError if it is of another format."""
+        facts = json.loads(text)
+        if facts.pop("format", None) != FORMAT:
+            raise ValueError(f"not a benchmark report of format {FORMAT}")
+        return cls(**(facts | {"results": tuple(_result(dict(row)) for row in facts["results"])}))
+
+
+def share_equal(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float | None:
+    """Share of rows that are the same, over as many rows as both have."""
+    pairs = list(zip(ours, theirs, strict=False))
+    return sum(list(a) == list(b) for a, b in pairs) / len(pairs) if pairs else None
+
+
+def per_position(rounds: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """From (drafted, accepted) of every row and round: drafted, tried and accepted per position."""
+    width = max((drafted for drafted, _ in rounds), default=0)
+    drafted = tuple(sum(num_drafted > j for num_drafted, _ in rounds) for j in range(width))
+    accepted = tuple(sum(num_accepted > j for _, num_accepted in rounds) for j in range(width))
+    tried = tuple(
+        sum(num_drafted > j and num_accepted >= j for num_drafted, num_accepted in rounds) for j in range(width)
+    )
+    assert all(a >= b for a, b in pairwise(drafted)), "a round that drafts k tokens drafts k - 1"
+    return drafted, tried, accepted
+
+
+def _median_ratio(upper: Sequence[float], lower: Sequence[float]) -> float | None:
+    ratios = [a / b for a, b in zip(upper, lower, strict=False)]
+    return median(ratios) if ratios else None
+
+
+def _result(row: dict[str, Any]) -> Result:
+    row.pop("figures", None)
+    memory = row.pop("memory")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Result(**values, memory=Memory(**memory) if memory else None)

@@ -1,0 +1,92 @@
+"""SharedModels: engines loaded over models that stay loaded.
+
+Every timed run gets an engine of its own, made by `Engine.load` as a user's would be, so that nothing an engine learned
+(drafts from finished texts, acceptance) leaks into the next repeat. What takes long is done once: reading weights,
+probing a model, measuring a cost table. Slot caches are kept by size, so that their memory is warm.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from decoding import Engine, EngineOptions
+from decoding.costs import measure_costs
+from decoding.model import Device, DType, LanguageModel
+from decoding.probe import check_model
+
+
+class SharedModel(LanguageModel):
+    """A LanguageModel that many engines use, one after another. What `allocate` made comes back with its arguments."""
+
+    num_allocations = 0  # grows whenever memory was reserved that has not been touched yet
+
+    def allocate(self, *args: Any, **kwargs: Any) -> None:
+        """As the LanguageModel's; the same arguments give the same cache. CUDA memory holds one cache at a time."""
+        kept: dict[Any, dict[str, Any]] = self.__dict__.setdefault("_kept_by_size", {})
+        size = (args, tuple(sorted(kwargs.items())))
+        if size not in kept:
+            if self.device.type == "cuda":
+                kept.clear()
+                self.cache = None
+                torch.cuda.empty_cache()
+            before = dict(self.__dict__)
+            super().allocate(*args, **kwargs)
+            kept[size] = {name: value for name, value in vars(self).items() if before.get(name) is not value}
+            self.num_allocations += 1
+        self.__dict__.update(kept[size])
+
+
+class SharedModels:
+    """A target and a draft; makes engines over them."""
+
+    def __init__(self, target: str, draft: str | None, device: Device, dtype: DType) -> None:
+        """Load both; a ValueError says what cannot be."""
+        self._folders = (target, draft)
+        self._device, self._dtype = device, dtype
+        self.target = _load(target, device, dtype)
+        self.draft = _load(draft, device, dtype) if draft else None
+        self._once: dict[Any, Any] = {}
+
+    @property
+    def num_allocations(self) -> int:
+        """Grows whenever an engine was given caches that nobody used before."""
+        return sum(model.num_allocations for model in (self.target, self.draft) if model)
+
+    def engine(self, options: EngineOptions) -> Engine:
+        """A new engine with these options; an earlier one must not be used any more."""
+        target, draft = self._folders
+        with self._in_place():
+            return Engine.load(target, draft, options, device=self._device, dtype=self._dtype)
+
+    def load(self, path: str, *_: object) -> LanguageModel:
+        """In the place of LanguageModel.load."""
+        model = self.target if path == self._folders[0] else self.draft
+        assert model is not None, "an engine loads the target or the draft"
+        return model
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        with (
+            patch("decoding.engine.LanguageModel", self),
+            patch("decoding.engine.check_model", self._remembered(check_model)),
+            patch("decoding.engine.measure_costs", self._remembered(measure_costs)),
+        ):
+            yield
+
+    def _remembered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            key = (function.__name__, args, tuple(sorted(kwargs.items())))
+            if key not in self._once:
+                self._once[key] = function(*args, **kwargs)
+            return self._once[key]
+
+        return remembered
+
+
+def _load(path: str, device: Device, dtype: DType) -> SharedModel:
+    model = SharedModel.load(path, device, dtype)
+    assert isinstance(model, SharedModel), "load makes what it is called on"
+    return model

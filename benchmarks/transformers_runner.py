@@ -1,0 +1,139 @@
+"""TransformersRunner: `generate` as transformers has it, looped, batched, assisted and with prompt lookup."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.configurations import Configuration
+from benchmarks.corpus import Corpus
+from benchmarks.recorder import RawSeconds
+from benchmarks.results import Result
+from benchmarks.timing import seconds_of
+
+_DEFAULT_ASSISTANT = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+
+
+@dataclass
+class TransformersModels:
+    """A target and a draft as transformers loads them, shared by all its configurations."""
+
+    pair: Path
+    device: str
+    dtype: str
+
+    @cached_property
+    def target(self) -> PreTrainedModel:
+        """Without an end token, so that every row has the same length."""
+        return self._load("target")
+
+    @cached_property
+    def draft(self) -> PreTrainedModel:
+        """The assistant."""
+        return self._load("draft")
+
+    def _load(self, name: str) -> PreTrainedModel:
+        model = AutoModelForCausalLM.from_pretrained(self.pair / name, dtype=getattr(torch, self.dtype))
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        return model.eval().to(self.device)
+
+    def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """What everybody is compared with: each prompt alone."""
+        return [_generate(self.target, [prompt], new_tokens=new_tokens, temperature=0.0)[0] for prompt in prompts]
+
+
+@dataclass
+class TransformersRunner:
+    """One way to call `generate`."""
+
+    configuration: Configuration
+    batch: int
+    corpus: Corpus
+    num_rows: int
+    models: TransformersModels
+    _num_forwards: int = field(default=0, init=False)
+
+    def warm_up(self) -> tuple[Result, list[list[int]]]:
+        """Counts forwards of the target; drafted tokens are not to be had from outside."""
+        handle = self.models.target.register_forward_hook(self._count)
+        try:
+            outputs = self._run()
+        finally:
+            handle.remove()
+        rows_at_once = self.batch if self.configuration.mode == "batched" else 1
+        result = Result(
+            name=self.configuration.name,
+            batch=self.batch,
+            num_rows=self.num_rows,
+            num_output_tokens=sum(map(len, outputs)),
+            seconds=(),
+            num_rounds=self._num_forwards * rows_at_once,
+        )
+        return result, outputs
+
+    def repeat(self) -> tuple[float, RawSeconds | None]:
+        """The same again."""
+        return seconds_of(self._run, self.models.target.device), None
+
+    def _count(self, *_: object) -> None:
+        self._num_forwards += 1
+
+    def _run(self) -> list[list[int]]:
+        prompts = self.corpus.rows(self.num_rows)
+        step = self.batch if self.configuration.mode == "batched" else 1
+        outputs: list[list[int]] = []
+        for first in range(0, len(prompts), step):
+            outputs += _generate(
+                self.models.target,
+                prompts[first : first + step],
+                new_tokens=self.corpus.new_tokens,
+                temperature=self.corpus.temperature,
+                arguments=self._arguments(),
+            )
+        return outputs
+
+    def _arguments(self) -> dict[str, Any]:
+        match self.configuration.mode:
+            case "lookup":
+                return {"prompt_lookup_num_tokens": self.configuration.num_draft_tokens}
+            case "assisted" | "assisted-defaults":
+                draft = self.models.draft
+                settings: dict[str, Any] = dict(_DEFAULT_ASSISTANT)
+                if self.configuration.mode == "assisted":
+                    settings["num_assistant_tokens"] = self.configuration.num_draft_tokens
+                    settings["assistant_confidence_threshold"] = 0.0
+                for name, value in settings.items():  # generate reads them from the assistant's own configuration
+                    setattr(draft.generation_config, name, value)
+                return {"assistant_model": draft}
+            case _:
+                return {}
+
+
+@torch.inference_mode()
+def _generate(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    temperature: float,
+    arguments: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """New tokens of prompts that are padded on the left to the longest."""
+    width = max(map(len, prompts))
+    tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
+    mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    output_BT = model.generate(
+        tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **(arguments or {})
+    )
+    new: list[list[int]] = output_BT[:, width:].tolist()
+    return new

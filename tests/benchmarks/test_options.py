@@ -1,0 +1,98 @@
+"""What the command line accepts, which configurations a pattern names, and which corpus comes of it."""
+
+import json
+
+import pytest
+
+from benchmarks.configurations import CONFIGURATIONS, select
+from benchmarks.corpus import make_corpus
+from benchmarks.options import BenchOptions, parse
+from decoding.drafters import DRAFTERS
+
+
+def names(*patterns: str) -> list[str]:
+    return [configuration.name for configuration in select(patterns)]
+
+
+def test_a_pattern_names_configurations():
+    assert names("plain", "fixed-[45]") == ["plain", "fixed-4", "fixed-5"]
+    assert names("plain*") == ["plain"]
+
+
+def test_every_drafter_has_an_adaptive_configuration():
+    drafters = {c.drafter for c in select(["plain", "adaptive*"])}
+    assert drafters == set(DRAFTERS)
+
+
+def test_a_glob_leaves_out_what_must_be_named():
+    assert "fixed-4-ngram" not in names("fixed-*")
+    assert names("fixed-4-ngram") == ["fixed-4-ngram"]
+
+
+def test_a_pattern_that_names_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no configuration is called 'speculative'"):
+        select(["plain", "speculative"])
+
+
+def test_names_are_unique():
+    assert len({c.name for c in CONFIGURATIONS}) == len(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--batches", "0,4"], "--batches must be numbers from 1 up"),
+        (["--batches", "four"], "invalid list of int value: 'four'"),
+        (["--only", "plan"], "no configuration is called 'plan'"),
+        (["--pair", "nowhere"], "--pair must be a folder with target/, got nowhere"),
+        (["--acceptance", "1.2"], "--acceptance must be between 0 and 1, got 1.2"),
+        (["--samples", "8"], "--samples above 1 needs --temperature above 0"),
+        (["--prompt-lengths", "9-3"], "--prompt-lengths must be two numbers, the shorter first"),
+        (["--corpus", "text"], "--corpus text needs --prompts-file"),
+        (["--temperature", "-1"], "--temperature must be 0 or 0.01 to 100, got -1.0"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_any_work(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse(arguments, "bench")
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_batch_1_gets_few_rows_and_others_two_for_each_slot():
+    options = BenchOptions(prompts=32, few=3)
+    assert [options.num_rows(batch) for batch in (1, 4, 16, 32)] == [3, 8, 32, 32]
+    assert BenchOptions(samples=8, temperature=1.0).num_rows(1) == 8  # all samples of a prompt
+
+
+def test_every_batch_size_gets_the_same_prompts_first(pair):
+    corpus = make_corpus(BenchOptions(pair=pair, prompt_lengths=(3, 9), new_tokens=4), pair)
+    assert corpus.rows(8) == corpus.rows(32)[:8]
+    assert {len(prompt) for prompt in corpus.prompts} == set(range(3, 10))
+    assert make_corpus(BenchOptions(pair=pair, prompt_lengths=(3, 9), new_tokens=4), pair) == corpus
+
+
+def test_templated_prompts_share_their_beginning_and_samples_stand_together(pair):
+    options = BenchOptions(pair=pair, corpus="templated", prefix=20, samples=4, temperature=0.8, batches=(4,))
+    corpus = make_corpus(options, pair)
+    rows = corpus.rows(8)
+    assert rows[0] == rows[3] != rows[4]
+    assert rows[0][:20] == rows[4][:20]
+    sequences = corpus.sequences(8)
+    assert len({sequence.noise_key for sequence in sequences}) == 8
+
+
+def test_mixed_rows_take_turns_in_the_languages(pair, tmp_path):
+    (tmp_path / "target").symlink_to(pair / "target")
+    options = BenchOptions(pair=tmp_path, corpus="mixed", prompt_lengths=(3, 9))
+    with pytest.raises(ValueError, match="needs a pair with languages"):
+        make_corpus(options, tmp_path)
+    (tmp_path / "pair.json").write_text(json.dumps({"languages": [0.9, 0.5, 0.2]}))
+    rows = make_corpus(options, tmp_path).rows(6)
+    assert [{token % 3 for token in row} for row in rows] == [{0}, {1}, {2}, {0}, {1}, {2}]
+
+
+def test_rows_beyond_the_targets_context_are_refused(pair):
+    with pytest.raises(ValueError, match="the longest row would have"):
+        make_corpus(BenchOptions(pair=pair, new_tokens=5000), pair)

@@ -1,0 +1,57 @@
+"""Made pairs agree as often as asked, by greedy text."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.pair_factory import SHAPES, Shape, cached_pair, greedy_acceptance, make_pair
+from tests.benchmarks.conftest import SHAPE
+
+
+def acceptance(folder, prompts_BT: torch.Tensor) -> float:
+    """Of the models on disk, in text they have not been fitted on."""
+    target, draft = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "draft"))
+    return greedy_acceptance(target, draft, prompts_BT)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.95])
+def test_the_first_layers_agree_as_often_as_asked(tmp_path, rate):
+    found = make_pair(tmp_path, SHAPE, rate, torch.float32)
+    assert found.acceptance == pytest.approx(rate, abs=0.05)
+    other_prompts_BT = torch.randint(SHAPE.vocab, (16, 20), generator=torch.Generator().manual_seed(9))
+    assert acceptance(tmp_path, other_prompts_BT) == pytest.approx(rate, abs=0.1)
+
+
+def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path):
+    shape = SHAPES["nested-tiny"]
+    found = make_pair(tmp_path, shape, 0.7, torch.float32)
+    assert found.acceptance == pytest.approx(0.7, abs=0.1)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert draft.config.hidden_size == shape.draft.hidden
+
+
+def test_each_language_gets_its_own_rate_and_text_stays_in_its_language(tmp_path):
+    found = make_pair(tmp_path, Shape(128, 3, 4, 2, 192, 512, 1), 0.9, torch.float32, languages=(0.9, 0.5, 0.2))
+    assert found.languages == pytest.approx((0.9, 0.5, 0.2), abs=0.07)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    prompts_BT = torch.randint(512 // 3, (6, 20), generator=torch.Generator().manual_seed(9)) * 3 + 2
+    text_BT = target.generate(prompts_BT, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert float((text_BT % 3 == 2).float().mean()) > 0.95
+
+
+def test_a_pair_is_made_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPES, "tiny", SHAPE)
+    folder = cached_pair(tmp_path, "tiny", 0.8, "float32")
+    assert json.loads((folder / "pair.json").read_text())["acceptance"] == pytest.approx(0.8, abs=0.05)
+    made = (folder / "target" / "model.safetensors").stat().st_mtime_ns
+    assert cached_pair(tmp_path, "tiny", 0.8, "float32") == folder
+    assert (folder / "target" / "model.safetensors").stat().st_mtime_ns == made
+    assert cached_pair(tmp_path, "tiny", 0.5, "float32") != folder
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 1.5])
+def test_a_rate_that_cannot_be_is_refused(tmp_path, rate):
+    with pytest.raises(ValueError, match=f"between 0 and 1, got {rate}"):
+        make_pair(tmp_path, SHAPE, rate, torch.float32)

@@ -1,0 +1,79 @@
+"""Every figure of the report, worked out by hand."""
+
+import json
+
+import pytest
+
+from benchmarks.results import Report, per_position, share_equal
+from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
+
+
+def test_tokens_a_second_are_those_of_the_median_repeat():
+    assert made_up(seconds=(4.0, 100.0, 5.0)).tokens_per_second == 120 / 5.0
+
+
+def test_efficiency_is_the_forwards_share_of_each_repeats_time():
+    assert made_up().efficiency == pytest.approx((3.0 / 4.0 + 4.0 / 5.0) / 2)  # prefill and draft count
+
+
+def test_ideal_is_the_run_with_nothing_but_its_forwards():
+    result = made_up(raw_target=(2.0, 2.0))
+    assert result.ideal_tokens_per_second == pytest.approx(120 / 3.0)
+    plain = made_up("plain", raw_target=(6.0, 6.0), raw_draft=(0.0, 0.0), seconds=(9.0, 9.0))
+    assert result.ideal_speedup(plain) == pytest.approx(6.5 / 3.0)
+
+
+def test_the_speed_up_is_paired_by_repeat_and_counts_tokens():
+    plain = made_up("plain", seconds=(8.0, 15.0))
+    assert made_up().speedup(plain) == pytest.approx((8.0 / 4.0 + 15.0 / 5.0) / 2)
+    assert made_up(num_output_tokens=240).speedup(plain) == pytest.approx(2 * 2.5)
+
+
+def test_acceptance_by_position_is_conditional_and_the_rate_is_not():
+    assert made_up().acceptance_by_position == pytest.approx((30 / 40, 25 / 25, 25 / 20))
+    assert made_up().acceptance_rate == 0.8
+    assert made_up().tokens_per_round == 3.0
+
+
+def test_positions_are_counted_from_rounds_of_unequal_lengths():
+    rounds = [(3, 3), (3, 1), (2, 0), (0, 0), (1, 1)]
+    drafted, tried, accepted = per_position(rounds)
+    assert drafted == (4, 3, 2)
+    assert tried == (4, 2, 1)  # the second position: rounds 1 and 2; the third: round 1
+    assert accepted == (3, 1, 1)
+
+
+def test_the_bandwidth_share_is_that_of_a_step_without_prefill():
+    plain = made_up("plain", seconds=(3.5, 3.5))
+    report = made_up_report(plain)
+    assert plain.step_seconds == pytest.approx(0.3)
+    assert report.bandwidth_share(plain) == pytest.approx(300 / 1000 / 0.3)
+    assert report.bandwidth_share(made_up()) is None
+
+
+def test_memory_is_measured_against_weights_and_slots():
+    assert MEMORY.ratio == pytest.approx(230 / 200)
+
+
+def test_a_configuration_without_times_has_no_figures():
+    report = made_up_report(made_up("vllm", seconds=(), raw_prefill=(), raw_target=(), raw_draft=(), missing="gone"))
+    figures = report.figures(report.results[0])
+    names = ("tokens_per_second", "speedup", "efficiency", "ideal_tokens_per_second", "spread")
+    assert [figures[name] for name in names] == [None] * 5
+
+
+def test_a_report_survives_json():
+    report = made_up_report(made_up("plain"), made_up(memory=MEMORY, equal_to_plain=0.5))
+    text = report.to_json()
+    assert Report.from_json(text) == report
+    assert json.loads(text)["results"][1]["figures"]["efficiency"] == report.results[1].efficiency
+
+
+def test_json_of_another_format_is_refused():
+    with pytest.raises(ValueError, match="not a benchmark report of format 1"):
+        Report.from_json(json.dumps({"format": 2}))
+
+
+def test_the_share_of_equal_rows_is_over_the_rows_both_have():
+    assert share_equal([[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 9]]) == 0.5
+    assert share_equal([[1]], []) is None

@@ -1,0 +1,82 @@
+"""The report as text and as a picture, and what it says about the targets."""
+
+import pytest
+
+from benchmarks import chart
+from benchmarks.table import HEADINGS, cells, plain_table, summary, sweep_rows, target_rows
+from benchmarks.targets import judge
+from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
+
+PLAIN = made_up("plain", seconds=(8.0, 10.0), raw_draft=(0.0, 0.0), raw_target=(6.0, 7.5))
+
+
+def test_a_row_has_a_cell_for_every_heading():
+    report = made_up_report(PLAIN, made_up(memory=MEMORY))
+    found = dict(zip(HEADINGS, cells(report, report.results[1]), strict=True))
+    assert found["tokens/s"] == "26.7"
+    assert found["x plain"] == "2.00"
+    assert found["efficiency"] == "0.78"
+    assert found["a round"] == "3.00"
+    assert found["memory"] == "1.15"
+    assert found["by position"] == ".75 1.00 1.25"
+
+
+def test_a_peer_that_is_not_there_is_shown_as_such():
+    report = made_up_report(PLAIN, made_up("vllm", seconds=(), missing="not installed (make peers)"))
+    table = plain_table(HEADINGS, [cells(report, result) for result in report.results])
+    assert "vllm" in table
+    assert "not installed (make peers)" in table
+
+
+def test_the_plain_table_is_aligned():
+    table = plain_table(HEADINGS, [cells(made_up_report(PLAIN), PLAIN)])
+    heading, row = table.splitlines()
+    assert heading.index("tokens/s") + len("tokens/s") == row.index("13.3") + len("13.3")
+
+
+def test_the_summary_names_pair_machine_and_bandwidth():
+    text = "\n".join(summary(made_up_report(PLAIN)))
+    assert "abacus, 2 threads" in text
+    assert "target 0 MB" in text
+    assert "a forward reads" in text
+
+
+def test_targets_are_judged_by_what_ran():
+    found = {target.name: target for target in judge(made_up_report(PLAIN, made_up(memory=MEMORY)))}
+    assert not found["engine efficiency, adaptive@4"].is_met
+    assert found["adaptive over plain, batch 4"].is_met
+    assert not found["peak memory, adaptive@4"].is_met  # 1.15 is not under 1.15
+    assert "over openvino's best, batch 8" not in found
+
+
+def test_a_speed_up_below_its_target_is_met_by_90_percent_of_the_ideal():
+    slow = made_up(seconds=(4.4, 5.5), raw_target=(3.1, 3.85), raw_draft=(0.0, 0.0))
+    (target,) = [t for t in judge(made_up_report(PLAIN, slow)) if t.name.startswith("speed-up")]
+    assert target.found < 1.9
+    assert target.is_met  # 1.82 of 1.80
+
+
+def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
+    fixed = [
+        made_up("fixed-2", seconds=(5.0, 6.0)),
+        made_up("fixed-3", seconds=(3.0, 4.0)),
+        made_up("fixed-4-ngram", seconds=(1.0, 1.0)),
+    ]
+    report = made_up_report(PLAIN, made_up(), *fixed)
+    (row,) = sweep_rows([report])
+    assert row[3] == "fixed-3"
+    assert float(row[6]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
+    assert any("over the best fixed length" in row[0] and row[3] == "NO" for row in target_rows(report))
+
+
+def test_on_mixed_acceptance_the_best_fixed_length_is_to_be_beaten():
+    report = made_up_report(PLAIN, made_up(), made_up("fixed-3", seconds=(4.2, 5.2)), corpus="mixed")
+    (target,) = [t for t in judge(report) if "best fixed" in t.name]
+    assert target.wanted == 1.10
+    assert not target.is_met
+
+
+def test_the_chart_is_a_png(tmp_path):
+    file = tmp_path / "charts" / "bench.png"
+    chart.draw(made_up_report(PLAIN, made_up(), made_up("plain", 1)), file)
+    assert file.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,127 @@
+"""`python -m jobs.bench` from end to end, on a pair that takes milliseconds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.pair_factory import Shape, make_pair
+from benchmarks.results import Report
+from jobs.bench import main
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    make_pair(folder, Shape(64, 3, 4, 2, 96, 256, 1), 0.8, torch.float32)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(pair, tmp_path_factory) -> Report:
+    """Of one run over every kind of configuration that needs nothing installed."""
+    folder = tmp_path_factory.mktemp("bench")
+    arguments = (
+        f"--pair {pair} --dtype float32 --repeats 2 --batches 1,3 --new-tokens 12 --prompt-lengths 3-9 --few 2 "
+        f"--memory adaptive@3 --peers {folder} --json {folder}/bench.json --chart {folder}/bench.png "
+        "--only plain,fixed-2,adaptive*,transformers*,openvino"
+    )
+    assert main(arguments.split()) == 0
+    assert (folder / "bench.png").exists()
+    return Report.from_json((folder / "bench.json").read_text())
+
+
+def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
+    labels = {result.label for result in report.results if result.seconds}
+    assert {"plain@1", "plain@3", "fixed-2@3", "adaptive@1", "adaptive-ngram@3"} <= labels
+    assert {"transformers-looped@1", "transformers-batched@3", "transformers-assisted-4@1"} <= labels
+    assert "transformers-batched@1" not in labels
+    assert all(len(result.seconds) == 2 for result in report.results if result.seconds)
+
+
+def test_all_of_ours_write_what_transformers_writes_in_float32(report):
+    assert {result.equal_to_transformers for result in report.results if result.seconds} == {1.0}
+    assert {result.equal_to_plain for result in report.results if result.seconds} == {1.0}
+
+
+def test_every_row_has_as_many_tokens(report):
+    assert {result.num_output_tokens / result.num_rows for result in report.results if result.seconds} == {12.0}
+
+
+def test_counts_are_those_of_the_draft_length(report):
+    fixed = report.find("fixed-2", 3)
+    assert fixed is not None
+    assert len(fixed.drafted_per_position) == 2
+    assert sum(fixed.drafted_per_position) == fixed.num_draft_tokens
+    assert sum(fixed.accepted_per_position) == fixed.num_accepted_tokens
+    assert 0.5 < fixed.acceptance_by_position[0] <= 1
+    assert fixed.num_output_tokens == fixed.num_accepted_tokens + fixed.num_rounds
+
+
+def test_the_forwards_alone_are_part_of_the_time(report):
+    for result in report.results:
+        if result.name in ("plain", "fixed-2", "adaptive"):
+            assert result.efficiency is not None
+            assert 0 < result.efficiency < 1.5
+            assert (sum(result.raw_draft) > 0) == (result.num_draft_tokens > 0)
+    assert report.find("transformers-looped", 1).efficiency is None
+
+
+def test_memory_is_measured_where_it_is_asked_for(report):
+    measured = {result.label for result in report.results if result.memory}
+    assert measured == {"adaptive@3"}
+    memory = report.find("adaptive", 3).memory
+    assert memory.weights == report.pair["target_bytes"] + report.pair["draft_bytes"]
+    assert memory.kv_slots > 0
+
+
+def test_a_peer_that_is_not_installed_is_no_error(report):
+    assert [r.missing for r in report.results if r.name == "openvino"] == ["not installed (make peers)"] * 2
+
+
+def test_the_tables_are_printed(pair, capsys):
+    arguments = f"--pair {pair} --dtype float32 --repeats 1 --batches 1 --new-tokens 4 --few 1 --no-raw --reference 0"
+    assert main([*arguments.split(), "--memory", "", "--only", "plain,adaptive", "--prompt-lengths", "3-9"]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens/s" in printed
+    assert "adaptive over plain, batch 1" in printed
+    assert "copy" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--corpus", "mixed"], "needs a pair with languages"),
+        (["--sweep", "0.5"], "--sweep makes a pair for each acceptance rate"),
+        (["--new-tokens", "9999"], "the longest row would have"),
+    ],
+)
+def test_what_does_not_fit_the_pair_is_one_line_on_standard_error(pair, arguments, message, capsys):
+    assert main(["--pair", str(pair), *arguments]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1].startswith("error: ")
+    assert message in errors[-1]
+
+
+def test_the_names_of_all_configurations_are_listed(capsys):
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "plain" in printed
+    assert "fixed-4-ngram  (only when named)" in printed
+
+
+def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp_path, monkeypatch, capsys):
+    from benchmarks import pair_factory
+
+    monkeypatch.setitem(pair_factory.SHAPES, "tiny", Shape(64, 3, 4, 2, 96, 256, 1))
+    arguments = (
+        f"--size tiny --dtype float32 --cache {tmp_path} --sweep 0.3,0.9 --repeats 1 --batches 2 --new-tokens 4 "
+        f"--prompt-lengths 3-9 --only plain,fixed-1,adaptive --reference 0 --json {tmp_path}/sweep.json --memory none"
+    )
+    assert main(arguments.split()) == 0
+    printed = capsys.readouterr().out
+    assert "over fixed" in printed
+    rates = [
+        Report.from_json((tmp_path / f"sweep-{rate}.json").read_text()).pair["acceptance"] for rate in ("0.3", "0.9")
+    ]
+    assert rates == pytest.approx([0.3, 0.9], abs=0.08)
