@@ -18,7 +18,8 @@ from decoding.support import load_config, max_positions, model_folder
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_PREFILL_CHUNK = 512  # tokens of each row in one prefill forward: bounds its memory
+_PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
 class LanguageModel:
@@ -84,16 +85,42 @@ class LanguageModel:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)
 
-    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
-        """Write the keys and values of each row's tokens into its slot, from position 0 on; no logits."""
-        longest = max((len(row) for row in token_ids), default=0)
-        for first in range(0, longest, _PREFILL_CHUNK):
-            rows = [i for i, row in enumerate(token_ids) if len(row) > first]
-            chunks = [list(token_ids[i][first : first + _PREFILL_CHUNK]) for i in rows]
-            width = max(len(chunk) for chunk in chunks)
-            tokens_BT = torch.tensor([c + [0] * (width - len(c)) for c in chunks], device=self.device)
-            none_wanted_B0 = tokens_BT.new_zeros(len(rows), 0)
-            self.forward([first] * len(rows), tokens_BT, none_wanted_B0, slots=[slots[i] for i in rows])
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
+
+        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens.
+        """
+        firsts = [0] * len(slots) if starts is None else list(starts)
+        rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
+        while rest:
+            rest.sort(key=lambda piece: -len(piece[0]))
+            batch: list[_Piece] = []
+            later: list[_Piece] = []
+            room = _PREFILL_TOKENS
+            for row, slot, first in rest:
+                num_taken = min(room, len(row))
+                if batch and num_taken < len(row) <= _PREFILL_TOKENS:
+                    num_taken = 0  # it goes whole into the next forward
+                if batch and not self.packs_rows and len(row) != len(batch[0][0]):
+                    num_taken = 0
+                if num_taken:
+                    batch.append((row[:num_taken], slot, first))
+                    room -= num_taken
+                if num_taken < len(row):
+                    later.append((row[num_taken:], slot, first + num_taken))
+            self._prefill_batch(batch)
+            rest = later
+
+    def _prefill_batch(self, batch: list[_Piece]) -> None:
+        width = len(batch[0][0])
+        tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row, _, _ in batch], device=self.device)
+        self.forward(
+            [first for _, _, first in batch],
+            tokens_BT,
+            tokens_BT.new_zeros(len(batch), 0),
+            slots=[slot for _, slot, _ in batch],
+            lengths=[len(row) for row, _, _ in batch],
+        )
 
     @torch.inference_mode()
     def forward(
@@ -127,7 +154,7 @@ class LanguageModel:
         packed_1N, positions_1N = (x_BT.flatten()[packing.packed_N][None] for x_BT in (token_ids_BT, positions_BT))
         wanted_1J = packing.unpacked_BT.gather(1, logits_at_BJ).flatten()[None]
         logits_1JV = self._logits(packed_1N, positions_1N, wanted_1J, slot_plan=plan, **arguments)
-        return logits_1JV.view(*logits_at_BJ.shape, -1)
+        return logits_1JV.view(*logits_at_BJ.shape, logits_1JV.shape[-1])
 
     @torch.inference_mode()
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:

@@ -40,13 +40,22 @@ def _assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel
 
 
 def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
-    for slot, sequence in enumerate(engine._running):
+    """Also slots whose prompts are not complete, and those of finished rows, whose prefixes may still be shared."""
+    for slot, resident in enumerate(engine._admission._residents):
+        if resident is None:
+            continue
+        sequence = resident.sequence
         settled = sequence.token_ids[:-1]  # the newest token has no keys and values yet
+        if resident.is_filling:
+            settled = settled[: resident.num_filled]
         _assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
             ingested = settled[: engine.drafter._num_ingested[slot]]
-            assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
+            if not sequence.is_finished:
+                assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
             _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh_draft, slot, ingested)
+    for slot, sequence in enumerate(engine._running):
+        assert engine._admission._residents[slot].sequence is sequence
 
 
 KINDS = {"none": None, "ngram": None, "good_draft": "model", "perfect_draft": "model"}
