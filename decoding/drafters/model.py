@@ -106,19 +106,16 @@ class ModelDrafter:
         )
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange keys and values; all of a slot that has values that are not finite, so that none stays behind."""
+        """Exchange keys and values; to their last position where some are not finite, so that none stays behind."""
         cache = self._model.cache
         assert cache is not None
         slots = [first, second]
-        lengths = [
-            self._num_ingested.get(slot, 0) if is_finite else cache.num_positions + 1
-            for slot, is_finite in zip(slots, self._is_finite_S[slots].tolist(), strict=True)
-        ]
-        cache.swap(first, second, *lengths)
-        self._num_ingested[first], self._num_ingested[second] = (
-            self._num_ingested.get(second, 0),
-            self._num_ingested.get(first, 0),
-        )
+        lengths = [self._num_ingested.get(slot, 0) for slot in slots]
+        if bool(self._is_finite_S[slots].all()):
+            cache.swap(first, second, *lengths)
+        else:
+            cache.swap(first, second, cache.num_positions + 1, cache.num_positions + 1)
+        self._num_ingested[second], self._num_ingested[first] = lengths
         self._is_finite_S[slots] = self._is_finite_S[slots[::-1]]
 
     def reset(self, slot: int) -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
+from decoding.drafters import DRAFTERS, make_drafter
 from decoding.model import LanguageModel
+from decoding.rows import Rows, sampling_batch
 from tests.decoding.tiny import (
+    VOCAB_SIZE,
     build,
     check_counts,
     engine_over,
@@ -190,10 +192,10 @@ def test_while_nobody_runs_nobody_waits_and_every_slots_budget_is_read(models, m
 
 def test_short_prompts_overtake_a_long_one_that_still_gets_half_of_every_budget(models, monkeypatch):
     reads = Reads(monkeypatch, models.target)
-    engine = _engine(models, "none", num_slots=2, budget=4, shares=False)
+    engine = _engine(models, "none", num_slots=5, budget=4, shares=False)
     long = Sequence.create(random_prompts([75], seed=1)[0], SamplingParams(max_tokens=3), tag="long")
     short = [
-        Sequence.create(p, SamplingParams(max_tokens=2), row=1 + i)
+        Sequence.create(p, SamplingParams(max_tokens=1), row=1 + i)  # gone at once: there is always a new one
         for i, p in enumerate(random_prompts([9] * 40, seed=2))
     ]
     engine.submit([Sequence.create([1], SamplingParams(max_tokens=2)), long])
@@ -287,6 +289,26 @@ def test_a_draft_that_breaks_on_one_prompt_still_drafts_for_those_that_begin_ali
     for sequence in sequences:
         is_poisoned = POISON in sequence.prompt_token_ids
         assert (sequence.num_draft_tokens == 0) if is_poisoned else (sequence.num_accepted_tokens > 0)
+
+
+def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, models):
+    drafter = make_drafter("model", poisoned["draft"], VOCAB_SIZE, 3, 80)
+    broken, sound = [1, POISON, 2], [3, 4, 5]
+
+    def num_drafted(prompts: list[list[int]]) -> list[int]:
+        sequences = tuple(Sequence.create(p, SamplingParams(temperature=0, max_tokens=9)) for p in prompts)
+        sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+        with torch.inference_mode():
+            draft = drafter.propose(Rows(sequences, sampling, (2,) * len(prompts), "coupled"))
+        return draft.num_draft_tokens_B.tolist()
+
+    drafter.prefill([0, 1, 2], [broken[:-1], sound[:-1], sound[:-1]])
+    assert num_drafted([broken, sound]) == [0, 2]
+    drafter.swap(0, 2)
+    assert num_drafted([sound, sound, broken]) == [2, 2, 0]
+    drafter.begin(2, None, 0)
+    drafter.prefill([2], [sound[:-1]])
+    assert num_drafted([sound, sound, sound]) == [2, 2, 2]
 
 
 # Starting over
