@@ -91,6 +91,7 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
         "finish_reason": sequence.finish_reason,
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         "num_prompt_tokens": len(sequence.prompt_token_ids),
+        "num_cached_tokens": sequence.num_cached_tokens,
         "num_output_tokens": len(sequence.output_token_ids),
         "num_rounds": sequence.num_rounds,
         "num_draft_tokens": sequence.num_draft_tokens,

@@ -1,5 +1,6 @@
-"""Engine: the loop. Admit, then rounds of propose, score, verify, commit; retire. That is the whole algorithm.
+"""Engine: the loop. Admit, then a round of propose, score, verify, commit. That is the whole algorithm.
 
+    admission.advance ->  who runs: a chunk of the waiting prompts is read between any two rounds
     drafter.propose   ->  K tokens a row, guessed cheaply
     target.forward    ->  the target's logits at all K + 1 positions, in one pass
     verify            ->  how many guesses stand, and the token after them
@@ -10,30 +11,30 @@ Rollback is implicit: a row's next forward starts at its committed length, over 
 Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import torch
 
-from decoding.costs import measure_costs
-from decoding.drafters import Drafter, make_drafter
+from decoding.admission import Admission
+from decoding.drafters import Drafter
+from decoding.load import load_parts, make_schedule
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
-from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, pick_shared, verify_coupled, verify_rejection
-from decoding.vocabulary import check_same_vocabulary
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
 CLOSE_CALL = {torch.float32: 1e-4}
-_DEFAULT_MAX_MODEL_LEN = 4096
+# Prompt tokens between two rounds: a chunk that uses the device well and keeps the running rows waiting for about as
+# long as a few rounds. On CPU, and elsewhere.
+_MAX_PREFILL_TOKENS = (512, 2048)
 
 
 class Engine:
@@ -46,11 +47,12 @@ class Engine:
         self.options = options
         self.max_model_len = max_model_len
         self.num_rechecks = 0  # close calls that were scored again alone
-        self._waiting: deque[Sequence] = deque()
         self._refused: list[Sequence] = []
-        self._running: list[Sequence] = []  # row b stands in slot b
+        self._running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
         target.allocate(options.num_slots, max_model_len)
+        budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[target.device.type != "cpu"]
+        self._admission = Admission(target, drafter, options.num_slots, budget)
         self.schedule: FixedSchedule | AdaptiveSchedule = FixedSchedule(options.num_speculative_tokens)
 
     @classmethod
@@ -65,21 +67,9 @@ class Engine:
     ) -> "Engine":
         """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work."""
         options = options or EngineOptions()
-        drafter_name = options.pick_drafter(draft)
-        target_model = LanguageModel.load(target, device, dtype)
-        check_model(target_model, target)
-        draft_model = None
-        if drafter_name == "model" and draft is not None:
-            draft_model = LanguageModel.load(draft, device, dtype)
-            check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
-            check_model(draft_model, draft)
-        max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
-        drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
-        engine = cls(target_model, drafter, options, max_model_len)
-        if options.draft_length == "adaptive" and drafter_name != "none":
-            most = options.num_speculative_tokens
-            costs = measure_costs(target_model, draft_model, options.num_slots, most)
-            engine.schedule = AdaptiveSchedule(costs, most)
+        parts = load_parts(target, draft, options, device, dtype)
+        engine = cls(parts.target, parts.drafter, options, parts.max_model_len)
+        engine.schedule = make_schedule(parts, options, has_drafter=options.pick_drafter(draft) != "none")
         return engine
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
@@ -105,7 +95,7 @@ class Engine:
             problem = self._problem_with(sequence)
             if problem is None:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
-                self._waiting.append(sequence)
+                self._admission.submit(sequence)
             else:
                 sequence.fail(problem)
                 self._refused.append(sequence)
@@ -113,66 +103,35 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
-        return bool(self._waiting or self._running or self._refused)
+        return bool(self.num_running or self._admission.num_waiting or self._refused)
 
     @property
     def num_running(self) -> int:
-        """Rows in flight."""
-        return len(self._running)
+        """Rows in flight: those that write, and those whose prompts are being read."""
+        num_writing = sum(not sequence.is_finished for sequence in self._running)
+        return num_writing + self._admission.num_filling
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values were there already, so that nobody had to compute them."""
+        return self._admission.num_cached_tokens
 
     def step(self) -> list[Sequence]:
-        """Advance every row by one round; the sequences that finished."""
-        finished: list[Sequence] = []
-        self._admit()
+        """Read a chunk of the waiting prompts, then advance every row that can run by one round; who finished."""
+        running = self._admission.advance()
+        if running != self._running:
+            self._running, self._sampling = running, None
         if self._running:
             self._round()
-            finished = self._retire()
         refused, self._refused = self._refused, []
-        return refused + finished
+        return refused + [sequence for sequence in self._running if sequence.is_finished]
 
     def clear(self) -> None:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
-        self._waiting.clear()
+        self._admission.clear()
         self._refused.clear()
-        self._running.clear()
+        self._running = []
         self._sampling = None
-
-    def _admit(self) -> None:
-        slots = range(len(self._running), min(self.options.num_slots, len(self._running) + len(self._waiting)))
-        newcomers = [self._waiting.popleft() for _ in slots]
-        self._running += newcomers
-        self._prefill(list(slots), newcomers)
-
-    def _retire(self) -> list[Sequence]:
-        """Take finished rows out. Their slots go to waiting sequences, else to the last rows: slots stay 0..B-1."""
-        finished = [sequence for sequence in self._running if sequence.is_finished]
-        holes = [slot for slot, sequence in enumerate(self._running) if sequence.is_finished]
-        refilled = [holes.pop(0) for _ in range(min(len(holes), len(self._waiting)))]
-        newcomers = [self._waiting.popleft() for _ in refilled]
-        for slot, sequence in zip(refilled, newcomers, strict=True):
-            self._running[slot] = sequence
-        for slot in reversed(holes):
-            last = len(self._running) - 1
-            if slot != last:
-                self._move(last, slot)
-            self._running.pop()
-        if finished:
-            self._sampling = None
-        self._prefill(refilled, newcomers)
-        return finished
-
-    def _move(self, source: int, target: int) -> None:
-        assert self.target.cache is not None
-        self.target.cache.move(source, target, len(self._running[source]) - 1)
-        self.drafter.move(source, target)
-        self._running[target] = self._running[source]
-
-    def _prefill(self, slots: list[int], newcomers: list[Sequence]) -> None:
-        """Everything but the newest token, which each round scores first."""
-        if newcomers:
-            self._sampling = None
-            self.target.prefill(slots, [sequence.token_ids[:-1] for sequence in newcomers])
-            self.drafter.admit(slots, newcomers)
 
     @torch.inference_mode()
     def _round(self) -> None:
@@ -295,16 +254,6 @@ class Engine:
         if foreign:
             return f"token id {foreign[0]} is outside the target's vocabulary of {vocab_size}"
         return None
-
-
-def _max_model_len(wanted: int | None, max_positions: int | None) -> int:
-    if wanted is None:
-        return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
-    if max_positions is not None and wanted > max_positions:
-        raise ValueError(
-            f"engine.max_model_len is {wanted}, but the target sees at most {max_positions} positions; lower it"
-        )
-    return wanted
 
 
 def _logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -> list[TokenLogprobs]:

@@ -8,6 +8,7 @@ Shapes: B rows of a forward, T tokens of each (N in all, where rows are ragged),
 head size, L visible positions.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -96,18 +97,30 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._plan
 
     @torch.inference_mode()
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
-        for layer in self.layers:
-            for stored_SPHD in layer.stored():
-                stored_SPHD[target, :length] = stored_SPHD[source, :length]
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` positions of slot `target` those of slot `source`."""
+        for stored_SPHD in self._stored():
+            stored_SPHD[target, :length] = stored_SPHD[source, :length]
+
+    @torch.inference_mode()
+    def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchange what stands in two slots, so many positions of each; a length of 0 makes it a copy."""
+        for stored_SPHD in self._stored():
+            kept_PHD = stored_SPHD[second, :second_length].clone()
+            stored_SPHD[second, :first_length] = stored_SPHD[first, :first_length]
+            stored_SPHD[first, :second_length] = kept_PHD
+
+    @torch.inference_mode()
+    def is_finite(self, slot: int, length: int) -> bool:
+        """Whether the first `length` positions of a slot hold numbers only. One value comes back from the device."""
+        sums = [stored_SPHD[slot, :length].sum(dtype=torch.float32) for stored_SPHD in self._stored()]
+        return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Clear a slot: a NaN left in a masked position would still poison whoever comes next (0 * NaN)."""
-        for layer in self.layers:
-            for stored_SPHD in layer.stored():
-                stored_SPHD[slot].zero_()
+        for stored_SPHD in self._stored():
+            stored_SPHD[slot].zero_()
 
     def visible(self, slot: int, length: int) -> list[tuple[torch.Tensor, ...]]:
         """Keys and values [length, H, D] of a slot, per layer: what tests compare with a fresh prefill."""
@@ -116,7 +129,7 @@ class KVCache(Cache):  # type: ignore[misc]
     @property
     def num_bytes(self) -> int:
         """Bytes reserved."""
-        return sum(stored.numel() * stored.element_size() for layer in self.layers for stored in layer.stored())
+        return sum(stored.numel() * stored.element_size() for stored in self._stored())
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
         """All query positions, [B, 1, T, 1]: transformers hands them on to our mask function as they are."""
@@ -141,6 +154,11 @@ class KVCache(Cache):  # type: ignore[misc]
             self.layers.append(self._new_layer())
         layer: SlotLayer = self.layers[index]
         return layer
+
+    def _stored(self) -> Iterator[torch.Tensor]:
+        """Keys and values [S, P, H, D] of every layer."""
+        for layer in self.layers:
+            yield from layer.stored()
 
     def _new_layer(self) -> "SlotLayer":
         return SlotLayer(self)

@@ -20,7 +20,8 @@ from decoding.support import load_config, max_positions, model_folder
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_PREFILL_CHUNK = 512  # tokens of each row in one prefill forward: bounds its memory
+_PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
 class LanguageModel:
@@ -103,16 +104,42 @@ class LanguageModel:
         pack_linears(self.network)
         self.fused = FusedDecoder(self.network) if fits else None
 
-    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
-        """Write the keys and values of each row's tokens into its slot, from position 0 on; no logits."""
-        longest = max((len(row) for row in token_ids), default=0)
-        for first in range(0, longest, _PREFILL_CHUNK):
-            rows = [i for i, row in enumerate(token_ids) if len(row) > first]
-            chunks = [list(token_ids[i][first : first + _PREFILL_CHUNK]) for i in rows]
-            width = max(len(chunk) for chunk in chunks)
-            tokens_BT = torch.tensor([c + [0] * (width - len(c)) for c in chunks], device=self.device)
-            none_wanted_B0 = tokens_BT.new_zeros(len(rows), 0)
-            self.forward([first] * len(rows), tokens_BT, none_wanted_B0, slots=[slots[i] for i in rows])
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
+
+        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens.
+        """
+        firsts = [0] * len(slots) if starts is None else list(starts)
+        rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
+        while rest:
+            rest.sort(key=lambda piece: -len(piece[0]))
+            batch: list[_Piece] = []
+            later: list[_Piece] = []
+            room = _PREFILL_TOKENS
+            for row, slot, first in rest:
+                num_taken = min(room, len(row))
+                if batch and num_taken < len(row) <= _PREFILL_TOKENS:
+                    num_taken = 0  # it goes whole into the next forward
+                if batch and not self.packs_rows and len(row) != len(batch[0][0]):
+                    num_taken = 0
+                if num_taken:
+                    batch.append((row[:num_taken], slot, first))
+                    room -= num_taken
+                if num_taken < len(row):
+                    later.append((row[num_taken:], slot, first + num_taken))
+            self._prefill_batch(batch)
+            rest = later
+
+    def _prefill_batch(self, batch: list[_Piece]) -> None:
+        width = len(batch[0][0])
+        tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row, _, _ in batch], device=self.device)
+        self.forward(
+            [first for _, _, first in batch],
+            tokens_BT,
+            tokens_BT.new_zeros(len(batch), 0),
+            slots=[slot for _, slot, _ in batch],
+            lengths=[len(row) for row, _, _ in batch],
+        )
 
     @torch.inference_mode()
     def forward(

@@ -19,6 +19,7 @@ class EngineOptions:
 
     num_slots: int = 16  # rows in flight
     max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
+    max_prefill_tokens: int | None = None  # prompt tokens between two rounds of full slots; None: 512, on CUDA 2048
     drafter: DrafterName | None = None  # None: the draft model if there is one, else nothing
     num_speculative_tokens: int = 8  # the most tokens a row drafts in a round (1 to 64)
     draft_length: DraftLength = "adaptive"  # as many as pay by measured times and acceptance, or always the most
@@ -30,6 +31,8 @@ class EngineOptions:
             raise ValueError(f"engine.num_slots must be at least 1, got {self.num_slots}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"engine.max_model_len must be at least 2, got {self.max_model_len}")
+        if self.max_prefill_tokens is not None and self.max_prefill_tokens < 1:
+            raise ValueError(f"engine.max_prefill_tokens must be at least 1, got {self.max_prefill_tokens}")
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in ("coupled", "rejection"):

@@ -72,9 +72,7 @@ class LinearSlice(torch.nn.Module):
     def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
         """Outputs `first` up to `last` of `fused`."""
         super().__init__()
-        self._fused: list[Any] = [
-            fused
-        ]  # in a list: not a child of each slice
+        self._fused: list[Any] = [fused]  # in a list: not a child of each slice
         self._first, self._last = first, last
 
     @property

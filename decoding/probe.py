@@ -85,6 +85,7 @@ def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
 def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
     tokens_BL, junk_BT, prompt_lengths = _tokens(model)
     model.allocate(len(_SLOTS), max(prompt_lengths) + _NUM_JUNK)
+    may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: they are what packing is measured against
     prompts = [row[: n - 1] for row, n in zip(tokens_BL.tolist(), prompt_lengths, strict=True)]
     model.prefill(_SLOTS, prompts)
     starts = [n - 1 for n in prompt_lengths]
@@ -92,7 +93,7 @@ def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
     model.forward(starts, junk_BT, every_BT, slots=_SLOTS)
     real_BT = torch.stack([row[s : s + _NUM_REAL] for row, s in zip(tokens_BL, starts, strict=True)])
     found_BTV = model.forward(starts, real_BT, every_BT[:, :_NUM_REAL], slots=_SLOTS)
-    if model.packs_rows:
+    if may_pack:
         model.packs_rows = _packs(model, starts, real_BT, found_BTV)
     model.cache = None
     size = max(float(plain_TV.abs().max()) for plain_TV in plain)
@@ -105,6 +106,7 @@ def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
 def _packs(model: LanguageModel, starts: list[int], real_BT: torch.Tensor, found_BTV: torch.Tensor) -> bool:
     """Whether ragged rows, packed end to end, get the logits they got in a rectangle."""
     every_BT = torch.arange(_NUM_REAL, device=model.device).expand(len(_SLOTS), -1)
+    model.packs_rows = True
     try:
         packed_BTV = model.forward(starts, real_BT, every_BT, slots=_SLOTS, lengths=_RAGGED)
     except (RuntimeError, TypeError, ValueError, IndexError):

@@ -48,6 +48,7 @@ class Sequence:
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for the model's own end
     error: str | None = None
 
+    num_cached_tokens: int = 0  # prompt tokens whose keys and values were copied from another row, not computed
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -85,6 +85,9 @@ class EngineSection(_Section):
     draft_length: DraftLength = Field("adaptive", description="Tokens to draft: as many as pay, or always the most.")
     verification: Verification = Field("coupled", description="coupled: the target's own tokens; rejection: its law.")
     num_slots: int = Field(16, description="Rows an engine works on at once.")
+    max_prefill_tokens: int | None = Field(
+        None, description="Prompt tokens read between two rounds of full slots; 512, on CUDA 2048."
+    )
     max_model_len: int | None = Field(
         None, description="Tokens of prompt and output; the target's context, at most 4096."
     )

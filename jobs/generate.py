@@ -112,6 +112,8 @@ def _generate(
     }
     num_rows = sum(unit.num_rows for unit in missing)
     with Progress(len(missing), num_rows, config.run.progress) as progress:
+        most_tokens = plan.settings.sampling.n * plan.settings.sampling.max_tokens
+        missing = sorted(missing, key=lambda unit: unit.most_tokens(most_tokens), reverse=True)
         receipts = stream_units(missing, Generator, worker_arguments, pool, config.run.no_progress_timeout_s)
         for receipt in receipts:
             progress.add(receipt.counts)

@@ -39,6 +39,7 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("generations", f"{counts.num_generations:,}")
     table.add_row("errors", f"{counts.num_errors:,}")
     table.add_row("prompt tokens", f"{counts.num_prompt_tokens:,}")
+    table.add_row("prompt tokens copied, over all samples", f"{counts.num_cached_tokens:,}")
     table.add_row("output tokens", f"{counts.num_output_tokens:,}")
     table.add_row("rounds (target forwards a row)", f"{counts.num_rounds:,}")
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")

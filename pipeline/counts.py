@@ -20,7 +20,8 @@ class Counts:
     """The counts of one unit, one run or one second: `sum(parts, Counts())` is the whole.
 
     `num_rows` are input rows, generated or failed; `num_errors` the failed ones; `num_generations` the
-    samples. `num_prompt_tokens` counts a prompt once however many samples were drawn from it.
+    samples. `num_prompt_tokens` counts a prompt once however many samples were drawn from it; `num_cached_tokens`
+    counts, over all samples, the prompt tokens whose keys and values were copied from another row, not computed.
     `accepted_per_position[k]` is in how many rounds draft token k (from 0) was accepted.
     """
 
@@ -28,6 +29,7 @@ class Counts:
     num_generations: int = 0
     num_errors: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_rounds: int = 0
     num_draft_tokens: int = 0
@@ -71,7 +73,7 @@ def _add_ragged(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...
 
 
 _COUNTED_COLUMNS = ["sample", "num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
-_COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position"]
+_COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position", "num_cached_tokens"]
 
 
 def count_generations(generations: pa.Table, num_errors: int) -> Counts:
@@ -90,6 +92,7 @@ def count_generations(generations: pa.Table, num_errors: int) -> Counts:
         num_generations=generations.num_rows,
         num_errors=num_errors,
         num_prompt_tokens=total(once_per_prompt, "num_prompt_tokens"),
+        num_cached_tokens=total(generations, "num_cached_tokens"),
         num_output_tokens=total(generations, "num_output_tokens"),
         num_rounds=total(generations, "num_rounds"),
         num_draft_tokens=total(generations, "num_draft_tokens"),

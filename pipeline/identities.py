@@ -11,6 +11,8 @@ COLUMNS = [
     "sample",
     "token_ids",
     "finish_reason",
+    "num_prompt_tokens",
+    "num_cached_tokens",
     "num_output_tokens",
     "num_rounds",
     "num_draft_tokens",
@@ -32,7 +34,10 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_output_tokens is {num_output} and there are {len(row['token_ids'])} token_ids"
     if row["logprobs"] is not None and len(row["logprobs"]) != num_output:
         yield f"num_output_tokens is {num_output} and there are {len(row['logprobs'])} logprobs"
-    if min(accepted, drafted, rounds, num_output, *per_position, 0) < 0:
+    prompt, cached = row["num_prompt_tokens"], row["num_cached_tokens"]
+    if cached >= prompt:
+        yield f"num_cached_tokens is {cached} and num_prompt_tokens {prompt}: the newest token is always computed"
+    if min(accepted, drafted, rounds, num_output, cached, *per_position, 0) < 0:
         yield "a count is negative"
     if sum(per_position) != accepted:
         yield f"accepted_per_position sums to {sum(per_position)} and num_accepted_tokens is {accepted}"

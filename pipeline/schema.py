@@ -20,6 +20,7 @@ _OWN_FIELDS: list[pa.Field[Any]] = [
     pa.field("finish_reason", pa.string()),
     pa.field("stop_reason", pa.string()),  # the stop string that matched, or the stop token's id
     pa.field("num_prompt_tokens", pa.int32()),
+    pa.field("num_cached_tokens", pa.int32()),  # of the prompt: keys and values copied from another row, not computed
     pa.field("num_output_tokens", pa.int32()),
     pa.field("num_rounds", pa.int32()),
     pa.field("num_draft_tokens", pa.int32()),

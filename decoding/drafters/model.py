@@ -31,15 +31,32 @@ class ModelDrafter:
         )  # a slot that was not is silent
         model.allocate(num_slots, max_model_len)
 
-    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Prefill all but the newest token of each sequence."""
-        for slot, is_finite in zip(slots, self._is_finite_S[list(slots)].tolist(), strict=True):
-            if not is_finite:
-                self.reset(slot)
-        prompts = [self._known(sequence.token_ids[:-1])[: self._max_len] for sequence in sequences]
-        self._model.prefill(slots, prompts)
-        for slot, prompt in zip(slots, prompts, strict=True):
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Copy as much of the donor's prefix as stands here and is finite; `prefill` computes the rest."""
+        assert self._model.cache is not None
+        if not self._is_finite_S[slot]:
+            self.reset(slot)
+        num_standing = 0
+        if donor is not None and self._is_finite_S[donor]:
+            num_standing = min(num_shared, self._num_ingested.get(donor, 0))
+            if not self._model.cache.is_finite(donor, num_standing):
+                num_standing = 0
+            elif donor != slot:
+                self._model.cache.copy(donor, slot, num_standing)
+        self._num_ingested[slot] = num_standing
+
+    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
+        """Feed what the slots lack of these tokens, as far as the draft's context reaches."""
+        known = [self._known(prompt)[: self._max_len] for prompt in prompts]
+        starts = [self._num_ingested.get(slot, 0) for slot in slots]
+        missing = [prompt[start:] for prompt, start in zip(known, starts, strict=True)]
+        self._model.prefill(slots, missing, starts)
+        for slot, prompt in zip(slots, known, strict=True):
             self._num_ingested[slot] = len(prompt)
+
+    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        """Feed all but the newest token of each sequence, where `prefill` has not done so."""
+        self.prefill(slots, [sequence.token_ids[:-1] for sequence in sequences])
 
     def propose(self, rows: Rows) -> Draft:
         """Drafted tokens with, for rejection, the law each was drawn from. Rows beyond the draft's context get none."""
@@ -88,19 +105,24 @@ class ModelDrafter:
             most_B=tuple(limits),
         )
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's keys and values."""
-        assert self._model.cache is not None
-        if not self._is_finite_S[target]:
-            self.reset(target)
-        self._num_ingested[target] = self._num_ingested.pop(source)
-        self._model.cache.move(source, target, self._num_ingested[target])
-        self._is_finite_S[target] = self._is_finite_S[source]
+    def swap(self, first: int, second: int) -> None:
+        """Exchange keys and values; to their last position where some are not finite, so that none stays behind."""
+        cache = self._model.cache
+        assert cache is not None
+        slots = [first, second]
+        lengths = [self._num_ingested.get(slot, 0) for slot in slots]
+        if bool(self._is_finite_S[slots].all()):
+            cache.swap(first, second, *lengths)
+        else:
+            cache.swap(first, second, cache.num_positions + 1, cache.num_positions + 1)
+        self._num_ingested[second], self._num_ingested[first] = lengths
+        self._is_finite_S[slots] = self._is_finite_S[slots[::-1]]
 
     def reset(self, slot: int) -> None:
         """Clear the slot's keys and values: a NaN in a masked position would silence it for ever (0 * NaN)."""
         assert self._model.cache is not None
         self._model.cache.zero(slot)
+        self._num_ingested[slot] = 0
         self._is_finite_S[slot] = True
 
     def _ingest(self, rows: Rows, lengths: list[int]) -> torch.Tensor:
@@ -124,7 +146,7 @@ class ModelDrafter:
             return torch.nn.functional.pad(logits_BJV, (0, num_missing), value=float("-inf"))
         return logits_BJV[..., : self._vocab_size]
 
-    def _known(self, token_ids: list[int]) -> list[int]:
+    def _known(self, token_ids: Seq[int]) -> list[int]:
         return [token_id if token_id < self._model.vocab_size else 0 for token_id in token_ids]
 
     def _known_ids(self, token_ids_B: torch.Tensor) -> torch.Tensor:

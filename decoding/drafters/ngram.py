@@ -24,6 +24,12 @@ class NGramDrafter:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._indexes: dict[int, _NGramIndex] = {}
 
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """The index starts with the first round."""
+
+    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
+        """Nothing to compute."""
+
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Start an index for each new sequence."""
         for slot, _ in zip(slots, sequences, strict=True):
@@ -43,9 +49,10 @@ class NGramDrafter:
             most_B=tuple(len(p) for p in proposals),
         )
 
-    def move(self, source: int, target: int) -> None:
-        """Hand the index over with its sequence."""
-        self._indexes[target] = self._indexes.pop(source)
+    def swap(self, first: int, second: int) -> None:
+        """Exchange the indexes, where there are any."""
+        indexes = {second: self._indexes.pop(first, None), first: self._indexes.pop(second, None)}
+        self._indexes |= {slot: index for slot, index in indexes.items() if index is not None}
 
     def reset(self, slot: int) -> None:
         """Token ids are always finite."""

@@ -12,6 +12,12 @@ from decoding.verify import Draft
 class NoDrafter:
     """Never proposes anything, so that each round yields the target's own next token."""
 
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Nothing to begin."""
+
+    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
+        """Nothing to read."""
+
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Nothing to take in."""
 
@@ -20,8 +26,8 @@ class NoDrafter:
         keys_B = rows.sampling.keys_B
         return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=(0,) * len(keys_B))
 
-    def move(self, source: int, target: int) -> None:
-        """Nothing to move."""
+    def swap(self, first: int, second: int) -> None:
+        """Nothing to exchange."""
 
     def reset(self, slot: int) -> None:
         """Nothing to forget."""

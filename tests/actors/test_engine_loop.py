@@ -77,3 +77,54 @@ def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[in
     asyncio.run(EngineLoop(Engine.load(*text_pair)).finish([bad, good]))
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert bad.error
+
+
+def test_the_longest_run_first_and_the_samples_of_a_row_together(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=2))
+    short, long = SamplingParams(max_tokens=3, ignore_eos=True), SamplingParams(max_tokens=40, ignore_eos=True)
+    rows = [(short, [5, 6]), (long, [7, 8]), (short, [9]), (long, [10] * 20), (short, [11] * 60)]
+    asked = [
+        Sequence.create(prompt, params, row=row, sample=sample, tag=row)
+        for row, (params, prompt) in enumerate(rows)
+        for sample in range(2)
+    ]
+    submitted: list[Sequence] = []
+    submit = engine.submit
+
+    def watched(sequences: list[Sequence]) -> None:
+        submitted.extend(sequences)
+        submit(sequences)
+
+    engine.submit = watched  # type: ignore[method-assign, assignment]
+    asyncio.run(EngineLoop(engine).finish(asked))
+    assert [(s.tag, s.sample) for s in submitted] == [(row, s) for row in (1, 3, 4, 0, 2) for s in range(2)]
+    assert [s.tag for s in asked] == sorted(s.tag for s in asked), "the caller's order is its own"
+
+
+def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair) -> None:
+    """While a unit's last rows run, the next unit's rows run beside them."""
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=4, drafter="none"))
+    rows_of_rounds: list[int] = []
+    step = engine.step
+
+    def watched() -> list[Sequence]:
+        finished = step()
+        rows_of_rounds.append(len(engine._running))
+        return finished
+
+    engine.step = watched  # type: ignore[method-assign]
+
+    def unit(first: int) -> list[Sequence]:
+        limits = [20, 4, 4, 4]
+        return [
+            Sequence.create([5, first + i], SamplingParams(max_tokens=n, ignore_eos=True), row=first + i)
+            for i, n in enumerate(limits)
+        ]
+
+    async def units() -> None:
+        loop = EngineLoop(engine)
+        await asyncio.gather(loop.finish(unit(0)), loop.finish(unit(4)))
+
+    asyncio.run(units())
+    assert sum(rows_of_rounds) == 2 * (20 + 3 * 4)
+    assert rows_of_rounds[:8] == [4] * 8, "slots stood empty at the end of the first unit"

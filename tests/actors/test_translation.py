@@ -63,3 +63,10 @@ def test_an_unforeseen_exception_is_its_rows_error_but_memory_and_disk_are_every
     for general in (MemoryError, OSError):
         with pytest.raises(general), only_this_row("encode"):
             raise general
+
+
+def test_a_rows_samples_stand_side_by_side_over_one_prompt(codec: TextCodec) -> None:
+    sequences = encode_row(row(prompt="hello", n=3), 4, codec, SETTINGS).sequences
+    assert [s.sample for s in sequences] == [0, 1, 2]
+    assert len({s.prompt_token_ids for s in sequences}) == 1
+    assert len({s.noise_key for s in sequences}) == 3

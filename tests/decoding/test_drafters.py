@@ -98,11 +98,11 @@ def test_the_ngram_index_of_a_growing_text_equals_a_fresh_one():
         end += step
 
 
-def test_the_ngram_drafter_forgets_a_slots_last_row_and_moves_with_its_own():
+def test_the_ngram_drafter_forgets_a_slots_last_row_and_swaps_with_its_own():
     drafter = NGramDrafter()
     first = _rows([[1, 2, 9, 1, 2], [3, 4, 8, 3, 4]], [1, 1])
     assert _drafted(_propose(drafter, first)) == [[9], [8]]
-    drafter.move(1, 0)
+    drafter.swap(1, 0)
     assert _drafted(drafter.propose(_rows([[3, 4, 8, 3, 4]], [1]))) == [[8]]
     drafter.admit([0], _rows([[1, 2]], [1]).sequences)
     assert _drafted(drafter.propose(_rows([[5, 6, 1, 2]], [1]))) == [[]]
@@ -129,13 +129,13 @@ def test_a_coupled_draft_states_no_law(models):
     assert _propose(drafter, _rows([[1, 2]], [3], "coupled")).probs_BKV is None
 
 
-def test_the_model_drafter_drafts_the_same_after_a_move(models):
+def test_the_model_drafter_drafts_the_same_after_swaps(models):
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
     drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)
     rows = _rows(prompts, [3, 3], temperature=0)
     before = _drafted(_propose(drafter, rows))
-    drafter.move(1, 2)
-    drafter.move(2, 0)
+    drafter.swap(1, 2)  # nobody was ever there
+    drafter.swap(2, 0)
     with torch.inference_mode():
-        moved = drafter.propose(_rows([prompts[1]], [3], temperature=0))
-    assert _drafted(moved) == [before[1]]
+        swapped = drafter.propose(_rows([prompts[1]], [3], temperature=0))
+    assert _drafted(swapped) == [before[1]]

@@ -194,14 +194,15 @@ def test_nothing_is_drafted_behind_a_stop_token(models, noise_seed, text):
     assert sequence.num_draft_tokens == sequence.num_accepted_tokens == 3
 
 
-def test_a_slot_freed_by_an_end_is_given_away_in_the_same_round(models):
+def test_a_slot_freed_by_an_end_is_given_away_before_the_next_round(models):
     engine = engine_over(models.target, num_slots=2)
     limits = [1, 5, 3, 1, 2]
     sequences = [Sequence.create([3, row], SamplingParams(max_tokens=n), row=row) for row, n in enumerate(limits)]
     engine.submit(sequences)
-    running = []
+    rows_of_rounds = []
     while engine.has_work:
         engine.step()
-        running.append(engine.num_running)
-    assert running == [2, 2, 2, 2, 1, 1, 0]
+        rows_of_rounds.append(len(engine._running))
+    assert rows_of_rounds == [2, 2, 2, 2, 2, 1, 1]
+    assert engine.num_running == 0
     assert [len(s.output_token_ids) for s in sequences] == limits

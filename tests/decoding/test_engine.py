@@ -48,6 +48,7 @@ def test_the_model_drafter_without_a_draft_model_is_refused(folders):
     [
         ("num_slots", 0),
         ("max_model_len", 1),
+        ("max_prefill_tokens", 0),
         ("num_speculative_tokens", 0),
         ("num_speculative_tokens", 65),
         ("verification", "exact"),

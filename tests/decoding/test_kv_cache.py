@@ -62,13 +62,43 @@ def test_visible_positions_come_in_buckets_and_end_with_the_cache():
     assert cache.get_mask_sizes(1)[0] == 201
 
 
-def test_moving_a_slot_copies_exactly_its_length():
+def test_copying_a_slot_copies_exactly_its_length():
     cache = KVCache(2, 10)
     _write(cache, [0, 0], 6, None, 100)
     _write(cache, [0], 6, [1], 300)
-    cache.move(1, 0, 4)
+    cache.copy(1, 0, 4)
     assert _keys(cache, 0, 6) == [300, 301, 302, 303, 104, 105]
     assert _keys(cache, 1, 6) == [300, 301, 302, 303, 304, 305]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "first", "second"),
+    [
+        ((4, 2), [300, 301, 102, 103], [100, 101, 102, 103]),
+        ((1, 3), [300, 301, 302, 103], [100, 301, 302, 303]),
+        ((3, 0), [100, 101, 102, 103], [100, 101, 102, 303]),
+        ((0, 0), [100, 101, 102, 103], [300, 301, 302, 303]),
+    ],
+)
+def test_swapping_two_slots_exchanges_exactly_their_lengths(lengths, first, second):
+    cache = KVCache(3, 10)
+    _write(cache, [0, 0], 4, [0, 1], 100)
+    _write(cache, [0], 4, [2], 300)
+    cache.swap(0, 2, *lengths)
+    assert (_keys(cache, 0, 4), _keys(cache, 2, 4)) == (first, second)
+    assert cache.visible(0, 4)[0][1][:, 0, 0].tolist() == [-key for key in first], "values go with their keys"
+    assert _keys(cache, 1, 4) == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_slot_is_finite_up_to_its_first_value_that_is_not(value):
+    cache = KVCache(2, 10)
+    assert cache.is_finite(0, 10), "nothing was ever written"
+    _write(cache, [0, 0], 6, None, 1e4)
+    _write(cache, [4], 1, [1], value)
+    assert cache.is_finite(0, 6)
+    assert cache.is_finite(1, 4)
+    assert not cache.is_finite(1, 5)
 
 
 def test_zeroing_a_slot_clears_it_to_its_last_position_and_no_other():

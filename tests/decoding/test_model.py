@@ -22,10 +22,10 @@ def plain(folders):
     return logits
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 512])
+@pytest.mark.parametrize("chunk", [1, 3, 10, 512])
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 2, 0, 3]])
 def test_logits_after_prefill_equal_a_plain_forward(models, plain, slots, chunk, monkeypatch):
-    monkeypatch.setattr(model_module, "_PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(model_module, "_PREFILL_TOKENS", chunk)
     models.target.allocate(6, 20)
     models.target.prefill(slots, [row[:-1] for row in ROWS])
     newest = torch.tensor([[row[-1]] for row in ROWS])

@@ -80,3 +80,18 @@ def test_an_adaptive_engine_measures_itself_and_leaves_no_trace_in_its_caches(fo
     prompts = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14]]
     texts = [[s.output_token_ids for s in engine.generate(prompts, params)] for engine in (plain, adaptive)]
     assert texts[0] == texts[1]
+
+
+KNEE = CostTable(target=((1, 1.0), (32, 1.1), (64, 2.0), (256, 8.0)), draft=((1, 0.1), (16, 0.12), (64, 0.2)))
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP, KNEE, CostTable(((1, 1.0), (101, 11.0)), ((1, 0.05), (64, 0.05)))])
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.95])
+def test_draft_lengths_never_fall_as_the_batch_drains(costs, rate):
+    """The last rows of a job draft the most: a forward over few rows has room for more tokens of each."""
+    schedule = AdaptiveSchedule(costs, 8)
+    schedule._accepted = schedule._tried * rate
+    longest = [max(schedule.lengths(rows(*[100] * num_rows))) for num_rows in (64, 48, 32, 16, 8, 4, 2, 1)]
+    assert longest == sorted(longest)
+    if costs is KNEE and rate > 0.5:
+        assert longest[-1] > longest[0]

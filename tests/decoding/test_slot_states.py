@@ -40,13 +40,22 @@ def _assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel
 
 
 def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
-    for slot, sequence in enumerate(engine._running):
+    """Also slots whose prompts are not complete, and those of finished rows, whose prefixes may still be shared."""
+    for slot, resident in enumerate(engine._admission._residents):
+        if resident is None:
+            continue
+        sequence = resident.sequence
         settled = sequence.token_ids[:-1]  # the newest token has no keys and values yet
+        if resident.is_filling:
+            settled = settled[: resident.num_filled]
         _assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
-            ingested = settled[: engine.drafter._num_ingested[slot]]
-            assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
+            ingested = settled[: engine.drafter._num_ingested.get(slot, 0)]
+            if not sequence.is_finished:
+                assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
             _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh_draft, slot, ingested)
+    for slot, sequence in enumerate(engine._running):
+        assert engine._admission._residents[slot].sequence is sequence
 
 
 KINDS = {"none": None, "ngram": None, "good_draft": "model", "perfect_draft": "model"}
@@ -67,6 +76,39 @@ def test_every_slot_equals_a_fresh_prefill_after_every_round(models, fresh, kind
         _audit(engine, fresh["target"], fresh[kind] if is_model else None)
         for sequence in finished:
             check_counts(sequence)
+
+
+HEAD = random_prompts([36], seed=14)[0]
+SHARED = [
+    *(HEAD + tail for tail in random_prompts([9, 1, 20, 4], seed=15)),
+    *random_prompts([30, 2, 50], seed=16),
+    *[HEAD[:17], HEAD, HEAD, HEAD + HEAD[:7]],
+]
+
+
+@pytest.mark.parametrize("drafter", ["none", "good_draft"])
+@pytest.mark.parametrize("budget", [1, 7, 64])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
+def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh, num_slots, budget, drafter):
+    is_model = drafter != "none"
+    draft = getattr(models, drafter) if is_model else None
+    engine = engine_over(
+        models.target, draft, "model" if is_model else "none", num_slots=num_slots, max_prefill_tokens=budget
+    )
+    swaps = []
+    swap = engine._admission._swap
+    engine._admission._swap = lambda stray, gap: swaps.append((stray, gap)) or swap(stray, gap)
+    for row, prompt in enumerate(SHARED):
+        limit = 1 + 5 * row % 14
+        engine.submit([Sequence.create(prompt, SamplingParams(max_tokens=limit), row=row)])
+        if row % 3:
+            engine.step()
+            _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
+    while engine.has_work:
+        engine.step()
+        _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
+    assert engine.num_cached_tokens >= 100
+    assert swaps or num_slots == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

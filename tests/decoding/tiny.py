@@ -74,11 +74,13 @@ def engine_over(
     num_speculative_tokens: int = 4,
     verification: str = "coupled",
     max_model_len: int = 80,
+    max_prefill_tokens: int | None = None,
 ) -> Engine:
     """An engine over models that are loaded already; only one engine at a time may use them."""
     options = EngineOptions(
         num_slots=num_slots,
         max_model_len=max_model_len,
+        max_prefill_tokens=max_prefill_tokens,
         drafter=drafter,
         num_speculative_tokens=num_speculative_tokens,
         verification=verification,

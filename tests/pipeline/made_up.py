@@ -45,6 +45,7 @@ def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:
         "finish_reason": "length",
         "stop_reason": None,
         "num_prompt_tokens": 4,
+        "num_cached_tokens": 3 if sample else 0,
         "num_output_tokens": 5,
         "num_rounds": 2,
         "num_draft_tokens": 5,

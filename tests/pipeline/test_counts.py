@@ -11,9 +11,9 @@ from tests.pipeline.made_up import generation, generations
 
 
 def test_counts_add_field_by_field_and_position_by_position() -> None:
-    left = Counts(1, 2, 3, 4, 5, 6, 7, 8, (5, 3))
-    right = Counts(10, 20, 30, 40, 50, 60, 70, 80, (40, 30, 10))
-    assert left + right == Counts(11, 22, 33, 44, 55, 66, 77, 88, (45, 33, 10))
+    left = Counts(1, 2, 3, 4, 5, 6, 7, 8, 9, (5, 3))
+    right = Counts(10, 20, 30, 40, 50, 60, 70, 80, 90, (40, 30, 10))
+    assert left + right == Counts(11, 22, 33, 44, 55, 66, 77, 88, 99, (45, 33, 10))
     assert sum([left, right], Counts()) == right + left
 
 
@@ -36,7 +36,7 @@ def test_counts_survive_json() -> None:
 
 def test_counting_a_table_counts_prompts_once_and_samples_each() -> None:
     table = generations([generation(0, 0), generation(0, 1), generation(5, 0, accepted_per_position=[1, 1, 1])])
-    assert count_generations(table, num_errors=2) == Counts(4, 3, 2, 8, 15, 6, 15, 9, (5, 3, 1))
+    assert count_generations(table, num_errors=2) == Counts(4, 3, 2, 8, 3, 15, 6, 15, 9, (5, 3, 1))
     assert count_generations(generations([]), num_errors=1) == Counts(num_rows=1, num_errors=1)
 
 

@@ -1,0 +1,208 @@
+"""Admission: who gets a slot, and how prompts get into the caches between the rounds.
+
+Prompts are read in chunks, packed end to end, a number of tokens between two rounds: rows that run wait for a chunk,
+not for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a
+full engine and grows as fewer rows run; when none does, as many budgets as there are slots are read at once.
+
+The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
+and none waits for ever. A prompt that begins like another one copies the other's keys and values, in target and draft,
+or takes over its slot where that is free. If the other is itself still being read, it waits for that.
+
+Rounds read slots 0..B-1 in place, so rows that run must stand there. A newcomer fills any free slot, most often the one
+that it will run in; when rows are about to run, whoever stands beyond changes places with whoever stands before and
+cannot run. With prompts within the budget that happens only when a slot stays empty; else about once a prompt.
+"""
+
+from collections import deque
+
+from decoding.drafters.base import Drafter
+from decoding.model import LanguageModel
+from decoding.prefix import Resident
+from decoding.sequence import Sequence
+
+# A prompt waits for one that is being read if that saves at least so many tokens: it costs a forward of its own later.
+_WORTH_AWAITING = 32
+
+
+class Admission:
+    """The waiting sequences, the slots and who stands in them; it alone fills caches with prompts."""
+
+    def __init__(self, target: LanguageModel, drafter: Drafter, num_slots: int, max_prefill_tokens: int) -> None:
+        """Read at most `max_prefill_tokens` prompt tokens between two rounds of a full engine."""
+        self._target = target
+        self._drafter = drafter
+        self._max_prefill_tokens = max_prefill_tokens
+        self._waiting: deque[Sequence] = deque()
+        self._residents: list[Resident | None] = [None] * num_slots
+        self._num_seated = 0
+        self.shares_prefixes = True
+        self.num_cached_tokens = 0  # prompt tokens that were copied, or stood there, instead of being computed
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        self._waiting.append(sequence)
+
+    def clear(self) -> None:
+        """Forget everybody, and what stands in the slots."""
+        self._waiting.clear()
+        self._residents = [None] * len(self._residents)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_filling(self) -> int:
+        """Sequences whose prompts are being read."""
+        return sum(resident is not None and resident.is_filling for resident in self._residents)
+
+    def advance(self) -> list[Sequence]:
+        """Give free slots away and read a budget of prompt tokens. Returns the rows to run: row b stands in slot b."""
+        self._seat_newcomers()
+        budget = self._budget()
+        while True:
+            self._release_followers()
+            grants = self._grants(budget)
+            if not grants:
+                break
+            self._read(grants)
+            budget -= sum(grants.values())
+        return self._line_up()
+
+    def _seat_newcomers(self) -> None:
+        free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
+        while free and self._waiting:
+            newcomer = Resident(self._waiting.popleft(), self._num_seated)
+            self._num_seated += 1
+            newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
+            if newcomer.leader is not None:
+                slot = free.pop(0)
+                self._residents[slot] = newcomer
+                continue
+            donor, num_shared = self._donor_of(newcomer, free)
+            slot = donor if donor in free else free[0]
+            free.remove(slot)
+            self._begin(slot, newcomer, donor, num_shared)
+
+    def _release_followers(self) -> None:
+        """Let those begin whose leader has read what they wait for; a leader that failed releases them, too."""
+        for slot, follower in enumerate(self._residents):
+            if follower is None or follower.leader is None:
+                continue
+            if follower.leader.num_filled >= follower.num_awaited or follower.leader.sequence.is_finished:
+                follower.leader = None
+                self._begin(slot, follower, *self._donor_of(follower, []))
+
+    def _leader_of(self, newcomer: Resident) -> tuple[Resident | None, int]:
+        """Who is reading what `newcomer` begins with, if waiting for that is worth it, and how far that must be read.
+
+        Those who are seated came earlier, so nobody waits in a circle.
+        """
+        prompt = newcomer.sequence.prompt_token_ids
+        best, most, standing = None, 0, 0
+        for resident in self._residents if self.shares_prefixes else ():
+            if resident is not None:
+                common = resident.num_in_common(prompt)
+                standing = max(standing, resident.num_standing(common))
+                if resident.is_filling and common > most:
+                    best, most = resident, common
+        needs_no_forward = most == len(prompt) - 1
+        if most > standing and (needs_no_forward or most - standing >= _WORTH_AWAITING):
+            return best, most
+        return None, 0
+
+    def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
+        """The slot where most of the newcomer's first tokens stand, a free one if there are several, and how many."""
+        prompt = newcomer.sequence.prompt_token_ids
+        donor, num_shared = None, 0
+        for slot, resident in enumerate(self._residents if self.shares_prefixes else ()):
+            if resident is None or resident is newcomer:
+                continue
+            standing = resident.num_standing(resident.num_in_common(prompt))
+            is_better = standing > num_shared or (standing == num_shared > 0 and slot in free)
+            if is_better and self._is_finite(slot, resident, standing):
+                donor, num_shared = slot, standing
+        return donor, num_shared
+
+    def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
+        """Whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
+        if resident.has_run or num_tokens <= resident.num_finite:
+            return True
+        assert self._target.cache is not None
+        if not self._target.cache.is_finite(slot, num_tokens):
+            return False
+        resident.num_finite = num_tokens
+        return True
+
+    def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
+        assert self._target.cache is not None
+        if donor is not None and donor != slot:
+            self._target.cache.copy(donor, slot, num_shared)
+        self._drafter.begin(slot, donor, num_shared)
+        newcomer.num_filled = num_shared
+        newcomer.sequence.num_cached_tokens = num_shared
+        self.num_cached_tokens += num_shared
+        self._residents[slot] = newcomer
+
+    def _budget(self) -> int:
+        num_running = sum(resident is not None and resident.is_ready for resident in self._residents)
+        return self._max_prefill_tokens * len(self._residents) // max(1, num_running)
+
+    def _grants(self, budget: int) -> dict[int, int]:
+        """Tokens to read now, by slot."""
+        reading = {
+            slot: resident
+            for slot, resident in enumerate(self._residents)
+            if resident is not None and resident.is_filling and resident.leader is None
+        }
+        if not reading or budget <= 0:
+            return {}
+        oldest = min(reading, key=lambda slot: reading[slot].number)
+        grants = {oldest: min(reading[oldest].num_missing, -(-budget // 2))}
+        budget -= grants[oldest]
+        for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
+            granted = grants.get(slot, 0)
+            more = min(reading[slot].num_missing - granted, budget)
+            if more:
+                grants[slot] = granted + more
+                budget -= more
+        return grants
+
+    def _read(self, grants: dict[int, int]) -> None:
+        chunks, starts, prompts = [], [], []
+        for slot, num_tokens in grants.items():
+            resident = self._residents[slot]
+            assert resident is not None
+            start, end = resident.num_filled, resident.num_filled + num_tokens
+            starts.append(start)
+            chunks.append(resident.sequence.prompt_token_ids[start:end])
+            prompts.append(resident.sequence.prompt_token_ids[:end])
+            resident.num_filled = end
+        self._target.prefill(list(grants), chunks, starts)
+        self._drafter.prefill(list(grants), prompts)
+
+    def _line_up(self) -> list[Sequence]:
+        """Bring all rows that can run to slots 0..B-1."""
+        ready = [slot for slot, resident in enumerate(self._residents) if resident is not None and resident.is_ready]
+        gaps = [slot for slot in range(len(ready)) if slot not in ready]
+        for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
+            self._swap(stray, gap)
+        running = [resident for resident in self._residents[: len(ready)] if resident is not None]
+        newcomers = [(slot, resident) for slot, resident in enumerate(running) if not resident.is_admitted]
+        for _, resident in newcomers:
+            resident.is_admitted = True
+        if newcomers:
+            self._drafter.admit([slot for slot, _ in newcomers], [resident.sequence for _, resident in newcomers])
+        return [resident.sequence for resident in running]
+
+    def _swap(self, stray: int, gap: int) -> None:
+        """Let a row that can run change places with whatever stands in `gap` and cannot."""
+        assert self._target.cache is not None
+        moved, other = self._residents[stray], self._residents[gap]
+        assert moved is not None
+        num_filled = other.num_filled if other is not None and other.is_filling else 0
+        self._target.cache.swap(stray, gap, len(moved.sequence) - 1, num_filled)
+        self._drafter.swap(stray, gap)
+        self._residents[gap] = moved
+        self._residents[stray] = other if other is not None and other.is_filling else None  # a finished one is gone

@@ -1,0 +1,56 @@
+"""From paths to the parts of an engine: models loaded, checked against each other and probed."""
+
+from dataclasses import dataclass
+
+from decoding.costs import measure_costs
+from decoding.drafters import Drafter, make_drafter
+from decoding.model import Device, DType, LanguageModel
+from decoding.options import EngineOptions
+from decoding.probe import check_model
+from decoding.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.vocabulary import check_same_vocabulary
+
+_DEFAULT_MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is made of."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    drafter: Drafter
+    max_model_len: int
+
+
+def load_parts(target: str, draft: str | None, options: EngineOptions, device: Device, dtype: DType) -> Parts:
+    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work."""
+    drafter_name = options.pick_drafter(draft)
+    target_model = LanguageModel.load(target, device, dtype)
+    check_model(target_model, target)
+    draft_model = None
+    if drafter_name == "model" and draft is not None:
+        draft_model = LanguageModel.load(draft, device, dtype)
+        check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
+        check_model(draft_model, draft)
+    max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
+    drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
+    return Parts(target_model, draft_model, drafter, max_model_len)
+
+
+def make_schedule(parts: Parts, options: EngineOptions, has_drafter: bool) -> FixedSchedule | AdaptiveSchedule:
+    """The schedule that was asked for. An adaptive one is measured: caches must be allocated, and are overwritten."""
+    most = options.num_speculative_tokens
+    if options.draft_length == "fixed" or not has_drafter:
+        return FixedSchedule(most)
+    return AdaptiveSchedule(measure_costs(parts.target, parts.draft, options.num_slots, most), most)
+
+
+def _max_model_len(wanted: int | None, max_positions: int | None) -> int:
+    if wanted is None:
+        return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
+    if max_positions is not None and wanted > max_positions:
+        raise ValueError(
+            f"engine.max_model_len is {wanted}, but the target sees at most {max_positions} positions; lower it"
+        )
+    return wanted

@@ -1,0 +1,332 @@
+"""Prompts are read in chunks and copied where they repeat; the text never shows it, and nobody waits for ever."""
+
+import math
+
+import pytest
+import torch
+
+from decoding import Engine, SamplingParams, Sequence
+from decoding.drafters import DRAFTERS, make_drafter
+from decoding.model import LanguageModel
+from decoding.rows import Rows, sampling_batch
+from tests.decoding.tiny import (
+    VOCAB_SIZE,
+    build,
+    check_counts,
+    engine_over,
+    llama_config,
+    noised,
+    outputs,
+    random_prompts,
+    run,
+    save,
+)
+
+HEAD = random_prompts([40], seed=21)[0]
+# Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
+PROMPTS = [
+    *(HEAD + tail for tail in random_prompts([3, 9, 1, 6], seed=22)),
+    *random_prompts([1, 30, 2, 17], seed=23),
+    *[HEAD[:20] + tail for tail in random_prompts([5, 12], seed=24)],
+    *[HEAD[:1], HEAD, HEAD, HEAD[:33]],
+    *random_prompts([50, 4], seed=25),
+]
+PROMPTS.insert(3, PROMPTS[5])
+
+
+def _sequences(temperature: float = 1.0, **params: object) -> list[Sequence]:
+    return [
+        Sequence.create(prompt, SamplingParams(temperature=temperature, max_tokens=4 + row % 9, **params), row=row)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])
+def plain(request, models):
+    """Every row alone in an engine that shares nothing."""
+    sequences = _sequences(request.param)
+    for sequence in sequences:
+        run(_engine(models, "none", num_slots=1, shares=False), [sequence])
+    return request.param, outputs(sequences)
+
+
+def _engine(models, drafter: str, *, budget: int = 512, shares: bool = True, **options: object) -> Engine:
+    engine = engine_over(models.target, models.good_draft, drafter, max_prefill_tokens=budget, **options)
+    engine._admission.shares_prefixes = shares
+    return engine
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "not shared"])
+@pytest.mark.parametrize("budget", [1, 7, 64])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_text_depends_neither_on_the_budget_nor_on_shared_prefixes(models, plain, drafter, num_slots, budget, shares):
+    temperature, expected = plain
+    engine = _engine(models, drafter, budget=budget, shares=shares, num_slots=num_slots)
+    sequences = run(engine, _sequences(temperature))
+    assert outputs(sequences) == expected
+    for sequence in sequences:
+        check_counts(sequence)
+        assert 0 <= sequence.num_cached_tokens < len(sequence.prompt_token_ids)
+    assert engine.num_cached_tokens == sum(sequence.num_cached_tokens for sequence in sequences)
+    assert (engine.num_cached_tokens > 100) == shares
+
+
+class Reads:
+    """What a model is made to compute of prompts: (slot, start, tokens) of each call."""
+
+    def __init__(self, monkeypatch, model: LanguageModel) -> None:
+        self.calls: list[list[tuple[int, int, int]]] = []
+        real = model.prefill
+
+        def prefill(slots, token_ids, starts=None):
+            pieces = [(slot, start, len(row)) for slot, start, row in zip(slots, starts, token_ids, strict=True) if row]
+            if pieces:
+                self.calls.append(pieces)
+            real(slots, token_ids, starts)
+
+        monkeypatch.setattr(model, "prefill", prefill)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num_tokens for call in self.calls for _, _, num_tokens in call)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
+@pytest.mark.parametrize("budget", [7, 512])
+def test_n_samples_of_a_prompt_are_read_once_by_target_and_draft(models, monkeypatch, num_slots, budget):
+    target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
+    engine = _engine(models, "model", num_slots=num_slots, budget=budget)
+    (prompt,) = random_prompts([50], seed=3)
+    sequences = engine.generate([prompt], SamplingParams(max_tokens=6, n=8))
+    assert target.num_tokens == draft.num_tokens == 49
+    assert sorted(sequence.num_cached_tokens for sequence in sequences) == [0] + [49] * 7
+    assert engine.num_cached_tokens == 7 * 49
+
+
+def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
+    target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
+    prompts = [[*HEAD, token, *tail] for token, tail in enumerate(random_prompts([3, 8, 2, 5, 1], seed=7))]
+    engine = _engine(models, "model", num_slots=4)
+    engine.generate(prompts, SamplingParams(max_tokens=5))
+    expected = len(HEAD) + sum(len(prompt) - len(HEAD) - 1 for prompt in prompts)
+    assert target.num_tokens == draft.num_tokens == expected
+    # The first prompt, then what the others have of their own, together; the fifth comes when a slot is free.
+    assert [len(call) for call in target.calls] == [1, 3, 1][: len(target.calls)]
+
+
+def test_a_prompt_whose_head_stands_in_a_free_slot_takes_the_slot_over(models, monkeypatch):
+    engine = _engine(models, "model", num_slots=3)
+    first, second = random_prompts([30, 30], seed=9)
+    engine.generate([first, second], SamplingParams(max_tokens=4))
+    copies = []
+    monkeypatch.setattr(engine.target.cache, "copy", lambda *a: copies.append(a))
+    reads = Reads(monkeypatch, models.target)
+    (text,) = engine.generate([[*second[:25], 1, 2]], SamplingParams(max_tokens=4))
+    assert text.num_cached_tokens == 25
+    assert reads.num_tokens == 1
+    assert copies == []
+
+
+def test_what_a_finished_row_wrote_is_shared_with_a_prompt_that_goes_on_from_it(models):
+    """A conversation: the next turn begins with the last one and its answer, all but the answer's last token."""
+    engine = _engine(models, "model", num_slots=2)
+    (turn,) = engine.generate([HEAD], SamplingParams(temperature=0, max_tokens=10))
+    follow_up = [*turn.token_ids, 5, 6, 7]
+    (found,) = engine.generate([follow_up], SamplingParams(temperature=0, max_tokens=8))
+    assert found.num_cached_tokens == len(turn) - 1
+    plain = _engine(models, "none", shares=False).generate([follow_up], SamplingParams(temperature=0, max_tokens=8))
+    assert found.output_token_ids == plain[0].output_token_ids
+
+
+def test_a_slot_that_was_overwritten_shares_what_stands_there_now(models):
+    engine = _engine(models, "none", num_slots=1)
+    one, other = random_prompts([30, 30], seed=11)
+    params = SamplingParams(temperature=0, max_tokens=3)
+    expected = outputs(_engine(models, "none", shares=False).generate([one, other, one, [*one, 4]], params))
+    engine = _engine(models, "none", num_slots=1)
+    sequences = engine.generate([one, other, one, [*one, 4]], params)
+    assert outputs(sequences) == expected
+    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 0, 0, 30]
+
+
+# Budgets
+
+
+def _steps(engine: Engine, reads: Reads) -> list[tuple[int, int]]:
+    """For each step: prompt tokens that were read, and rows that run on after it."""
+    found, before = [], 0
+    while engine.has_work:
+        engine.step()
+        found.append((reads.num_tokens - before, sum(not sequence.is_finished for sequence in engine._running)))
+        before = reads.num_tokens
+    return found
+
+
+@pytest.mark.parametrize("budget", [1, 7, 20])
+def test_running_rows_wait_for_a_budget_of_tokens_and_not_for_a_prompt(models, monkeypatch, budget):
+    """The budget is that of a full engine; with a third of the rows waiting for it, it is three times as long."""
+    reads = Reads(monkeypatch, models.target)
+    engine = _engine(models, "none", num_slots=3, budget=budget, shares=False)
+    first = Sequence.create([1], SamplingParams(max_tokens=70))
+    engine.submit([first])
+    engine.step()
+    prompts = random_prompts([61, 41], seed=13)
+    engine.submit([Sequence.create(p, SamplingParams(max_tokens=5), row=i) for i, p in enumerate(prompts)])
+    num_waiting = 1
+    for num_read, num_rows in _steps(engine, reads):
+        assert num_read <= 3 * budget // num_waiting
+        num_waiting = max(1, num_rows)
+    assert reads.num_tokens == 60 + 40
+    assert len(first.output_token_ids) == 70
+
+
+def test_while_nobody_runs_nobody_waits_and_every_slots_budget_is_read(models, monkeypatch):
+    reads = Reads(monkeypatch, models.target)
+    engine = _engine(models, "none", num_slots=4, budget=15, shares=False)
+    engine.submit(
+        [Sequence.create(p, SamplingParams(max_tokens=3), row=i) for i, p in enumerate(random_prompts([16] * 4))]
+    )
+    assert _steps(engine, reads) == [(60, 4), (0, 4), (0, 0)]
+
+
+def test_short_prompts_overtake_a_long_one_that_still_gets_half_of_every_budget(models, monkeypatch):
+    reads = Reads(monkeypatch, models.target)
+    engine = _engine(models, "none", num_slots=5, budget=4, shares=False)
+    long = Sequence.create(random_prompts([75], seed=1)[0], SamplingParams(max_tokens=3), tag="long")
+    short = [
+        Sequence.create(p, SamplingParams(max_tokens=1), row=1 + i)  # gone at once: there is always a new one
+        for i, p in enumerate(random_prompts([9] * 40, seed=2))
+    ]
+    engine.submit([Sequence.create([1], SamplingParams(max_tokens=2)), long])
+    engine.submit(short)
+    order = []
+    while engine.has_work:
+        order += [sequence.tag for sequence in engine.step()]
+        if "long" not in order:
+            slots = engine._admission._residents
+            assert any(resident.sequence is long for resident in slots if resident)
+    where = order.index("long")
+    assert 3 < where < 20, "neither at once nor after all the others"
+    assert reads.num_tokens == 74 + 40 * 8
+
+
+def test_long_prompts_do_not_keep_a_short_one_waiting(models):
+    """Three long prompts came first and need 90 tokens each; half of a budget of 8 is enough for the short one."""
+    engine = _engine(models, "none", num_slots=5, budget=8, shares=False, max_model_len=96)
+    engine.submit([Sequence.create([1], SamplingParams(max_tokens=90))])
+    engine.step()
+    longs = [Sequence.create(p, SamplingParams(max_tokens=1)) for p in random_prompts([91] * 3, seed=4)]
+    short = Sequence.create(random_prompts([9], seed=5)[0], SamplingParams(max_tokens=1))
+    engine.submit([*longs, short])
+    finished = [sequence for _ in range(2) for sequence in engine.step()]
+    assert finished == [short]
+
+
+# Whoever is not finite
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory):
+    """A target and a draft that feeding token 40 breaks, each on its own."""
+    models = {}
+    for name, network in (("target", build(llama_config(), seed=1)), ("draft", None)):
+        network = network or noised(build(llama_config(), seed=1), 0.1)
+        with torch.no_grad():
+            network.get_input_embeddings().weight[40] = math.nan
+        models[name] = LanguageModel.load(save(network, tmp_path_factory.mktemp(name)), "cpu")
+    return models
+
+
+POISON = 40
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 6])
+@pytest.mark.parametrize("budget", [3, 512])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_poisoned_slot_is_never_copied(poisoned, models, monkeypatch, drafter, budget, num_slots):
+    """In the forward that reads it, a value that is not finite spreads to the positions before it."""
+    head = random_prompts([34], vocab_size=POISON, seed=31)[0]
+    prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [POISON], [6, 7, 8], [POISON, 1, 9])]
+    params = SamplingParams(temperature=0, max_tokens=5, logit_bias={POISON: -100.0})
+    expected = outputs(_engine(models, "none", shares=False).generate(prompts, params))
+    engine = engine_over(poisoned["target"], models.good_draft, drafter, num_slots=num_slots, max_prefill_tokens=budget)
+    donors = []
+    real = engine.target.cache.copy
+    monkeypatch.setattr(
+        engine.target.cache,
+        "copy",
+        lambda source, target, length: (
+            donors.append(engine.target.cache.is_finite(source, length)),
+            real(source, target, length),
+        ),
+    )
+    sequences = engine.generate(prompts, params)
+    assert all(donors)
+    assert [sequence.finish_reason for sequence in sequences] == [
+        "error",
+        "length",
+        "length",
+        "error",
+        "length",
+        "error",
+    ]
+    for sequence, text in zip(sequences, expected, strict=True):
+        if sequence.finish_reason != "error":
+            assert sequence.output_token_ids == text
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 6])
+@pytest.mark.parametrize("budget", [3, 512])
+def test_a_draft_that_breaks_on_one_prompt_still_drafts_for_those_that_begin_alike(poisoned, models, budget, num_slots):
+    head = random_prompts([34], vocab_size=POISON, seed=31)[0]
+    prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [6, 7, 8], [POISON, 1, 9])]
+    params = SamplingParams(temperature=0, max_tokens=12, logit_bias={POISON: -100.0})
+    expected = outputs(_engine(models, "none", shares=False).generate(prompts, params))
+    engine = engine_over(models.target, poisoned["draft"], "model", num_slots=num_slots, max_prefill_tokens=budget)
+    sequences = engine.generate(prompts, params)
+    assert outputs(sequences) == expected
+    for sequence in sequences:
+        is_poisoned = POISON in sequence.prompt_token_ids
+        assert (sequence.num_draft_tokens == 0) if is_poisoned else (sequence.num_accepted_tokens > 0)
+
+
+def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, models):
+    drafter = make_drafter("model", poisoned["draft"], VOCAB_SIZE, 3, 80)
+    broken, sound = [1, POISON, 2], [3, 4, 5]
+
+    def num_drafted(prompts: list[list[int]]) -> list[int]:
+        sequences = tuple(Sequence.create(p, SamplingParams(temperature=0, max_tokens=9)) for p in prompts)
+        sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+        with torch.inference_mode():
+            draft = drafter.propose(Rows(sequences, sampling, (2,) * len(prompts), "coupled"))
+        return draft.num_draft_tokens_B.tolist()
+
+    drafter.prefill([0, 1, 2], [broken[:-1], sound[:-1], sound[:-1]])
+    assert num_drafted([broken, sound]) == [0, 2]
+    drafter.swap(0, 2)
+    assert num_drafted([sound, sound, broken]) == [2, 2, 0]
+    drafter.begin(2, None, 0)
+    drafter.prefill([2], [sound[:-1]])
+    assert num_drafted([sound, sound, sound]) == [2, 2, 2]
+
+
+# Starting over
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_cleared_engine_knows_nobody_and_shares_nothing(models, drafter):
+    engine = _engine(models, drafter, num_slots=3, budget=5)
+    engine.submit(_sequences())
+    for _ in range(4):
+        engine.step()
+    assert engine.has_work
+    engine.clear()
+    assert (engine.num_running, engine.has_work, engine._admission.num_waiting) == (0, False, 0)
+    before = engine.num_cached_tokens
+    (again,) = engine.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
+    assert engine.num_cached_tokens == before
+    (expected,) = _engine(models, "none", shares=False).generate(
+        [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6)
+    )
+    assert again.output_token_ids == expected.output_token_ids

@@ -1,0 +1,60 @@
+"""How long two prompts are the same."""
+
+import random
+
+import pytest
+
+from decoding import SamplingParams, Sequence
+from decoding.prefix import Resident, common_prefix
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17, 47, 48, 49, 300])
+def test_a_common_prefix_ends_at_the_first_difference(length):
+    tokens = tuple(range(1000, 1300))
+    for other in (tokens[:length], tokens[:length] + (7,) * 20, (*tokens[:length], 7, *tokens[length + 1 :])):
+        expected = 300 if other == tokens else length
+        assert common_prefix(tokens, other) == common_prefix(other, tokens) == expected
+
+
+def test_a_common_prefix_is_what_counting_one_by_one_finds():
+    chance = random.Random(0)
+    for _ in range(300):
+        first, second = (tuple(chance.randrange(2) for _ in range(chance.randrange(80))) for _ in range(2))
+        head = tuple(chance.randrange(2) for _ in range(chance.randrange(80)))
+        first, second = head + first, head + second
+        differ = [index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
+        assert common_prefix(first, second) == min([*differ, len(first), len(second)])
+
+
+def resident(prompt: list[int], output: list[int] | None = None, **fields: int) -> Resident:
+    sequence = Sequence.create(prompt, SamplingParams())
+    sequence.output_token_ids += output or []
+    return Resident(sequence, 0, **{"num_filled": len(prompt) - 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([1, 2, 3, 9, 9], 3),
+        ([1, 2, 3, 4, 5, 6, 7], 5),  # the newest token of the other, 6, has no keys and values yet
+        ([1, 2, 3, 4, 5], 4),  # the newest token of this one is scored by its first round
+        ([1, 2, 3], 2),
+        ([1], 0),
+        ([2, 1], 0),
+    ],
+)
+def test_what_prompt_and_output_settled_can_be_shared_and_the_newest_tokens_cannot(prompt, expected):
+    assert resident([1, 2, 3, 4], [5, 6]).num_in_common(tuple(prompt)) == expected
+
+
+def test_of_a_prompt_that_is_being_read_only_that_much_stands():
+    half = resident([1, 2, 3, 4, 5], num_filled=2)
+    assert half.num_in_common((1, 2, 3, 4, 9)) == 4
+    assert half.num_standing(4) == 2
+    assert half.num_standing(1) == 1
+
+
+def test_a_sequence_that_failed_shares_nothing():
+    failed = resident([1, 2, 3, 4], [5, 6])
+    failed.sequence.fail("not finite")
+    assert failed.num_in_common((1, 2, 3, 4, 5)) == 0
