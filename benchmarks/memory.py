@@ -17,6 +17,7 @@ from benchmarks.corpus import Corpus
 from benchmarks.hardware import weight_bytes
 from benchmarks.results import Memory
 from decoding import Engine, EngineOptions
+from decoding.model import LanguageModel
 
 
 def measure_memory(
@@ -71,7 +72,7 @@ def main() -> None:
     _reset_peak(cuda)
     for _ in engine.stream(corpus.sequences(task["num_rows"])):
         pass
-    models = [engine.target] + [m for m in vars(engine.drafter).values() if isinstance(m, type(engine.target))]
+    models = _models_in(engine)
     peak = _peak(cuda)
     memory = Memory(
         peak=peak - before,
@@ -80,6 +81,17 @@ def main() -> None:
         kv_slots=sum(model.cache.num_bytes for model in models if model.cache),
     )
     print(json.dumps(asdict(memory)))
+
+
+def _models_in(part: object) -> list[LanguageModel]:
+    """The models that an engine holds, or a drafter of its, or a drafter of that one, each once."""
+    found: dict[int, LanguageModel] = {}
+    for value in vars(part).values():
+        if isinstance(value, LanguageModel):
+            found[id(value)] = value
+        elif hasattr(value, "__dict__") and type(value).__module__.startswith("decoding."):
+            found |= {id(model): model for model in _models_in(value)}
+    return list(found.values())
 
 
 def _current(cuda: bool) -> int:

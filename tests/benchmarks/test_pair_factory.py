@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.pair_factory import SHAPES, Shape, cached_pair, greedy_acceptance, make_pair
+from benchmarks.pair_factory import SHAPES, Shape, _nested, cached_pair, greedy_acceptance, make_pair
 from tests.benchmarks.conftest import SHAPE
 
 
@@ -30,6 +30,13 @@ def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path):
     assert found.acceptance == pytest.approx(0.7, abs=0.1)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     assert draft.config.hidden_size == shape.draft.hidden
+
+
+def test_without_noise_a_nested_target_is_its_draft():
+    target, draft, scale = _nested(SHAPES["nested-tiny"], torch.float32, seed=0)
+    scale(0.0)
+    tokens_BT = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(9))
+    torch.testing.assert_close(target(tokens_BT).logits, draft(tokens_BT).logits, rtol=1e-3, atol=1e-3)
 
 
 def test_each_language_gets_its_own_rate_and_text_stays_in_its_language(tmp_path):

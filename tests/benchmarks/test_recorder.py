@@ -74,8 +74,9 @@ def test_forwards_are_one_shape_where_they_must_take_the_same_time(changed, is_t
 
 def test_ragged_forwards_of_as_many_tokens_are_one_shape():
     tokens_BT = torch.zeros(3, 4, dtype=torch.int64)
-    one, other = ({"token_ids_BT": tokens_BT, "starts": [1, 1, 1], "lengths": x} for x in ([4, 1, 2], [2, 4, 1]))
-    assert shape_of(one) == shape_of(other)
+    lengths = ([4, 1, 2], [2, 4, 1], [4, 1, 1])
+    one, other, shorter = ({"token_ids_BT": tokens_BT, "starts": [1, 1, 1], "lengths": x} for x in lengths)
+    assert shape_of(one) == shape_of(other) != shape_of(shorter)
 
 
 def test_engines_share_models_but_not_what_they_learned(models):
@@ -88,3 +89,5 @@ def test_engines_share_models_but_not_what_they_learned(models):
     assert models.target.cache is cache  # memory that is warm
     models.engine(EngineOptions(num_slots=3, max_model_len=32))
     assert models.target.cache is not cache
+    models.engine(options)
+    assert models.target.cache is cache
