@@ -15,7 +15,7 @@ import torch
 from decoding.scores import NEVER, Scores
 
 _FIRST_SIZE = 32
-_SECOND_SIZE = 512
+_LATER_SIZES = (256, 2048)
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ def find_supports(scores: Scores, cuts: Cuts, margin: float = 0.0) -> Iterator[S
 
 
 def _sizes(most: int, vocab_size: int) -> list[int]:
-    first = max(_FIRST_SIZE, -(-(most + 1) // 16) * 16)
-    return [*sorted({size for size in (first, max(first, _SECOND_SIZE)) if size < vocab_size // 2}), vocab_size]
+    first = max(_FIRST_SIZE, -(-(most + 1) // 16) * 16)  # one more than top_k shows that nothing equals the last
+    short = {size for size in (first, *_LATER_SIZES) if first <= size <= vocab_size // 4}
+    return [*sorted(short), vocab_size]
 
 
 def _kept(

@@ -74,12 +74,16 @@ class GumbelNoise:
         blocks = rows * num_blocks + token_ids.div(BLOCK, rounding_mode="trunc")
         return _gumbel_of(self.keys_BJ.take(rows), self.least_BJN.take(blocks), self.holder_BJN.take(blocks), token_ids)
 
+    def holder_of(self, rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """The token ids that have the largest numbers of these blocks; `rows` as in `at`."""
+        return self.holder_BJN.take(rows * self.holder_BJN.shape[-1] + blocks)
+
     def dense(self, vocab_size: int) -> torch.Tensor:
         """All of the numbers, [B, J, V]."""
-        tokens_V = torch.arange(vocab_size, device=self.keys_BJ.device)
-        least_BJV = self.least_BJN.repeat_interleave(BLOCK, -1)[..., :vocab_size]
-        holder_BJV = self.holder_BJN.repeat_interleave(BLOCK, -1)[..., :vocab_size]
-        return _gumbel_of(self.keys_BJ[..., None], least_BJV, holder_BJV, tokens_V)
+        num_blocks = self.least_BJN.shape[-1]
+        tokens_NM = torch.arange(num_blocks * BLOCK, device=self.keys_BJ.device).view(num_blocks, BLOCK)
+        keys, least, holders = self.keys_BJ[..., None, None], self.least_BJN[..., None], self.holder_BJN[..., None]
+        return _gumbel_of(keys, least, holders, tokens_NM).flatten(-2)[..., :vocab_size]
 
 
 def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
@@ -100,8 +104,9 @@ def _gumbel_of(
 
 
 def _exponential(hashes: torch.Tensor) -> torch.Tensor:
-    """Exponential numbers of rate 1, float32, positive and finite."""
-    return _unit_interval(hashes).float().clamp_(max=1 - 2**-24).neg_().log1p_().neg_()
+    """Exponential numbers of rate 1, float32, positive and finite: -log(1 - u)."""
+    minus_u = (_shift_right(hashes, 11)).double().add_(0.5).mul_(-math.ldexp(1.0, -53)).float()
+    return minus_u.clamp_(min=2**-24 - 1).log1p_().neg_()
 
 
 def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
@@ -116,13 +121,14 @@ def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift_right(x, _SHIFTS[0])) * _signed(_MULTIPLIERS[0])
-    x = (x ^ _shift_right(x, _SHIFTS[1])) * _signed(_MULTIPLIERS[1])
-    return x ^ _shift_right(x, _SHIFTS[2])
+    x = _shift_right(x, _SHIFTS[0]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[0]))
+    x = _shift_right(x, _SHIFTS[1]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[1]))
+    return _shift_right(x, _SHIFTS[2]).bitwise_xor_(x)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 >> copies the sign; the mask makes the shift logical
+    # int64 >> copies the sign; the mask makes the shift logical.
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix_int(x: int) -> int:

@@ -43,144 +43,155 @@ def pick_tokens(
     """
     num_rows, num_positions, vocab_size = logits_BJV.shape
     scores = Scores.over(logits_BJV, sampling.temperature_B)
-    found = _Found.empty(len(scores.places_P), scores.places_P.device)
+    found = _Found()
     for kind in sampling.kinds:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)
         if kind.name == "greedy":
-            found.put(own.places_P, *_best_two(own))
+            found.add(own, _best_two(own))
         elif noise is None:
             raise ValueError("some rows sample, so noise is needed")
         elif kind.name == "open":
-            found.put(own.places_P, *_race(own, noise))
+            found.add(own, _race(own, noise))
         else:
             for support in find_supports(own, kind.cuts(num_positions), margin):
-                found.put(own.places_P[support.index_P], *_best_of(support, own, noise))
-    shape = (num_rows, num_positions)
+                part = own if len(support.index_P) == len(own.places_P) else own.of(support.index_P)
+                found.add(part, _best_of(support, part, noise))
+    answer, shape = found.join(len(scores.places_P)), (num_rows, num_positions)
+    is_at_border_P = torch.zeros_like(answer.best_P, dtype=torch.bool)
     return Picks(
-        found.token_ids_P.clamp(max=vocab_size - 1).view(shape),  # only where nothing is a number
-        found.best_P.view(shape),
-        found.second_P.view(shape),
-        found.score_P.view(shape),
-        found.is_at_border_P.view(shape),
-        scores.block_max_PN.amax(-1).isfinite().view(shape),
+        answer.token_ids_P.clamp(max=vocab_size - 1).view(shape),  # beyond it only where nothing is a number
+        answer.best_P.view(shape),
+        answer.second_P.view(shape),
+        answer.score_P.view(shape),
+        (is_at_border_P if answer.is_at_border_P is None else answer.is_at_border_P).view(shape),
+        scores.logits.block_max_PN.amax(-1).isfinite().view(shape),
     )
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Answers for all positions, filled in kind by kind."""
+class _Answer:
+    """What is picked at P positions: see Picks."""
 
     token_ids_P: torch.Tensor
     best_P: torch.Tensor
     second_P: torch.Tensor
     score_P: torch.Tensor
-    is_at_border_P: torch.Tensor
-
-    @classmethod
-    def empty(cls, size: int, device: torch.device) -> "_Found":
-        token_ids_P = torch.zeros(size, dtype=torch.int64, device=device)
-        numbers_3P = torch.zeros(3, size, device=device)
-        return cls(token_ids_P, *numbers_3P, torch.zeros(size, dtype=torch.bool, device=device))
-
-    def put(
-        self,
-        places: torch.Tensor,
-        token_ids: torch.Tensor,
-        best: torch.Tensor,
-        second: torch.Tensor,
-        score: torch.Tensor,
-        is_at_border: torch.Tensor | None = None,
-    ) -> None:
-        self.token_ids_P[places], self.best_P[places] = token_ids, best
-        self.second_P[places], self.score_P[places] = second, score
-        if is_at_border is not None:
-            self.is_at_border_P[places] = is_at_border
+    is_at_border_P: torch.Tensor | None = None
 
 
-_Answer = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # token ids, best, second, score
+class _Found:
+    """Answers for parts of the positions, put together in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Scores, _Answer]] = []
+
+    def add(self, scores: Scores, answer: _Answer) -> None:
+        self._parts.append((scores, answer))
+
+    def join(self, num_positions: int) -> _Answer:
+        if len(self._parts) == 1 and self._parts[0][0].is_all:
+            return self._parts[0][1]
+        answers = [answer for _, answer in self._parts]
+        is_at_border = [
+            torch.zeros_like(a.best_P, dtype=torch.bool) if a.is_at_border_P is None else a.is_at_border_P
+            for a in answers
+        ]
+        order_P = torch.cat([scores.places_P for scores, _ in self._parts]).argsort()
+        return _Answer(
+            torch.cat([a.token_ids_P for a in answers])[order_P],
+            torch.cat([a.best_P for a in answers])[order_P],
+            torch.cat([a.second_P for a in answers])[order_P],
+            torch.cat([a.score_P for a in answers])[order_P],
+            torch.cat(is_at_border)[order_P],
+        )
 
 
 def _best_two(scores: Scores) -> _Answer:
     """Without noise: the best block has the best token, and it or another block the second best."""
-    index_P = torch.arange(len(scores.places_P), device=scores.places_P.device)
+    if scores.size <= _DENSE:
+        return _best_two_of(scores.dense())
     block_P = scores.block_max_PN.max(-1).indices
-    ids_PM, scores_PM = scores.block(index_P, block_P)
+    scores_PM = scores.block(torch.arange(len(block_P), device=block_P.device), block_P)
     best_P, place_P = scores_PM.max(-1)
     others_P = scores.block_max_PN.scatter(-1, block_P[:, None], NEVER).amax(-1)
     second_P = scores_PM.scatter_(-1, place_P[:, None], NEVER).amax(-1).maximum(others_P)
-    return ids_PM.gather(-1, place_P[:, None])[:, 0], best_P, second_P, best_P
+    return _Answer(block_P * BLOCK + place_P, best_P, second_P, best_P)
+
+
+def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _Answer:
+    """The long way; the argument is used up."""
+    best_P, ids_P = noised_PV.max(-1)
+    score_P = best_P if scores_PV is None else scores_PV.gather(-1, ids_P[:, None])[:, 0]
+    return _Answer(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
 
 
 def _race(scores: Scores, noise: GumbelNoise) -> _Answer:
     """The whole vocabulary, of which few tokens can win."""
-    num_positions, num_blocks = scores.block_max_PN.shape
-    if num_positions * scores.vocab_size <= _DENSE:
-        return _race_of_all(scores, noise)
-    largest_PN = noise.largest_BJN.flatten(0, 1)[scores.places_P]
+    if scores.size <= _DENSE:
+        scores_PV = scores.dense()
+        noise_PV = noise.dense(scores.vocab_size).flatten(0, 1)
+        return _best_two_of(scores_PV + (noise_PV if scores.is_all else noise_PV[scores.places_P]), scores_PV)
+    largest_PN = noise.largest_BJN.flatten(0, 1)
+    if not scores.is_all:
+        largest_PN = largest_PN[scores.places_P]
     bound_PN = scores.block_max_PN + largest_PN
-    floor_P = _what_to_beat(scores, noise, bound_PN)
+    floor_P1 = _what_to_beat(scores, noise, bound_PN)[:, None]
 
-    is_alive_PN = (bound_PN >= floor_P[:, None]) & (bound_PN > NEVER)
-    index_A, block_A = is_alive_PN.nonzero(as_tuple=True)
-    ids_AM, scores_AM = scores.block(index_A, block_A)
-    bound_AM = scores_AM + largest_PN[index_A, block_A][:, None]
-    is_alive_AM = (bound_AM >= floor_P[index_A][:, None]) & (scores_AM > NEVER)
-    alive_Q = is_alive_AM.flatten().nonzero()[:, 0]
-    index_Q = index_A[alive_Q // BLOCK]
-    ids_Q, scores_Q = ids_AM.take(alive_Q), scores_AM.take(alive_Q)
+    # A block where nothing reaches what is to be beaten is out, then each token that could not with its block's luck.
+    index_A, block_A = (bound_PN >= floor_P1).nonzero(as_tuple=True)
+    scores_AM = scores.block(index_A, block_A)
+    needed_A1 = floor_P1[index_A] - largest_PN[index_A, block_A][:, None]
+    alive_Q = (scores_AM >= needed_A1).flatten().nonzero()[:, 0]
+    part_Q = alive_Q // BLOCK
+    index_Q, scores_Q = index_A[part_Q], scores_AM.take(alive_Q)
+    ids_Q = block_A[part_Q] * BLOCK + alive_Q % BLOCK
     noised_Q = scores_Q + noise.at(scores.places_P[index_Q], ids_Q)
 
-    nothing_P = scores.block_max_PN.new_full((num_positions,), NEVER)
+    nothing_P = floor_P1.new_full((len(floor_P1),), NEVER)
     best_P = nothing_P.scatter_reduce(0, index_Q, noised_Q, "amax")
     candidate_Q = torch.where(noised_Q == best_P[index_Q], ids_Q, scores.vocab_size)
     ids_P = torch.full_like(scores.places_P, scores.vocab_size).scatter_reduce(0, index_Q, candidate_Q, "amin")
     is_pick_Q = ids_Q == ids_P[index_Q]
     second_P = nothing_P.scatter_reduce(0, index_Q, noised_Q.masked_fill(is_pick_Q, NEVER), "amax")
     score_P = nothing_P.scatter_reduce(0, index_Q, scores_Q.masked_fill(~is_pick_Q, NEVER), "amax")
-    return ids_P, best_P, second_P, score_P
-
-
-def _race_of_all(scores: Scores, noise: GumbelNoise) -> _Answer:
-    """The long way."""
-    scores_PV = scores.dense()
-    noised_PV = scores_PV + noise.dense(scores.vocab_size).flatten(0, 1)[scores.places_P]
-    best_P, ids_P = noised_PV.max(-1)
-    second_P = noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1)
-    return ids_P, best_P, second_P, scores_PV.gather(-1, ids_P[:, None])[:, 0]
+    return _Answer(ids_P, best_P, second_P, score_P)
 
 
 def _what_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
-    """A little less than the second best noised score of a few promising tokens, [P]."""
-    num_positions, num_blocks = bound_PN.shape
-    index_P1 = torch.arange(num_positions, device=bound_PN.device)[:, None]
-    block_PC = bound_PN.topk(min(_NUM_LEADERS, num_blocks), dim=-1, sorted=False).indices
-    ids_PCM, scores_PCM = scores.block(index_P1, block_PC)
-    leader_score_PC, place_PC = scores_PCM.max(-1)
-    leader_PC = ids_PCM.gather(-1, place_PC[..., None])[..., 0]
-    holder_PC = noise.holder_BJN.flatten(0, 1)[scores.places_P].gather(-1, block_PC)
+    """A little less than the second best noised score of a few promising tokens, [P]; always finite."""
+    index_P1 = torch.arange(len(bound_PN), device=bound_PN.device)[:, None]
+    places_P1 = scores.places_P[:, None]
+    block_PC = bound_PN.topk(min(_NUM_LEADERS, bound_PN.shape[-1]), dim=-1, sorted=False).indices
+    scores_PCM = scores.block(index_P1, block_PC)
+    leader_score_PC, leader_PC = scores_PCM.max(-1)
+    leader_PC += block_PC * BLOCK
+    holder_PC = noise.holder_of(places_P1, block_PC)
     holder_score_PC = scores_PCM.gather(-1, (holder_PC % BLOCK)[..., None])[..., 0]
     holder_score_PC = holder_score_PC.masked_fill(holder_PC == leader_PC, NEVER)  # count nobody twice
-    noised_PM = noise.at(scores.places_P[:, None], torch.cat([leader_PC, holder_PC], dim=-1))
+    noised_PM = noise.at(places_P1, torch.cat([leader_PC, holder_PC], dim=-1))
     noised_PM += torch.cat([leader_score_PC, holder_score_PC], dim=-1)
     second_P = noised_PM.topk(2, dim=-1).values[:, 1]
-    # The bound of a block is its numbers' only up to the last bit of a logarithm.
-    return second_P - 1e-5 * second_P.abs().clamp(min=1.0, max=1e30)
+    # A bound is one up to the last bits of a logarithm and of sums. What is -inf needs not be beaten: it cannot win.
+    limits = torch.finfo(second_P.dtype)
+    second_P = second_P.clamp(min=limits.min / 2, max=limits.max / 2)
+    return second_P - 1e-4 * second_P.abs().clamp(min=1.0)
 
 
-def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> tuple[torch.Tensor, ...]:
+def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _Answer:
     """What a cut leaves. The noise decides among few tokens, so all of them get theirs."""
-    places_P1 = scores.places_P[support.index_P][:, None]
-    noised_PM = support.scores_PM + noise.at(places_P1, support.token_ids_PM)
+    noised_PM = support.scores_PM + noise.at(scores.places_P[:, None], support.token_ids_PM)
     kept_PM = noised_PM.masked_fill(~support.is_kept_PM, NEVER)
     best_P, ids_P = _best_and_lowest(kept_PM, support, scores.vocab_size)
     is_pick_PM = support.token_ids_PM == ids_P[:, None]
     second_P = kept_PM.masked_fill(is_pick_PM, NEVER).amax(-1)
     score_P = support.scores_PM.masked_fill(~is_pick_PM, NEVER).amax(-1)
+    if support.is_tight_PM is support.is_kept_PM:
+        return _Answer(ids_P, best_P, second_P, score_P)
     loose_PM = noised_PM.masked_fill(~support.is_loose_PM, NEVER)
     is_at_border_P = _best_and_lowest(loose_PM, support, scores.vocab_size)[1] != ids_P
     is_at_border_P |= ~(is_pick_PM & support.is_tight_PM).any(-1)
-    return ids_P, best_P, second_P, score_P, is_at_border_P
+    return _Answer(ids_P, best_P, second_P, score_P, is_at_border_P)
 
 
 def _best_and_lowest(noised_PM: torch.Tensor, support: Support, beyond: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -142,7 +142,7 @@ def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     if not cutting:
         return scores_BJV
     scores = Scores.over(scores_BJV, torch.ones_like(sampling.temperature_B))
-    cut_PV = scores.logits.clone()
+    cut_PV = scores_BJV.flatten(0, 1).clone()
     for kind in cutting:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)

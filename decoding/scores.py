@@ -7,78 +7,122 @@ Shapes: P positions (of any row), V vocabulary, N blocks of it, M token ids.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from decoding.noise import BLOCK
 
 NEVER = float("-inf")
-_AT_ONCE = 1 << 20  # scores that fit a cache
+_AT_ONCE = 1 << 18  # scores that fit a cache
+_MANY = 512  # in a vocabulary this many times longer than a list, the list is sought in the best blocks
+
+
+class Logits:
+    """Logits [P, V] of any float dtype, and the largest of each block of 64 tokens, read once."""
+
+    def __init__(self, logits_BJV: torch.Tensor) -> None:
+        """Positions of all rows, flattened; nothing is read yet."""
+        self.values_PV = logits_BJV.flatten(0, 1)
+
+    @cached_property
+    def block_max_PN(self) -> torch.Tensor:
+        """Float32; NaN where there is one in the block."""
+        values_PNM = self._whole_blocks_PNM
+        largest = [] if values_PNM is None else [values_PNM.amax(-1)]
+        if self._rest_PM is not None:
+            largest.append(self._rest_PM.amax(-1, keepdim=True))
+        return (largest[0] if len(largest) == 1 else torch.cat(largest, dim=-1)).float()
+
+    def block(self, places: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """Whole blocks, with one dimension of 64 more than `places` and `blocks`; -inf beyond the vocabulary."""
+        values_PNM, rest_PM = self._whole_blocks_PNM, self._rest_PM
+        if values_PNM is None:
+            assert rest_PM is not None
+            return _pad(rest_PM[places])
+        if rest_PM is None:
+            return values_PNM[places, blocks]
+        is_last = blocks == values_PNM.shape[1]
+        values = values_PNM[places, blocks.clamp(max=values_PNM.shape[1] - 1)]
+        return torch.where(is_last[..., None], _pad(rest_PM)[places], values)
+
+    @cached_property
+    def _whole_blocks_PNM(self) -> torch.Tensor | None:
+        end = self.values_PV.shape[-1] // BLOCK * BLOCK
+        return self.values_PV[:, :end].unflatten(-1, (-1, BLOCK)) if end else None
+
+    @cached_property
+    def _rest_PM(self) -> torch.Tensor | None:
+        size = self.values_PV.shape[-1] % BLOCK
+        return self.values_PV[:, -size:] if size else None
 
 
 @dataclass(frozen=True)
 class Scores:
     """The scores of P positions, which stand at `places_P` of some logits."""
 
-    logits: torch.Tensor  # any float dtype, [all positions, V]
+    logits: Logits
     places_P: torch.Tensor
     temperature_P: torch.Tensor
-    block_max_PN: torch.Tensor  # float32
+    is_all: bool  # whether the positions are all that the logits have, in order
 
     @classmethod
     def over(cls, logits_BJV: torch.Tensor, temperature_B: torch.Tensor) -> "Scores":
         """The scores of all rows and positions, flattened."""
-        logits_PV = logits_BJV.flatten(0, 1)
-        temperature_P = temperature_B.repeat_interleave(logits_BJV.shape[1])
-        places_P = torch.arange(len(logits_PV), device=logits_PV.device)
-        # Dividing by a temperature keeps the order, so the largest logit has the largest score.
-        block_max_PN = _block_max(logits_PV).float() / temperature_P[:, None]
-        return cls(logits_PV, places_P, temperature_P, block_max_PN)
+        num_rows, num_positions = logits_BJV.shape[:2]
+        places_P = torch.arange(num_rows * num_positions, device=logits_BJV.device)
+        temperature_P = temperature_B if num_positions == 1 else temperature_B.repeat_interleave(num_positions)
+        return cls(Logits(logits_BJV), places_P, temperature_P, is_all=True)
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        return self.logits.shape[-1]
+        return self.logits.values_PV.shape[-1]
+
+    @property
+    def size(self) -> int:
+        """P times V."""
+        return len(self.places_P) * self.vocab_size
+
+    @cached_property
+    def block_max_PN(self) -> torch.Tensor:
+        """The largest score of each block. Dividing by a temperature keeps the order, so it is the largest logit's."""
+        block_max_PN = self.logits.block_max_PN
+        return (block_max_PN if self.is_all else block_max_PN[self.places_P]) / self.temperature_P[:, None]
 
     def of(self, index: torch.Tensor) -> "Scores":
         """The scores of some of these positions."""
-        return Scores(self.logits, self.places_P[index], self.temperature_P[index], self.block_max_PN[index])
+        return Scores(self.logits, self.places_P[index], self.temperature_P[index], is_all=False)
 
-    def at(self, index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Single scores, float32; `index` (into P) broadcasts against the ids. Ids beyond the vocabulary have -inf."""
-        if self.vocab_size % BLOCK == 0:
-            return self.logits[self.places_P[index], token_ids].float() / self.temperature_P[index]
-        known_ids = token_ids.clamp(max=self.vocab_size - 1)
-        scores = self.logits[self.places_P[index], known_ids].float() / self.temperature_P[index]
-        return scores.masked_fill_(token_ids >= self.vocab_size, NEVER)
-
-    def block(self, index: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token ids of whole blocks, with one dimension more than `blocks`, and their scores."""
-        token_ids = blocks[..., None] * BLOCK + torch.arange(BLOCK, device=blocks.device)
-        return token_ids, self.at(index[..., None], token_ids)
+    def block(self, index: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """Whole blocks of positions `index` (into P), float32, with one dimension of 64 tokens more than `blocks`."""
+        return self.logits.block(self.places_P[index], blocks).float() / self.temperature_P[index][..., None]
 
     def dense(self) -> torch.Tensor:
-        """All of them, [P, V]."""
-        return self.logits[self.places_P].float() / self.temperature_P[:, None]
+        """All of them, float32 [P, V]."""
+        return self._values().float() / self.temperature_P[:, None]
 
     def best(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The token ids and scores [P, M] of the `size` best tokens, best first, of equals the highest id first.
 
         Which of several equals at the very end is among them is left to chance.
         """
-        num_positions, num_blocks = self.block_max_PN.shape
-        if num_blocks <= 2 * size:
-            logits_PM, ids_PM = self._logits().topk(size, dim=-1)
+        if size == self.vocab_size:
+            scores_PM, order_PM = self.dense().flip(-1).sort(dim=-1, descending=True, stable=True)
+            return size - 1 - order_PM, scores_PM
+        if size * _MANY > self.vocab_size:
+            logits_PM, ids_PM = self._values().topk(size, dim=-1)
             scores_PM = logits_PM.float() / self.temperature_P[:, None]
         else:  # the best tokens lie in as many blocks at most
             blocks_PM = self.block_max_PN.topk(size, dim=-1, sorted=False).indices
-            index_P1 = torch.arange(num_positions, device=blocks_PM.device)[:, None]
-            all_ids, all_scores = self.block(index_P1, blocks_PM)
-            scores_PM, order_PM = all_scores.flatten(1).topk(size, dim=-1)
-            ids_PM = all_ids.flatten(1).gather(-1, order_PM)
-        ids_PM, order_PM = ids_PM.sort(dim=-1, descending=True)
-        scores_PM, order_PM = scores_PM.gather(-1, order_PM).sort(dim=-1, descending=True, stable=True)
-        return ids_PM.gather(-1, order_PM), scores_PM
+            index_P1 = torch.arange(len(blocks_PM), device=blocks_PM.device)[:, None]
+            scores_PM, order_PM = self.block(index_P1, blocks_PM).flatten(1).topk(size, dim=-1)
+            ids_PM = blocks_PM.gather(-1, order_PM // BLOCK) * BLOCK + order_PM % BLOCK
+        if bool((scores_PM[:, 1:] == scores_PM[:, :-1]).any()):
+            ids_PM, order_PM = ids_PM.sort(dim=-1, descending=True)
+            scores_PM, order_PM = scores_PM.gather(-1, order_PM).sort(dim=-1, descending=True, stable=True)
+            ids_PM = ids_PM.gather(-1, order_PM)
+        return ids_PM, scores_PM
 
     def best_probability(self) -> torch.Tensor:
         """The probability [P] of the best token among all, which turns any score into its token's probability.
@@ -86,14 +130,13 @@ class Scores:
         A function of the position alone: softmax adds up each position in the same order, whatever stands beside it.
         """
         chunks = torch.arange(len(self.places_P), device=self.places_P.device).split(max(1, _AT_ONCE // self.vocab_size))
+        if len(chunks) == 1:
+            return self.dense().softmax(-1).amax(-1)
         return torch.cat([self.of(chunk).dense().softmax(-1).amax(-1) for chunk in chunks])
 
-    def _logits(self) -> torch.Tensor:
-        return self.logits if len(self.places_P) == len(self.logits) else self.logits[self.places_P]
+    def _values(self) -> torch.Tensor:
+        return self.logits.values_PV if self.is_all else self.logits.values_PV[self.places_P]
 
 
-def _block_max(logits_PV: torch.Tensor) -> torch.Tensor:
-    end = logits_PV.shape[-1] // BLOCK * BLOCK
-    last_P1 = [logits_PV[:, end:].amax(-1, keepdim=True)] if end < logits_PV.shape[-1] else []
-    whole_PN = [logits_PV[:, :end].unflatten(-1, (-1, BLOCK)).amax(-1)] if end else []
-    return torch.cat([*whole_PN, *last_P1], dim=-1)
+def _pad(rest: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(rest, (0, BLOCK - rest.shape[-1]), value=NEVER)
