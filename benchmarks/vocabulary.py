@@ -1,8 +1,9 @@
 """Times the work that a round does over the vocabulary, apart from any forward: `python -m benchmarks.vocabulary`.
 
-A round is K draft steps (one position a row each) and one verification (K + 1 positions). The logits are normal, with
-the deviation that gives about the entropy of written text; drafts agree with the target most of the time. Prints
-medians in milliseconds, one line a shape, one column a way of sampling.
+A round is K draft steps (one position a row each) and one verification (K + 1 positions). Probabilities fall with
+their rank as in written text (Zipf's law; `--exponent`, lower is flatter), in an order of their own at each position;
+drafts agree with the target most of the time. Prints medians in milliseconds, one line a shape, one column a way of
+sampling.
 """
 
 import argparse
@@ -24,7 +25,6 @@ SAMPLING = {
 }
 NUM_DRAFT_TOKENS = 4
 CLOSE_CALL = 1e-4
-LOGITS_STD = 3.4
 
 
 def make_rows(num_rows: int, names: list[str]) -> Rows:
@@ -49,12 +49,15 @@ def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJ
     return judge(picks, Draft(drafted_BK, num_drafted_B), rows.sampling, margin)
 
 
-def make_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def make_logits(
+    num_rows: int, vocab_size: int, dtype: torch.dtype, exponent: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The draft's [B, K, V] and the target's [B, J, V]."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_rows, NUM_DRAFT_TOKENS + 1, vocab_size)
-    target_BJV = LOGITS_STD * torch.randn(shape, generator=generator)
-    draft_BJV = target_BJV + 0.1 * LOGITS_STD * torch.randn(shape, generator=generator)
+    ranks_BJV = torch.rand(shape, generator=generator).argsort(-1) + 1
+    target_BJV = -exponent * ranks_BJV.float().log()
+    draft_BJV = target_BJV + 0.3 * torch.randn(shape, generator=generator)
     return draft_BJV[:, :-1].contiguous().to(dtype), target_BJV.to(dtype)
 
 
@@ -75,16 +78,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32])
     parser.add_argument("--vocab", type=int, nargs="+", default=[3072, 8192, 32000, 152064])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--exponent", type=float, default=1.5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     columns = {**{name: [name] for name in SAMPLING}, "a mixture of these": list(SAMPLING)}
-    print(f"ms a round of {NUM_DRAFT_TOKENS} draft tokens, {args.dtype}, {args.threads} thread(s)")
+    print(
+        f"ms a round of {NUM_DRAFT_TOKENS} draft tokens, {args.dtype}, {args.threads} thread(s), exponent {args.exponent}"
+    )
     print("rows   vocab" + "".join(f"{name:>26}" for name in columns))
     for vocab_size in args.vocab:
         for num_rows in args.rows:
-            draft_BKV, target_BJV = make_logits(num_rows, vocab_size, getattr(torch, args.dtype))
+            draft_BKV, target_BJV = make_logits(num_rows, vocab_size, getattr(torch, args.dtype), args.exponent)
             line = f"{num_rows:4d}  {vocab_size:6d}"
             for names in columns.values():
                 rows = make_rows(num_rows, names)

@@ -90,9 +90,7 @@ def _sizes(most: int, vocab_size: int) -> list[int]:
     return [*sorted(short), vocab_size]
 
 
-def _kept(
-    scores_PM: torch.Tensor, cuts: Cuts, best_prob_P: torch.Tensor | None, slack_P: torch.Tensor
-) -> torch.Tensor:
+def _kept(scores_PM: torch.Tensor, cuts: Cuts, best_prob_P: torch.Tensor | None, slack_P: torch.Tensor) -> torch.Tensor:
     """What stays, [P, M], with some slack in the mass of top-p and in the floor of min-p; the best token always does."""
     best_P1, size = scores_PM[:, :1], scores_PM.shape[-1]
     kept_PM = torch.ones_like(scores_PM, dtype=torch.bool)

@@ -96,9 +96,7 @@ def uniform(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) ->
     return _unit_interval(_mix(_position_hash(keys_B, positions_BJ, stream)))
 
 
-def _gumbel_of(
-    keys: torch.Tensor, least: torch.Tensor, holders: torch.Tensor, token_ids: torch.Tensor
-) -> torch.Tensor:
+def _gumbel_of(keys: torch.Tensor, least: torch.Tensor, holders: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     above = _exponential(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)))
     return above.masked_fill_(token_ids == holders, 0.0).add_(least).log_().neg_()
 

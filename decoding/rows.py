@@ -55,9 +55,7 @@ class Rows:
             )
         if vocab_size not in self._noises:
             positions_BJ = self.positions(0, width)
-            self._noises[vocab_size] = GumbelNoise.draw(
-                self.sampling.keys_B, positions_BJ, vocab_size, Stream.SHARED
-            )
+            self._noises[vocab_size] = GumbelNoise.draw(self.sampling.keys_B, positions_BJ, vocab_size, Stream.SHARED)
         return self._noises[vocab_size].of(slice(None), slice(first, first + num_positions))
 
     @cached_property

@@ -197,9 +197,7 @@ def _forbid_early_stop(
     is_stop_BV = torch.zeros(len(ids_BS), vocab_size + 1, dtype=torch.bool, device=scores_BJV.device)
     is_stop_BV = is_stop_BV.scatter_(-1, ids_BS, True)[:, :vocab_size]
     is_early_BJ = lengths_BJ < min_length_B[:, None]
-    return scores_BJV.masked_fill(
-        is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), NEVER
-    )
+    return scores_BJV.masked_fill(is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), NEVER)
 
 
 def _is_greedy(params: SamplingParams) -> bool:

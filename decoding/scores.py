@@ -129,7 +129,9 @@ class Scores:
 
         A function of the position alone: softmax adds up each position in the same order, whatever stands beside it.
         """
-        chunks = torch.arange(len(self.places_P), device=self.places_P.device).split(max(1, _AT_ONCE // self.vocab_size))
+        chunks = torch.arange(len(self.places_P), device=self.places_P.device).split(
+            max(1, _AT_ONCE // self.vocab_size)
+        )
         if len(chunks) == 1:
             return self.dense().softmax(-1).amax(-1)
         return torch.cat([self.of(chunk).dense().softmax(-1).amax(-1) for chunk in chunks])

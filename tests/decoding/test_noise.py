@@ -1,5 +1,7 @@
 """The noise is a pure function with known values, independent of shapes, and of the right law."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -121,3 +123,52 @@ def test_noise_far_out_in_the_tail_is_not_on_a_coarse_grid():
     tail = noise[noise > 8]
     assert tail.numel() > 50
     assert tail.unique().numel() == tail.numel()
+
+
+def test_a_number_is_the_same_alone_as_among_all():
+    noise = GumbelNoise.draw(_keys(3), torch.arange(12).reshape(3, 4), 300, Stream.SHARED)
+    dense = noise.dense(300)
+    rows, tokens = torch.randint(12, (50, 1)), torch.randint(300, (50, 7))
+    assert torch.equal(noise.at(rows, tokens), dense.flatten(0, 1)[rows, tokens])
+    part = noise.of(torch.tensor([2, 0]), slice(1, 3))
+    assert torch.equal(part.dense(300), dense[[2, 0], 1:3])
+
+
+def test_no_number_exceeds_its_blocks_largest_which_its_holder_has():
+    noise = GumbelNoise.draw(_keys(40), torch.arange(20).expand(40, -1), 5 * BLOCK, Stream.SHARED)
+    blocks = noise.dense(5 * BLOCK).unflatten(-1, (5, BLOCK))
+    assert torch.equal(blocks.amax(-1), noise.largest_BJN)
+    assert torch.equal(blocks.argmax(-1) + torch.arange(5) * BLOCK, noise.holder_BJN)
+
+
+def test_the_largest_number_of_a_block_follows_its_law_and_falls_anywhere():
+    noise = GumbelNoise.draw(_keys(100), torch.arange(50).expand(100, -1), 4 * BLOCK, Stream.SHARED)
+    largest = noise.largest_BJN.flatten().numpy()
+    assert stats.kstest(largest, stats.gumbel_r(loc=math.log(BLOCK)).cdf).pvalue > 1e-6
+    places = torch.bincount((noise.holder_BJN % BLOCK).flatten(), minlength=BLOCK)
+    assert stats.chisquare(places.numpy()).pvalue > 1e-6
+    # Where it falls says nothing of how large it is.
+    assert (
+        abs(torch.corrcoef(torch.stack([noise.largest_BJN.flatten(), (noise.holder_BJN % BLOCK).flatten()]))[0, 1])
+        < 0.03
+    )
+
+
+def test_every_token_of_a_block_follows_the_law_and_none_tells_of_another():
+    noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), 2 * BLOCK, Stream.SHARED).flatten(0, 1)
+    for token in (0, 1, 31, 63, 64, 127):
+        assert stats.kstest(noise[:, token].numpy(), stats.gumbel_r.cdf).pvalue > 1e-6
+    # Ranks: a dependence in the tail, where blocks share their least number, would show here.
+    uniform_numbers = (-(-noise.double()).exp()).exp()
+    correlation = torch.corrcoef(uniform_numbers.T) - torch.eye(2 * BLOCK)
+    assert correlation.abs().max() < 0.06
+    is_high = (uniform_numbers > 0.9).double()
+    both = is_high.T @ is_high / len(is_high)
+    both.fill_diagonal_(0.01)
+    assert (both - 0.01).abs().max() < 0.006
+
+
+def test_blocks_whose_others_forget_the_least_number_fail_the_same_check(monkeypatch):
+    monkeypatch.setattr("decoding.noise._gumbel_of", lambda keys, least, holders, ids: -least.log() + 0 * ids)
+    noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), BLOCK, Stream.SHARED)
+    assert stats.kstest(noise[..., 5].flatten().numpy(), stats.gumbel_r.cdf).pvalue < 1e-6
