@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     columns = {**{name: [name] for name in SAMPLING}, "a mixture of these": list(SAMPLING)}
     print(
-        f"ms a round of {NUM_DRAFT_TOKENS} draft tokens, {args.dtype}, {args.threads} thread(s), exponent {args.exponent}"
+        f"ms a round of {NUM_DRAFT_TOKENS} draft tokens, {args.dtype}, threads {args.threads}, exponent {args.exponent}"
     )
     print("rows   vocab" + "".join(f"{name:>26}" for name in columns))
     for vocab_size in args.vocab:

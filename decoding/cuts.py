@@ -48,10 +48,10 @@ class Support:
 
 
 def find_supports(scores: Scores, cuts: Cuts, margin: float = 0.0) -> Iterator[Support]:
-    """Every position once. `margin` says how far rounding moves a logit of a size up to 10, and larger ones in proportion.
+    """Every position once. Rounding moves a logit of a size up to 10 by `margin`, and larger ones in proportion.
 
-    It counts as much in the probability mass of top-p, over the temperature. Near-equal scores can also change places:
-    of several tokens that stand where the cut is, each could be the one that goes.
+    Over the temperature, that counts as much in the probability mass of top-p. Near-equal scores can also change
+    places: of several tokens that stand where the cut is, each could be the one that goes.
     """
     index_P = torch.arange(len(scores.places_P), device=scores.places_P.device)
     best_prob_P = None if cuts.top_p_P is None or cuts.most else scores.best_probability()
@@ -91,7 +91,7 @@ def _sizes(most: int, vocab_size: int) -> list[int]:
 
 
 def _kept(scores_PM: torch.Tensor, cuts: Cuts, best_prob_P: torch.Tensor | None, slack_P: torch.Tensor) -> torch.Tensor:
-    """What stays, [P, M], with some slack in the mass of top-p and in the floor of min-p; the best token always does."""
+    """What stays, [P, M], with some slack in the mass of top-p and the floor of min-p; the best token always does."""
     best_P1, size = scores_PM[:, :1], scores_PM.shape[-1]
     kept_PM = torch.ones_like(scores_PM, dtype=torch.bool)
     if cuts.top_k_P is not None:
@@ -105,7 +105,7 @@ def _kept(scores_PM: torch.Tensor, cuts: Cuts, best_prob_P: torch.Tensor | None,
         within_PM = mass_before_PM < (cuts.top_p_P + slack_P)[:, None]
         kept_PM &= within_PM | (cuts.top_p_P == 1)[:, None]
     if cuts.min_p_P is not None:
-        floor_P1 = best_P1 + cuts.min_p_P.log()[:, None] - slack_P[:, None]
+        floor_P1 = best_P1 + (cuts.min_p_P.log() - slack_P).float()[:, None]
         kept_PM &= scores_PM >= torch.minimum(floor_P1, best_P1)
     kept_PM[:, 0] = True
     return kept_PM

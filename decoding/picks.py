@@ -1,4 +1,4 @@
-"""Picks: the token with the best noised score at each position, the runner-up's score, and whether rounding could matter.
+"""Picks: the token with the best noised score at each position, and how clearly it is the best.
 
     pick = argmax over tokens of   logit / temperature + Gumbel noise      (greedy: without noise)
 

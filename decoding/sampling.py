@@ -1,7 +1,7 @@
 """From logits to the distribution that is sampled: one function for target and drafter, for every row and position.
 
 A distribution is carried as *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
-drafter and the target shape their logits and cut their scores here, so the q that was sampled is the q that is verified.
+drafter and the target do all of it here, so the q that was sampled is the q that is verified.
 Results equal transformers' logits processors where one exists (tests/decoding/test_sampling.py).
 
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
@@ -20,7 +20,7 @@ from decoding.scores import NEVER, Scores
 
 @dataclass(frozen=True)
 class RowKind:
-    """Rows whose tokens are found the same way: `greedy`, `open` (no cut), `top_k`, `nucleus` (top-p or min-p alone)."""
+    """Rows whose tokens are found the same way; `open` is without a cut, `nucleus` has top-p or min-p but no top-k."""
 
     name: Literal["greedy", "open", "top_k", "nucleus"]
     rows_R: torch.Tensor | None  # None: every row of the batch
@@ -173,8 +173,7 @@ def first_stop(token_ids_BK: torch.Tensor, stop_ids_BS: torch.Tensor) -> torch.T
 
 def _penalize(logits_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: TokenHistory) -> torch.Tensor:
     repetition_B11, presence_B11, frequency_B11 = penalties_3B[:, :, None, None]
-    num_positions, num_tokens = logits_BJV.shape[1], history.token_ids_BL.shape[1]
-    index_L = torch.arange(num_tokens, device=logits_BJV.device)
+    index_L = torch.arange(history.token_ids_BL.shape[1], device=logits_BJV.device)
     stands_BJL = index_L < history.lengths_BJ[:, :, None]
     # Ids that do not stand yet are replaced by the row's first token, which does: writing it again is harmless.
     ids_BJL = torch.where(stands_BJL, history.token_ids_BL[:, None, :], history.token_ids_BL[:, None, :1])
@@ -230,7 +229,8 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
 def _column(values: Seq[float], neutral: float, device: torch.device) -> torch.Tensor | None:
     if all(value == neutral for value in values):
         return None
-    return torch.tensor(values, device=device)
+    dtype = torch.float64 if isinstance(neutral, float) else torch.int64
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:

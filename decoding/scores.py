@@ -49,7 +49,7 @@ class Logits:
     @cached_property
     def _whole_blocks_PNM(self) -> torch.Tensor | None:
         end = self.values_PV.shape[-1] // BLOCK * BLOCK
-        return self.values_PV[:, :end].unflatten(-1, (-1, BLOCK)) if end else None
+        return self.values_PV[:, :end].view(len(self.values_PV), -1, BLOCK) if end else None
 
     @cached_property
     def _rest_PM(self) -> torch.Tensor | None:
@@ -129,12 +129,10 @@ class Scores:
 
         A function of the position alone: softmax adds up each position in the same order, whatever stands beside it.
         """
-        chunks = torch.arange(len(self.places_P), device=self.places_P.device).split(
-            max(1, _AT_ONCE // self.vocab_size)
-        )
-        if len(chunks) == 1:
-            return self.dense().softmax(-1).amax(-1)
-        return torch.cat([self.of(chunk).dense().softmax(-1).amax(-1) for chunk in chunks])
+        index_P = torch.arange(len(self.places_P), device=self.places_P.device)
+        chunks = torch.split(index_P, max(1, _AT_ONCE // self.vocab_size))
+        parts = [self] if len(chunks) == 1 else [self.of(chunk) for chunk in chunks]
+        return torch.cat([part.dense().softmax(-1).amax(-1) for part in parts])
 
     def _values(self) -> torch.Tensor:
         return self.logits.values_PV if self.is_all else self.logits.values_PV[self.places_P]
