@@ -23,11 +23,11 @@ from decoding.load import load_parts, make_schedule
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.rows import Rows, sampling_batch
-from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
+from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
-from decoding.verify import Draft, Verdict, pick_shared, verify_coupled, verify_rejection
+from decoding.verify import Draft, Verdict, judge, verify_rejection
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
@@ -150,8 +150,7 @@ class Engine:
         lengths = None if draft.most_B is None else [1 + most for most in draft.most_B]
         logits_BJV = self.target.forward(starts, tokens_BJ, every_BJ, lengths=lengths)
 
-        verdict = self._verify(rows, draft, logits_BJV)
-        is_finite_B = logits_BJV.amax((1, 2)).isfinite()
+        verdict, is_finite_B = self._verify(rows, draft, logits_BJV)
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B, num_drafted_B)
         packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
         verdicts = packed.tolist()
@@ -178,19 +177,17 @@ class Engine:
                 logprobs=_logprobs(logits_JV, tokens, sequence.params.logprobs),
             )
 
-    def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
-        num_positions = logits_BJV.shape[1]
-        scores_BJV = shape_logits(logits_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
-        positions_BJ = rows.positions(0, num_positions)
+    def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> tuple[Verdict, torch.Tensor]:
+        """The verdict, and which rows' logits are numbers."""
         if self.options.verification == "rejection":
-            return verify_rejection(truncate(scores_BJV, rows.sampling), draft, rows.sampling, positions_BJ)
+            num_positions = logits_BJV.shape[1]
+            history = rows.history(draft.token_ids_BK, 0, num_positions)
+            scores_BJV = process_logits(logits_BJV, rows.sampling, history)
+            verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(0, num_positions))
+            return verdict, logits_BJV.amax((1, 2)).isfinite()
         close_call = CLOSE_CALL.get(self.target.dtype, 0.0)
-        if not close_call or not rows.sampling.truncates:
-            cut_BJV = truncate(scores_BJV, rows.sampling)
-            return verify_coupled(cut_BJV, draft, rows.sampling, positions_BJ, close_call)
-        coldest = min(s.params.temperature for s in rows.sequences if s.params.temperature)
-        cut_BJV, *borders_BJV = truncate_with_borders(scores_BJV, rows.sampling, slack=close_call / coldest)
-        return verify_coupled(cut_BJV, draft, rows.sampling, positions_BJ, close_call, tuple(borders_BJV))
+        picks = rows.pick(logits_BJV, draft.token_ids_BK, 0, close_call)
+        return judge(picks, draft, rows.sampling, close_call), picks.is_finite_BJ.all(-1)
 
     def _recheck(self, sequence: Sequence, accepted: list[int]) -> list[int]:
         """The accepted tokens and the one after them, decided by the sequence alone: one row, no cache, no draft.
@@ -220,12 +217,13 @@ class Engine:
         """The token after `accepted`, as the verifier decides it where there is no draft."""
         rows = self._row_alone(sequence)
         accepted_1K = torch.tensor([accepted], dtype=torch.int64, device=self.target.device)
-        scores_11V = process_logits(logits_V[None, None], rows.sampling, rows.history(accepted_1K, len(accepted), 1))
-        positions_11 = rows.positions(len(accepted), 1)
-        if self.options.verification == "rejection":
-            nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
-            return int(verify_rejection(scores_11V, nothing, rows.sampling, positions_11).next_token_B)
-        return int(pick_shared(scores_11V, rows.sampling, positions_11))
+        logits_11V = logits_V[None, None]
+        if self.options.verification == "coupled":
+            return int(rows.pick(logits_11V, accepted_1K, len(accepted)).token_ids_BJ)
+        scores_11V = process_logits(logits_11V, rows.sampling, rows.history(accepted_1K, len(accepted), 1))
+        nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
+        verdict = verify_rejection(scores_11V, nothing, rows.sampling, rows.positions(len(accepted), 1))
+        return int(verdict.next_token_B)
 
     def _running_rows(self) -> Rows:
         sequences = tuple(self._running)

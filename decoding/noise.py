@@ -4,14 +4,16 @@ The hash is splitmix64 (Steele, Lea, Flood, OOPSLA 2014, https://doi.org/10.1145
 whose multiplication wraps identically on every device. Nothing here knows about batches, slots or drafts, which is why
 the tokens drawn with it cannot depend on them.
 
-Shapes: B sequences, J positions, V vocabulary.
+Shapes: B sequences, J positions, V vocabulary, N blocks of it.
 """
 
 import math
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
+BLOCK = 64  # tokens that share a bound on their noise
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
@@ -35,22 +37,74 @@ def noise_key(seed: int, row: int, sample: int) -> int:
     return _signed(state)
 
 
-def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
-    """Standard Gumbel noise, float32 [B, J, V], a function of key, position, token id and stream alone.
+@dataclass(frozen=True)
+class GumbelNoise:
+    """Standard Gumbel noise of B x J positions: the largest number of each block of 64 tokens, the others on demand.
 
-    `argmax(log p + gumbel)` is a draw from p (the Gumbel-max trick, Maddison et al., arXiv 1411.0030). Values lie in
-    about [-2.9, 37.5], always finite.
+    A number is a function of key, position, token id and stream alone; values lie in about [-3, 42], always finite.
+    `argmax(log p + noise)` is a draw from p (the Gumbel-max trick, Maddison et al., arXiv 1411.0030). Gumbel numbers
+    are -log of exponential ones. The least of 64 exponentials is one of rate 64, falls on any of the 64 alike, and
+    what the others are above it is exponential again: so one hash bounds a block, and most tokens never need theirs.
     """
-    tokens_V = torch.arange(vocab_size, device=keys_B.device)
-    hash_BJV = _mix(_position_hash(keys_B, positions_BJ, stream)[..., None] + tokens_V * _signed(_GOLDEN))
-    # Small u is large noise, and float32 is finest near zero: the tail that decides rare tokens has no coarse grid.
-    uniform_BJV = _unit_interval(hash_BJV).float().clamp_(max=1 - 2**-24)
-    return uniform_BJV.neg_().log1p_().neg_().log_().neg_()
+
+    keys_BJ: torch.Tensor  # of the numbers inside the blocks, int64
+    least_BJN: torch.Tensor  # the least exponential number of each block, float32
+    largest_BJN: torch.Tensor  # its Gumbel number, which none in the block exceeds
+    holder_BJN: torch.Tensor  # the token id that has it, int64; may lie beyond the vocabulary in the last block
+
+    @classmethod
+    def draw(cls, keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> "GumbelNoise":
+        """The noise of these rows at these positions, for token ids below `vocab_size`."""
+        block_N = torch.arange(-(-vocab_size // BLOCK), device=keys_B.device)
+        keys_BJ = _position_hash(keys_B, positions_BJ, stream)
+        hash_BJN = _mix(keys_BJ[..., None] + (block_N + 1) * _signed(_GOLDEN))
+        # Small u is large noise, and float32 is finest near zero: the tail that decides rare tokens has no coarse grid.
+        least_BJN = _exponential(hash_BJN).div_(BLOCK)
+        holder_BJN = block_N * BLOCK + (hash_BJN & (BLOCK - 1))  # bits that the exponential number does not use
+        return cls(_mix(keys_BJ), least_BJN, least_BJN.log().neg_(), holder_BJN)
+
+    def of(self, rows: slice | torch.Tensor, positions: slice = slice(None)) -> "GumbelNoise":
+        """The same numbers for some of the rows and positions."""
+        fields = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
+        return GumbelNoise(*(field[rows, positions] for field in fields))
+
+    def at(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """The numbers of single tokens, float32; `rows` (indices into B x J, flattened) broadcasts against the ids."""
+        num_blocks = self.least_BJN.shape[-1]
+        blocks = rows * num_blocks + token_ids.div(BLOCK, rounding_mode="trunc")
+        return _gumbel_of(self.keys_BJ.take(rows), self.least_BJN.take(blocks), self.holder_BJN.take(blocks), token_ids)
+
+    def holder_of(self, rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """The token ids that have the largest numbers of these blocks; `rows` as in `at`."""
+        return self.holder_BJN.take(rows * self.holder_BJN.shape[-1] + blocks)
+
+    def dense(self, vocab_size: int) -> torch.Tensor:
+        """All of the numbers, [B, J, V]."""
+        num_blocks = self.least_BJN.shape[-1]
+        tokens_NM = torch.arange(num_blocks * BLOCK, device=self.keys_BJ.device).view(num_blocks, BLOCK)
+        keys, least, holders = self.keys_BJ[..., None, None], self.least_BJN[..., None], self.holder_BJN[..., None]
+        return _gumbel_of(keys, least, holders, tokens_NM).flatten(-2)[..., :vocab_size]
+
+
+def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
+    """Standard Gumbel noise, float32 [B, J, V]: every number of `GumbelNoise`."""
+    return GumbelNoise.draw(keys_B, positions_BJ, vocab_size, stream).dense(vocab_size)
 
 
 def uniform(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
     """Uniform numbers in (0, 1), float64 [B, J]."""
     return _unit_interval(_mix(_position_hash(keys_B, positions_BJ, stream)))
+
+
+def _gumbel_of(keys: torch.Tensor, least: torch.Tensor, holders: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    above = _exponential(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)))
+    return above.masked_fill_(token_ids == holders, 0.0).add_(least).log_().neg_()
+
+
+def _exponential(hashes: torch.Tensor) -> torch.Tensor:
+    """Exponential numbers of rate 1, float32, positive and finite: -log(1 - u)."""
+    minus_u = (_shift_right(hashes, 11)).double().add_(0.5).mul_(-math.ldexp(1.0, -53)).float()
+    return minus_u.clamp_(min=2**-24 - 1).log1p_().neg_()
 
 
 def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
@@ -65,13 +119,14 @@ def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift_right(x, _SHIFTS[0])) * _signed(_MULTIPLIERS[0])
-    x = (x ^ _shift_right(x, _SHIFTS[1])) * _signed(_MULTIPLIERS[1])
-    return x ^ _shift_right(x, _SHIFTS[2])
+    x = _shift_right(x, _SHIFTS[0]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[0]))
+    x = _shift_right(x, _SHIFTS[1]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[1]))
+    return _shift_right(x, _SHIFTS[2]).bitwise_xor_(x)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 >> copies the sign; the mask makes the shift logical
+    # int64 >> copies the sign; the mask makes the shift logical.
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix_int(x: int) -> int:

@@ -1,20 +1,47 @@
 """From logits to the distribution that is sampled: one function for target and drafter, for every row and position.
 
 A distribution is carried as *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
-drafter and the target call the same `process_logits`, so the q that was sampled is the q that is verified.
+drafter and the target do all of it here, so the q that was sampled is the q that is verified.
 Results equal transformers' logits processors where one exists (tests/decoding/test_sampling.py).
 
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
+from decoding.cuts import Cuts, find_supports
 from decoding.sampling_params import SamplingParams
+from decoding.scores import NEVER, Scores
 
-_NEVER = float("-inf")
+
+@dataclass(frozen=True)
+class RowKind:
+    """Rows whose tokens are found the same way; `open` is without a cut, `nucleus` has top-p or min-p but no top-k."""
+
+    name: Literal["greedy", "open", "top_k", "nucleus"]
+    rows_R: torch.Tensor | None  # None: every row of the batch
+    top_k_R: torch.Tensor | None
+    top_p_R: torch.Tensor | None
+    min_p_R: torch.Tensor | None
+    most: int  # the largest top_k, as the host knows it
+
+    def places(self, num_positions: int) -> torch.Tensor | None:
+        """Where these rows' positions stand among all rows' positions, flattened; None: everywhere."""
+        if self.rows_R is None:
+            return None
+        return (self.rows_R[:, None] * num_positions + torch.arange(num_positions, device=self.rows_R.device)).flatten()
+
+    def cuts(self, num_positions: int) -> Cuts:
+        """The cuts of these rows, once for each position."""
+        top_k_P, top_p_P, min_p_P = (
+            None if cut is None else cut.repeat_interleave(num_positions)
+            for cut in (self.top_k_R, self.top_p_R, self.min_p_R)
+        )
+        return Cuts(top_k_P, top_p_P, min_p_P, self.most)
 
 
 @dataclass(frozen=True)
@@ -22,16 +49,12 @@ class SamplingBatch:
     """The sampling parameters of B sequences as tensors. A field that no row uses is None and costs nothing."""
 
     temperature_B: torch.Tensor  # 1 where greedy: greedy is the case of no noise, not of a small temperature
-    noise_scale_B: torch.Tensor  # 0 where greedy, else 1
+    is_greedy_B: torch.Tensor  # rows without noise: temperature 0, or nothing but the best token left
     keys_B: torch.Tensor  # noise keys, int64
-    top_k_B: torch.Tensor | None
-    top_p_B: torch.Tensor | None
-    min_p_B: torch.Tensor | None
+    kinds: tuple[RowKind, ...]  # every row stands in one of them
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
     bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
-    truncates: bool  # whether any row cuts by top-k, top-p or min-p
-    samples: bool  # whether any row has noise
     min_length_B: torch.Tensor | None  # total length (prompt and output) before a stop id may be drawn
 
     @classmethod
@@ -44,40 +67,40 @@ class SamplingBatch:
         device: torch.device,
     ) -> "SamplingBatch":
         """The batch of these rows, in this order, on `device`."""
-
-        def column(values: list[float], neutral: float) -> torch.Tensor | None:
-            if all(value == neutral for value in values):
-                return None
-            return torch.tensor(values, device=device)
-
-        # Who is sure to pick the best token is greedy, and no cut can reach that token.
-        is_greedy = [p.temperature == 0 or p.top_k == 1 for p in params]
-        top_k = column([0 if greedy else p.top_k for p, greedy in zip(params, is_greedy, strict=True)], 0)
-        top_p = column([1.0 if greedy else float(p.top_p) for p, greedy in zip(params, is_greedy, strict=True)], 1.0)
-        min_p = column([0.0 if greedy else float(p.min_p) for p, greedy in zip(params, is_greedy, strict=True)], 0.0)
+        is_greedy = [_is_greedy(p) for p in params]
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         return cls(
-            temperature_B=torch.tensor([p.temperature or 1.0 for p in params], device=device),
-            noise_scale_B=torch.tensor([float(not greedy) for greedy in is_greedy], device=device),
+            temperature_B=torch.tensor(
+                [1.0 if greedy else float(p.temperature) for p, greedy in zip(params, is_greedy, strict=True)],
+                device=device,
+            ),
+            is_greedy_B=torch.tensor(is_greedy, device=device),
             keys_B=torch.tensor(list(keys), dtype=torch.int64, device=device),
-            top_k_B=top_k,
-            top_p_B=top_p,
-            min_p_B=min_p,
-            truncates=any(cut is not None for cut in (top_k, top_p, min_p)),
-            samples=not all(is_greedy),
+            kinds=_kinds(params, device),
             penalties_3B=torch.tensor(penalties, dtype=torch.float32, device=device).T
             if any(p.uses_token_counts for p in params)
             else None,
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
-            min_length_B=column(
+            min_length_B=_column(
                 [
                     length + p.min_tokens if p.min_tokens else 0
                     for p, length in zip(params, prompt_lengths, strict=True)
                 ],
                 0,
+                device,
             ),
         )
+
+    @property
+    def samples(self) -> bool:
+        """Whether any row has noise."""
+        return any(kind.name != "greedy" for kind in self.kinds)
+
+    def of_scores(self) -> "SamplingBatch":
+        """The same rows where logits are scores already: nothing is left to divide or cut."""
+        kinds = tuple(replace(k, name="greedy" if k.name == "greedy" else "open") for k in self.kinds)
+        return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds)
 
 
 @dataclass(frozen=True)
@@ -94,48 +117,51 @@ def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: T
 
     A greedy row gets its penalized logits, whose argmax is its token.
     """
-    return truncate(shape_logits(logits_BJV, sampling, history), sampling)
+    shaped_BJV = shape_logits(logits_BJV, sampling, history)
+    return truncate(shaped_BJV.float() / sampling.temperature_B[:, None, None], sampling)
 
 
 def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
-    """The scores before anything is cut: bias, penalties, min_tokens and temperature applied, float32 [B, J, V]."""
-    scores_BJV = logits_BJV.float()
+    """The logits after bias, penalties and min_tokens, [B, J, V]: the argument itself where no row has any of these."""
+    shaped_BJV = logits_BJV
     if sampling.bias_BE is not None:
         ids_BE, values_BE = sampling.bias_BE
-        shape = (-1, scores_BJV.shape[1], -1)
-        scores_BJV = scores_BJV.scatter_add(-1, ids_BE[:, None].expand(shape), values_BE[:, None].expand(shape))
+        shape = (-1, logits_BJV.shape[1], -1)
+        shaped_BJV = shaped_BJV.float().scatter_add(-1, ids_BE[:, None].expand(shape), values_BE[:, None].expand(shape))
     if sampling.penalties_3B is not None:
-        scores_BJV = _penalize(scores_BJV, sampling.penalties_3B, history)
+        shaped_BJV = _penalize(shaped_BJV.float(), sampling.penalties_3B, history)
     if sampling.min_length_B is not None:
-        scores_BJV = _forbid_early_stop(scores_BJV, sampling.stop_ids_BS, sampling.min_length_B, history.lengths_BJ)
-    return scores_BJV / sampling.temperature_B[:, None, None]
+        shaped_BJV = _forbid_early_stop(shaped_BJV, sampling.stop_ids_BS, sampling.min_length_B, history.lengths_BJ)
+    return shaped_BJV
 
 
 def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
-    """The scores with what top-k, top-p and min-p drop at -inf."""
-    return _cut(scores_BJV, sampling, [0.0])[0]
-
-
-def truncate_with_borders(
-    scores_BJV: torch.Tensor, sampling: SamplingBatch, slack: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The cut scores, then with all that rounding could let in, then without all that rounding could drop.
-
-    The slack is in scores (logits over temperature), and as much in the probability mass of top-p. Near-equal scores
-    can also change places: of several tokens that stand where the cut is, each could be the one that goes.
-    """
-    cut_BJV, looser_BJV, tighter_BJV = _cut(scores_BJV, sampling, [0.0, slack, -slack])
-    looser_BJV = scores_BJV.masked_fill(scores_BJV < _lowest(looser_BJV) - slack, _NEVER)
-    is_border_BJV = (scores_BJV - _lowest(cut_BJV)).abs() <= slack
-    is_border_BJV &= is_border_BJV.sum(-1, keepdim=True) > 1
-    return cut_BJV, looser_BJV, tighter_BJV.masked_fill(is_border_BJV, _NEVER)
+    """The scores with what top-k, top-p and min-p drop at -inf; the argument itself where nothing can be dropped."""
+    num_positions = scores_BJV.shape[1]
+    cutting = [kind for kind in sampling.kinds if kind.name not in ("greedy", "open")]
+    if not cutting:
+        return scores_BJV
+    scores = Scores.over(scores_BJV, torch.ones_like(sampling.temperature_B))
+    cut_PV = scores_BJV.flatten(0, 1).clone()
+    for kind in cutting:
+        places_P = kind.places(num_positions)
+        own = scores if places_P is None else scores.of(places_P)
+        for support in find_supports(own, kind.cuts(num_positions)):
+            kept_PM = support.scores_PM.masked_fill(~support.is_kept_PM, NEVER)
+            nothing_PV = kept_PM.new_full((len(kept_PM), scores.vocab_size), NEVER)
+            cut_PV[own.places_P[support.index_P]] = nothing_PV.scatter_(-1, support.token_ids_PM, kept_PM)
+    return cut_PV.view(scores_BJV.shape)
 
 
 def probabilities(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     """The distribution itself, float32 [B, J, V]: a point mass on the best token where a row is greedy."""
-    best_BJV = torch.zeros_like(scores_BJV).scatter_(-1, scores_BJV.argmax(-1, keepdim=True), 1.0)
-    is_greedy_B11 = (sampling.noise_scale_B == 0)[:, None, None]
-    return torch.where(is_greedy_B11, best_BJV, scores_BJV.softmax(-1))
+    probs_BJV = scores_BJV.softmax(-1)
+    for kind in sampling.kinds:
+        if kind.name == "greedy":
+            rows_R = torch.arange(len(probs_BJV), device=probs_BJV.device) if kind.rows_R is None else kind.rows_R
+            best_RJ1 = scores_BJV[rows_R].max(-1, keepdim=True).indices
+            probs_BJV[rows_R] = torch.zeros_like(scores_BJV[rows_R]).scatter_(-1, best_RJ1, 1.0)
+    return probs_BJV
 
 
 def first_stop(token_ids_BK: torch.Tensor, stop_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -145,23 +171,19 @@ def first_stop(token_ids_BK: torch.Tensor, stop_ids_BS: torch.Tensor) -> torch.T
     return (num_before_B + 1).clamp(max=token_ids_BK.shape[1])
 
 
-def _penalize(scores_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: TokenHistory) -> torch.Tensor:
+def _penalize(logits_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: TokenHistory) -> torch.Tensor:
     repetition_B11, presence_B11, frequency_B11 = penalties_3B[:, :, None, None]
-    scores_BJV = scores_BJV.clone()
-    num_positions, num_tokens = scores_BJV.shape[1], history.token_ids_BL.shape[1]
-    index_L = torch.arange(num_tokens, device=scores_BJV.device)
+    index_L = torch.arange(history.token_ids_BL.shape[1], device=logits_BJV.device)
     stands_BJL = index_L < history.lengths_BJ[:, :, None]
     # Ids that do not stand yet are replaced by the row's first token, which does: writing it again is harmless.
     ids_BJL = torch.where(stands_BJL, history.token_ids_BL[:, None, :], history.token_ids_BL[:, None, :1])
-    seen_BJL = scores_BJV.gather(-1, ids_BJL)
-    scores_BJV.scatter_(-1, ids_BJL, torch.where(seen_BJL < 0, seen_BJL * repetition_B11, seen_BJL / repetition_B11))
-
     is_output_BJL = stands_BJL & (index_L >= history.prompt_lengths_B[:, None, None])
-    all_ids_BJL = history.token_ids_BL[:, None, :].expand(-1, num_positions, -1)
-    all_ids_BJL = torch.where(is_output_BJL, all_ids_BJL, 0)
-    counts_BJV = torch.zeros_like(scores_BJV).scatter_add_(-1, all_ids_BJL, is_output_BJL.float())
-    penalized_BJV: torch.Tensor = scores_BJV - frequency_B11 * counts_BJV - presence_B11 * (counts_BJV > 0)
-    return penalized_BJV
+    counts_BJV = torch.zeros_like(logits_BJV).scatter_add_(-1, ids_BJL, is_output_BJL.float())
+    counts_BJL = counts_BJV.gather(-1, ids_BJL)
+    seen_BJL = logits_BJV.gather(-1, ids_BJL)
+    seen_BJL = torch.where(seen_BJL < 0, seen_BJL * repetition_B11, seen_BJL / repetition_B11)
+    seen_BJL = seen_BJL - frequency_B11 * counts_BJL - presence_B11 * (counts_BJL > 0)
+    return logits_BJV.scatter(-1, ids_BJL, seen_BJL)
 
 
 def _forbid_early_stop(
@@ -174,50 +196,41 @@ def _forbid_early_stop(
     is_stop_BV = torch.zeros(len(ids_BS), vocab_size + 1, dtype=torch.bool, device=scores_BJV.device)
     is_stop_BV = is_stop_BV.scatter_(-1, ids_BS, True)[:, :vocab_size]
     is_early_BJ = lengths_BJ < min_length_B[:, None]
-    return scores_BJV.masked_fill(
-        is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), _NEVER
+    return scores_BJV.masked_fill(is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), NEVER)
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    # Who is sure to pick the best token is greedy, and no cut can reach that token.
+    return params.temperature == 0 or params.top_k == 1
+
+
+def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, ...]:
+    rows: dict[Literal["greedy", "open", "top_k", "nucleus"], list[int]] = {}
+    for row, p in enumerate(params):
+        if _is_greedy(p):
+            rows.setdefault("greedy", []).append(row)
+        elif p.top_k:
+            rows.setdefault("top_k", []).append(row)
+        else:
+            rows.setdefault("nucleus" if p.top_p < 1 or p.min_p > 0 else "open", []).append(row)
+    return tuple(
+        RowKind(
+            name=name,
+            rows_R=None if len(own) == len(params) else torch.tensor(own, device=device),
+            top_k_R=_column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
+            top_p_R=None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
+            min_p_R=None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
+            most=max(params[row].top_k for row in own) if name == "top_k" else 0,
+        )
+        for name, own in rows.items()
     )
 
 
-def _cut(scores_BJV: torch.Tensor, sampling: SamplingBatch, slacks: list[float]) -> list[torch.Tensor]:
-    """The cut scores, once for each slack in the mass of top-p and in the floor of min-p; the best token stays."""
-    cut_BJV = scores_BJV
-    if sampling.top_k_B is not None:
-        cut_BJV = _keep_top_k(cut_BJV, sampling.top_k_B)
-    cuts = [cut_BJV for _ in slacks]
-    if sampling.top_p_B is not None:
-        cuts = _keep_top_p(cut_BJV, sampling.top_p_B, slacks)
-    if sampling.min_p_B is not None:
-        best_BJ1 = scores_BJV.amax(-1, keepdim=True)
-        floor_BJ1 = best_BJ1 + sampling.min_p_B.log()[:, None, None]
-        floors = [torch.minimum(floor_BJ1 - slack, best_BJ1) for slack in slacks]
-        cuts = [cut.masked_fill(cut < floor, _NEVER) for cut, floor in zip(cuts, floors, strict=True)]
-    return cuts
-
-
-def _lowest(cut_BJV: torch.Tensor) -> torch.Tensor:
-    return cut_BJV.masked_fill(cut_BJV == _NEVER, float("inf")).amin(-1, keepdim=True)
-
-
-def _keep_top_k(scores_BJV: torch.Tensor, top_k_B: torch.Tensor) -> torch.Tensor:
-    vocab_size = scores_BJV.shape[-1]
-    k_B = torch.where(top_k_B == 0, vocab_size, top_k_B.clamp(max=vocab_size)).long()
-    largest = min(int(top_k_B.max()), vocab_size)
-    best_BJK = scores_BJV.topk(largest, dim=-1).values
-    index_BJ1 = (k_B.clamp(max=largest) - 1)[:, None, None].expand(-1, scores_BJV.shape[1], 1)
-    threshold_BJ1 = best_BJK.gather(-1, index_BJ1).masked_fill((top_k_B == 0)[:, None, None], _NEVER)
-    return scores_BJV.masked_fill(scores_BJV < threshold_BJ1, _NEVER)
-
-
-def _keep_top_p(cut_BJV: torch.Tensor, top_p_B: torch.Tensor, slacks: list[float]) -> list[torch.Tensor]:
-    ascending_BJV, order_BJV = cut_BJV.sort(dim=-1, stable=True)
-    mass_BJV = ascending_BJV.softmax(-1).cumsum(-1)
-    kept = []
-    for slack in slacks:
-        drop_BJV = (mass_BJV <= 1 - top_p_B[:, None, None] - slack) & (top_p_B < 1)[:, None, None]
-        drop_BJV[..., -1] = False  # the most likely token always stays
-        kept.append(cut_BJV.masked_fill(torch.zeros_like(drop_BJV).scatter_(-1, order_BJV, drop_BJV), _NEVER))
-    return kept
+def _column(values: Seq[float], neutral: float, device: torch.device) -> torch.Tensor | None:
+    if all(value == neutral for value in values):
+        return None
+    dtype = torch.float64 if isinstance(neutral, float) else torch.int64
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:

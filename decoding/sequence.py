@@ -54,6 +54,7 @@ class Sequence:
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     num_tried_tokens: int = 0  # drafted tokens up to the first that fell: those behind it say nothing of acceptance
+    _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def create(
@@ -86,6 +87,7 @@ class Sequence:
     def __post_init__(self) -> None:
         """Start with the limit that was asked for."""
         self.max_tokens = self.max_tokens or self.params.max_tokens
+        self._token_ids = list(self.prompt_token_ids)
 
     def __len__(self) -> int:
         """Tokens of prompt and output together."""
@@ -93,8 +95,10 @@ class Sequence:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output."""
-        return [*self.prompt_token_ids, *self.output_token_ids]
+        """Prompt and output: one list that grows with the output, so that reading it costs nothing. Only read it."""
+        del self._token_ids[len(self) :]
+        self._token_ids += self.output_token_ids[len(self._token_ids) - len(self.prompt_token_ids) :]
+        return self._token_ids
 
     @property
     def num_remaining_tokens(self) -> int:

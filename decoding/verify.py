@@ -15,7 +15,8 @@ from typing import Literal
 
 import torch
 
-from decoding.noise import Stream, gumbel, uniform
+from decoding.noise import GumbelNoise, Stream, uniform
+from decoding.picks import Picks, pick_tokens
 from decoding.sampling import SamplingBatch, probabilities
 
 Verification = Literal["coupled", "rejection"]
@@ -42,12 +43,12 @@ class Verdict:
 
 def pick_shared(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
     """The tokens the shared noise picks from these scores, [B, J]; greedy rows have no noise."""
-    return _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED).argmax(-1)
+    return _pick(scores_BJV, sampling, positions_BJ, Stream.SHARED).token_ids_BJ
 
 
 def draw_draft(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
     """Tokens drawn from the draft's law with noise that nothing else reads, [B, J]: what rejection requires."""
-    return _noised(scores_BJV, sampling, positions_BJ, Stream.DRAFT).argmax(-1)
+    return _pick(scores_BJV, sampling, positions_BJ, Stream.DRAFT).token_ids_BJ
 
 
 def verify_coupled(
@@ -56,30 +57,31 @@ def verify_coupled(
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
     close_call: float = 0.0,
-    borders_BJV: tuple[torch.Tensor, ...] = (),
 ) -> Verdict:
-    """The verdict of accept-iff-equal.
+    """The verdict of accept-iff-equal on scores that are cut already (`process_logits`)."""
+    return judge(_pick(scores_BJV, sampling, positions_BJ, Stream.SHARED), draft, sampling, close_call)
+
+
+def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> Verdict:
+    """The verdict of accept-iff-equal, given the target's own picks.
 
     `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion): where the best two noised
     scores lie nearer than that, rounding could have decided, and the verdict says so. So it does where the pick is one
-    that rounding could drop, or another would be picked if rounding let it in (`borders_BJV`: looser and tighter cut).
+    that rounding could drop, or another would be picked if rounding let it in (`Picks.is_at_border_BJ`).
     """
-    noised_BJV = _noised(scores_BJV, sampling, positions_BJ, Stream.SHARED)
-    best_BJ2 = noised_BJV.topk(2, dim=-1).values
-    picks_BJ = noised_BJV.argmax(-1)  # as everywhere: topk breaks exact ties in its own way
-    num_accepted_B = _leading(picks_BJ[:, :-1] == draft.token_ids_BK, draft)
-    best_BJ, temperature_B1 = best_BJ2[..., 0], sampling.temperature_B[:, None]
-    size_BJ = (scores_BJV.gather(-1, picks_BJ[..., None])[..., 0] * temperature_B1).abs()
-    margin_BJ = (best_BJ - best_BJ2[..., 1]) * temperature_B1
-    ulps_BJ = 4 * torch.finfo(best_BJ.dtype).eps * best_BJ.abs() * temperature_B1 * bool(close_call)
+    num_accepted_B = _leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
+    if not close_call:
+        num_positions = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
+        return Verdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
+    temperature_B1 = sampling.temperature_B[:, None]
+    size_BJ = (picks.score_BJ * temperature_B1).abs()
+    margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
+    ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
     is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
-    if borders_BJV:
-        looser_BJV, tighter_BJV = borders_BJV
-        is_close_BJ |= _noised(looser_BJV, sampling, positions_BJ, Stream.SHARED).argmax(-1) != picks_BJ
-        is_close_BJ |= tighter_BJV.gather(-1, picks_BJ[..., None])[..., 0].isinf()
+    is_close_BJ |= picks.is_at_border_BJ
     return Verdict(
         num_accepted_B=num_accepted_B,
-        next_token_B=picks_BJ.gather(1, num_accepted_B[:, None])[:, 0],
+        next_token_B=picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0],
         first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1),
     )
 
@@ -122,13 +124,11 @@ def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.T
     return accept_BK, recover_BJV
 
 
-def _noised(
-    scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream
-) -> torch.Tensor:
-    if not sampling.samples:
-        return scores_BJV
-    noise_BJV = gumbel(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
-    return scores_BJV + noise_BJV * sampling.noise_scale_B[:, None, None]
+def _pick(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream) -> Picks:
+    noise = None
+    if sampling.samples:
+        noise = GumbelNoise.draw(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
+    return pick_tokens(scores_BJV, sampling.of_scores(), noise)
 
 
 def _exists(draft: Draft) -> torch.Tensor:

@@ -14,7 +14,7 @@ from decoding.model import LanguageModel
 from decoding.rows import Rows
 from decoding.sampling import probabilities, process_logits
 from decoding.sequence import Sequence
-from decoding.verify import Draft, draw_draft, pick_shared
+from decoding.verify import Draft, draw_draft
 
 
 class ModelDrafter:
@@ -85,15 +85,16 @@ class ModelDrafter:
                 scores_BV = self._target_ids(
                     self._model.forward(starts, self._known_ids(drafted[-1])[:, None], every_B1)
                 )
-            scores_B1V = process_logits(scores_BV, rows.sampling, rows.history(drafted_BK, step, 1))
-            positions_B1 = rows.positions(step, 1)
-            is_finite_B &= scores_B1V.amax((1, 2)).isfinite()
-            num_finite_B += is_finite_B
             if rows.verification == "rejection":
-                drafted.append(draw_draft(scores_B1V, rows.sampling, positions_B1)[:, 0])
+                scores_B1V = process_logits(scores_BV, rows.sampling, rows.history(drafted_BK, step, 1))
+                is_finite_B &= scores_B1V.amax((1, 2)).isfinite()
+                drafted.append(draw_draft(scores_B1V, rows.sampling, rows.positions(step, 1))[:, 0])
                 laws.append(probabilities(scores_B1V, rows.sampling)[:, 0])
             else:
-                drafted.append(pick_shared(scores_B1V, rows.sampling, positions_B1)[:, 0])
+                picks = rows.pick(scores_BV, drafted_BK, step)
+                is_finite_B &= picks.is_finite_BJ[:, 0]
+                drafted.append(picks.token_ids_BJ[:, 0])
+            num_finite_B += is_finite_B
         for slot, length in enumerate(lengths):
             # The last drafted token was never fed. Guesses that are rejected stand beyond the next newest token.
             self._num_ingested[slot] = min(length + max(limits) - 1, self._max_len)

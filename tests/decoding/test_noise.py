@@ -1,10 +1,24 @@
 """The noise is a pure function with known values, independent of shapes, and of the right law."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
 
-from decoding.noise import Stream, _mix, _mix_int, _signed, _unit_interval, gumbel, noise_key, uniform
+from decoding.noise import (
+    BLOCK,
+    GumbelNoise,
+    Stream,
+    _exponential,
+    _mix,
+    _mix_int,
+    _signed,
+    _unit_interval,
+    gumbel,
+    noise_key,
+    uniform,
+)
 
 
 def _keys(n: int) -> torch.Tensor:
@@ -35,7 +49,7 @@ def test_numbers_have_the_values_they_always_had():
     keys, positions = torch.tensor([noise_key(1, 2, 3)]), torch.tensor([[17]])
     assert uniform(keys, positions, Stream.ACCEPT).item() == pytest.approx(0.6234001195254653, abs=1e-15)
     assert gumbel(keys, positions, 3, Stream.SHARED)[0, 0].tolist() == pytest.approx(
-        [1.3073248863220215, 0.7847444415092468, -0.4675511121749878], abs=1e-6
+        [0.10846897959709167, 0.6408880949020386, -1.0384387969970703], abs=1e-6
     )
 
 
@@ -94,13 +108,14 @@ def test_the_extremes_of_the_unit_interval_are_never_reached():
     assert extremes.max() < 1
 
 
-def test_gumbel_noise_is_finite_at_the_extremes(monkeypatch):
-    monkeypatch.setattr("decoding.noise._mix", lambda x: x)
-    monkeypatch.setattr("decoding.noise._position_hash", lambda *_: torch.tensor([[0, -1, 2**63 - 1, -(2**63)]]))
-    noise = gumbel(torch.tensor([0]), torch.zeros(1, 4, dtype=torch.long), 1, Stream.SHARED)
+def test_gumbel_noise_is_finite_at_the_extremes():
+    above = _exponential(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
+    assert above.min() > 0
+    least = torch.stack([above.min(), above.max()]) / BLOCK
+    noise = -torch.stack([least, least + above.max()]).log()
     assert noise.isfinite().all()
     assert noise.min() > -3
-    assert 36 < noise.max() < 38
+    assert 41 < noise.max() < 42
 
 
 def test_noise_far_out_in_the_tail_is_not_on_a_coarse_grid():
@@ -108,3 +123,52 @@ def test_noise_far_out_in_the_tail_is_not_on_a_coarse_grid():
     tail = noise[noise > 8]
     assert tail.numel() > 50
     assert tail.unique().numel() == tail.numel()
+
+
+def test_a_number_is_the_same_alone_as_among_all():
+    noise = GumbelNoise.draw(_keys(3), torch.arange(12).reshape(3, 4), 300, Stream.SHARED)
+    dense = noise.dense(300)
+    rows, tokens = torch.randint(12, (50, 1)), torch.randint(300, (50, 7))
+    assert torch.equal(noise.at(rows, tokens), dense.flatten(0, 1)[rows, tokens])
+    part = noise.of(torch.tensor([2, 0]), slice(1, 3))
+    assert torch.equal(part.dense(300), dense[[2, 0], 1:3])
+
+
+def test_no_number_exceeds_its_blocks_largest_which_its_holder_has():
+    noise = GumbelNoise.draw(_keys(40), torch.arange(20).expand(40, -1), 5 * BLOCK, Stream.SHARED)
+    blocks = noise.dense(5 * BLOCK).unflatten(-1, (5, BLOCK))
+    assert torch.equal(blocks.amax(-1), noise.largest_BJN)
+    assert torch.equal(blocks.argmax(-1) + torch.arange(5) * BLOCK, noise.holder_BJN)
+
+
+def test_the_largest_number_of_a_block_follows_its_law_and_falls_anywhere():
+    noise = GumbelNoise.draw(_keys(100), torch.arange(50).expand(100, -1), 4 * BLOCK, Stream.SHARED)
+    largest = noise.largest_BJN.flatten().numpy()
+    assert stats.kstest(largest, stats.gumbel_r(loc=math.log(BLOCK)).cdf).pvalue > 1e-6
+    places = torch.bincount((noise.holder_BJN % BLOCK).flatten(), minlength=BLOCK)
+    assert stats.chisquare(places.numpy()).pvalue > 1e-6
+    # Where it falls says nothing of how large it is.
+    assert (
+        abs(torch.corrcoef(torch.stack([noise.largest_BJN.flatten(), (noise.holder_BJN % BLOCK).flatten()]))[0, 1])
+        < 0.03
+    )
+
+
+def test_every_token_of_a_block_follows_the_law_and_none_tells_of_another():
+    noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), 2 * BLOCK, Stream.SHARED).flatten(0, 1)
+    for token in (0, 1, 31, 63, 64, 127):
+        assert stats.kstest(noise[:, token].numpy(), stats.gumbel_r.cdf).pvalue > 1e-6
+    # Ranks: a dependence in the tail, where blocks share their least number, would show here.
+    uniform_numbers = (-(-noise.double()).exp()).exp()
+    correlation = torch.corrcoef(uniform_numbers.T) - torch.eye(2 * BLOCK)
+    assert correlation.abs().max() < 0.06
+    is_high = (uniform_numbers > 0.9).double()
+    both = is_high.T @ is_high / len(is_high)
+    both.fill_diagonal_(0.01)
+    assert (both - 0.01).abs().max() < 0.006
+
+
+def test_blocks_whose_others_forget_the_least_number_fail_the_same_check(monkeypatch):
+    monkeypatch.setattr("decoding.noise._gumbel_of", lambda keys, least, holders, ids: -least.log() + 0 * ids)
+    noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), BLOCK, Stream.SHARED)
+    assert stats.kstest(noise[..., 5].flatten().numpy(), stats.gumbel_r.cdf).pvalue < 1e-6

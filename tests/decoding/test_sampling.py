@@ -226,5 +226,6 @@ def test_half_precision_logits_are_processed_in_float32(dtype):
 
 def test_fields_that_no_row_uses_cost_nothing():
     sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
-    unused = ["top_k_B", "top_p_B", "min_p_B", "penalties_3B", "bias_BE", "min_length_B"]
-    assert [getattr(sampling, name) for name in unused] == [None] * len(unused)
+    assert [getattr(sampling, name) for name in ("penalties_3B", "bias_BE", "min_length_B")] == [None] * 3
+    assert [kind.name for kind in sampling.kinds] == ["open", "greedy"]
+    assert [cut for kind in sampling.kinds for cut in (kind.top_k_R, kind.top_p_R, kind.min_p_R)] == [None] * 6

@@ -39,6 +39,19 @@ def test_a_round_is_its_accepted_tokens_and_one_more():
     assert not sequence.is_finished
 
 
+def test_all_tokens_are_prompt_and_output_after_every_kind_of_change():
+    sequence = Sequence.create([1, 2], SamplingParams(stop=["x"]), stop_condition=lambda tokens, _: None)
+    assert sequence.token_ids == [1, 2]
+    _commit(sequence, 3, 4, 5)
+    assert sequence.token_ids == [1, 2, 3, 4, 5]
+    sequence.output_token_ids += [6]
+    assert sequence.token_ids == [1, 2, 3, 4, 5, 6]
+    sequence.stop_condition = lambda tokens, _: (5, "x")
+    _commit(sequence, 7, 8)  # cut inside the round
+    assert sequence.token_ids == [1, 2, 3, 4, 5, 6, 7] == [1, 2, *sequence.output_token_ids]
+    assert len(sequence) == 7
+
+
 @pytest.mark.parametrize(("offset", "accepted"), [(0, 1), (1, 2), (2, 3), (3, 3)])
 def test_an_accepted_end_token_counts_as_accepted_and_what_follows_does_not(offset, accepted):
     tokens = [3, 4, 5, 6]

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from decoding import SamplingParams, verify
+from decoding import SamplingParams, noise, verify
 from decoding.noise import Stream, gumbel, uniform
 from decoding.sampling import first_stop, probabilities
 from decoding.verify import Draft, draw_draft, pick_shared, verify_coupled, verify_rejection
@@ -162,11 +162,14 @@ def test_a_planted_bug_is_caught(monkeypatch, bug, name):
 
 @pytest.mark.parametrize("bug", ["noise without the token", "half the noise"])
 def test_a_planted_bug_in_coupled_verification_is_caught(monkeypatch, bug):
-    def broken(keys, positions, vocab_size, stream):
-        noise = gumbel(keys, positions, vocab_size, stream)
-        return noise[..., :1].expand_as(noise) if bug == "noise without the token" else noise / 2
+    real = noise._gumbel_of
 
-    monkeypatch.setattr(verify, "gumbel", broken)
+    def broken(keys, least, holders, token_ids):
+        if bug == "noise without the token":
+            return real(keys, least, holders, torch.zeros_like(token_ids))
+        return real(keys, least, holders, token_ids) / 2
+
+    monkeypatch.setattr(noise, "_gumbel_of", broken)
     assert not _writes_the_targets_law(*_pair("plain"), "coupled")
 
 
@@ -235,8 +238,8 @@ def test_the_margin_of_a_close_call_is_in_logits_whatever_the_temperature():
     nothing = Draft(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     for temperature in (0.1, 1.0, 10.0):
         sampling = Language(torch.zeros(2, 2), SamplingParams(temperature=temperature)).sampling(1)
-        noise = gumbel(sampling.keys_B, _positions(0, 1, 1), 2, Stream.SHARED)
-        margin = float((logits / temperature + noise).diff(dim=-1).abs() * temperature)
+        noise_B1V = gumbel(sampling.keys_B, _positions(0, 1, 1), 2, Stream.SHARED)
+        margin = float((logits / temperature + noise_B1V).diff(dim=-1).abs() * temperature)
         for factor, expected in ((0.99, 1), (1.01, 0)):
             verdict = verify_coupled(logits / temperature, nothing, sampling, _positions(0, 1, 1), margin * factor)
             assert verdict.first_close_call_B.item() == expected

@@ -1,0 +1,200 @@
+"""Picks: the token with the best noised score at each position, and how clearly it is the best.
+
+    pick = argmax over tokens of   logit / temperature + Gumbel noise      (greedy: without noise)
+
+Nothing here is approximate: what the long way over the whole vocabulary would pick is picked, bit for bit. The short
+ways know a bound for each block of 64 tokens (its largest score plus its largest noise), and the few tokens that a cut
+leaves; noise is drawn only for tokens that could still win. Rows go in three kinds, and none pays for another's.
+
+Shapes: B sequences, J positions, V vocabulary; P positions (B x J, flattened), N blocks, C of them, M listed tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from decoding.cuts import Support, find_supports
+from decoding.noise import BLOCK, GumbelNoise
+from decoding.sampling import SamplingBatch
+from decoding.scores import NEVER, Scores
+
+_NUM_LEADERS = 8  # blocks whose best tokens say what there is to beat
+_DENSE = 1 << 15  # scores; for fewer, bounds cost more than they save
+
+
+@dataclass(frozen=True)
+class Picks:
+    """What is picked at B x J positions, all tensors [B, J]."""
+
+    token_ids_BJ: torch.Tensor
+    best_BJ: torch.Tensor  # the noised score of the pick, float32
+    second_BJ: torch.Tensor  # the best noised score of any other token; -inf where there is none
+    score_BJ: torch.Tensor  # the pick's own score, without noise
+    is_at_border_BJ: torch.Tensor  # whether a cut that fell a rounding otherwise would change the pick
+    is_finite_BJ: torch.Tensor  # whether the best logit is a number
+
+
+def pick_tokens(
+    logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelNoise | None, margin: float = 0.0
+) -> Picks:
+    """The picks from shaped logits (`shape_logits`); `noise` may be None if no row samples.
+
+    Of equals the lowest token id is picked. `margin`, in logits, is how far rounding moves them (`cuts.find_supports`).
+    """
+    num_rows, num_positions, vocab_size = logits_BJV.shape
+    scores = Scores.over(logits_BJV, sampling.temperature_B)
+    found = _Found()
+    for kind in sampling.kinds:
+        places_P = kind.places(num_positions)
+        own = scores if places_P is None else scores.of(places_P)
+        if kind.name == "greedy":
+            found.add(own, _best_two(own))
+        elif noise is None:
+            raise ValueError("some rows sample, so noise is needed")
+        elif kind.name == "open":
+            found.add(own, _race(own, noise))
+        else:
+            for support in find_supports(own, kind.cuts(num_positions), margin):
+                part = own if len(support.index_P) == len(own.places_P) else own.of(support.index_P)
+                found.add(part, _best_of(support, part, noise))
+    answer, shape = found.join(len(scores.places_P)), (num_rows, num_positions)
+    is_at_border_P = torch.zeros_like(answer.best_P, dtype=torch.bool)
+    return Picks(
+        answer.token_ids_P.clamp(max=vocab_size - 1).view(shape),  # beyond it only where nothing is a number
+        answer.best_P.view(shape),
+        answer.second_P.view(shape),
+        answer.score_P.view(shape),
+        (is_at_border_P if answer.is_at_border_P is None else answer.is_at_border_P).view(shape),
+        scores.logits.block_max_PN.amax(-1).isfinite().view(shape),
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What is picked at P positions: see Picks."""
+
+    token_ids_P: torch.Tensor
+    best_P: torch.Tensor
+    second_P: torch.Tensor
+    score_P: torch.Tensor
+    is_at_border_P: torch.Tensor | None = None
+
+
+class _Found:
+    """Answers for parts of the positions, put together in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Scores, _Answer]] = []
+
+    def add(self, scores: Scores, answer: _Answer) -> None:
+        self._parts.append((scores, answer))
+
+    def join(self, num_positions: int) -> _Answer:
+        if len(self._parts) == 1 and self._parts[0][0].is_all:
+            return self._parts[0][1]
+        answers = [answer for _, answer in self._parts]
+        is_at_border = [
+            torch.zeros_like(a.best_P, dtype=torch.bool) if a.is_at_border_P is None else a.is_at_border_P
+            for a in answers
+        ]
+        order_P = torch.cat([scores.places_P for scores, _ in self._parts]).argsort()
+        return _Answer(
+            torch.cat([a.token_ids_P for a in answers])[order_P],
+            torch.cat([a.best_P for a in answers])[order_P],
+            torch.cat([a.second_P for a in answers])[order_P],
+            torch.cat([a.score_P for a in answers])[order_P],
+            torch.cat(is_at_border)[order_P],
+        )
+
+
+def _best_two(scores: Scores) -> _Answer:
+    """Without noise: the best block has the best token, and it or another block the second best."""
+    if scores.size <= _DENSE:
+        return _best_two_of(scores.dense())
+    block_P = scores.block_max_PN.max(-1).indices
+    scores_PM = scores.block(torch.arange(len(block_P), device=block_P.device), block_P)
+    best_P, place_P = scores_PM.max(-1)
+    others_P = scores.block_max_PN.scatter(-1, block_P[:, None], NEVER).amax(-1)
+    second_P = scores_PM.scatter_(-1, place_P[:, None], NEVER).amax(-1).maximum(others_P)
+    return _Answer(block_P * BLOCK + place_P, best_P, second_P, best_P)
+
+
+def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _Answer:
+    """The long way; the argument is used up."""
+    best_P, ids_P = noised_PV.max(-1)
+    score_P = best_P if scores_PV is None else scores_PV.gather(-1, ids_P[:, None])[:, 0]
+    return _Answer(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
+
+
+def _race(scores: Scores, noise: GumbelNoise) -> _Answer:
+    """The whole vocabulary, of which few tokens can win."""
+    if scores.size <= _DENSE:
+        scores_PV = scores.dense()
+        noise_PV = noise.dense(scores.vocab_size).flatten(0, 1)
+        return _best_two_of(scores_PV + (noise_PV if scores.is_all else noise_PV[scores.places_P]), scores_PV)
+    largest_PN = noise.largest_BJN.flatten(0, 1)
+    if not scores.is_all:
+        largest_PN = largest_PN[scores.places_P]
+    bound_PN = scores.block_max_PN + largest_PN
+    floor_P1 = _what_to_beat(scores, noise, bound_PN)[:, None]
+
+    # A block where nothing reaches what is to be beaten is out, then each token that could not with its block's luck.
+    index_A, block_A = (bound_PN >= floor_P1).nonzero(as_tuple=True)
+    scores_AM = scores.block(index_A, block_A)
+    needed_A1 = floor_P1[index_A] - largest_PN[index_A, block_A][:, None]
+    alive_Q = (scores_AM >= needed_A1).flatten().nonzero()[:, 0]
+    part_Q = alive_Q // BLOCK
+    index_Q, scores_Q = index_A[part_Q], scores_AM.take(alive_Q)
+    ids_Q = block_A[part_Q] * BLOCK + alive_Q % BLOCK
+    noised_Q = scores_Q + noise.at(scores.places_P[index_Q], ids_Q)
+
+    nothing_P = floor_P1.new_full((len(floor_P1),), NEVER)
+    best_P = nothing_P.scatter_reduce(0, index_Q, noised_Q, "amax")
+    candidate_Q = torch.where(noised_Q == best_P[index_Q], ids_Q, scores.vocab_size)
+    ids_P = torch.full_like(scores.places_P, scores.vocab_size).scatter_reduce(0, index_Q, candidate_Q, "amin")
+    is_pick_Q = ids_Q == ids_P[index_Q]
+    second_P = nothing_P.scatter_reduce(0, index_Q, noised_Q.masked_fill(is_pick_Q, NEVER), "amax")
+    score_P = nothing_P.scatter_reduce(0, index_Q, scores_Q.masked_fill(~is_pick_Q, NEVER), "amax")
+    return _Answer(ids_P, best_P, second_P, score_P)
+
+
+def _what_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
+    """A little less than the second best noised score of a few promising tokens, [P]; always finite."""
+    index_P1 = torch.arange(len(bound_PN), device=bound_PN.device)[:, None]
+    places_P1 = scores.places_P[:, None]
+    block_PC = bound_PN.topk(min(_NUM_LEADERS, bound_PN.shape[-1]), dim=-1, sorted=False).indices
+    scores_PCM = scores.block(index_P1, block_PC)
+    leader_score_PC, leader_PC = scores_PCM.max(-1)
+    leader_PC += block_PC * BLOCK
+    holder_PC = noise.holder_of(places_P1, block_PC)
+    holder_score_PC = scores_PCM.gather(-1, (holder_PC % BLOCK)[..., None])[..., 0]
+    holder_score_PC = holder_score_PC.masked_fill(holder_PC == leader_PC, NEVER)  # count nobody twice
+    noised_PM = noise.at(places_P1, torch.cat([leader_PC, holder_PC], dim=-1))
+    noised_PM += torch.cat([leader_score_PC, holder_score_PC], dim=-1)
+    second_P = noised_PM.topk(2, dim=-1).values[:, 1]
+    # A bound is one up to the last bits of a logarithm and of sums. What is -inf needs not be beaten: it cannot win.
+    limits = torch.finfo(second_P.dtype)
+    second_P = second_P.clamp(min=limits.min / 2, max=limits.max / 2)
+    return second_P - 1e-4 * second_P.abs().clamp(min=1.0)
+
+
+def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _Answer:
+    """What a cut leaves. The noise decides among few tokens, so all of them get theirs."""
+    noised_PM = support.scores_PM + noise.at(scores.places_P[:, None], support.token_ids_PM)
+    kept_PM = noised_PM.masked_fill(~support.is_kept_PM, NEVER)
+    best_P, ids_P = _best_and_lowest(kept_PM, support, scores.vocab_size)
+    is_pick_PM = support.token_ids_PM == ids_P[:, None]
+    second_P = kept_PM.masked_fill(is_pick_PM, NEVER).amax(-1)
+    score_P = support.scores_PM.masked_fill(~is_pick_PM, NEVER).amax(-1)
+    if support.is_tight_PM is support.is_kept_PM:
+        return _Answer(ids_P, best_P, second_P, score_P)
+    loose_PM = noised_PM.masked_fill(~support.is_loose_PM, NEVER)
+    is_at_border_P = _best_and_lowest(loose_PM, support, scores.vocab_size)[1] != ids_P
+    is_at_border_P |= ~(is_pick_PM & support.is_tight_PM).any(-1)
+    return _Answer(ids_P, best_P, second_P, score_P, is_at_border_P)
+
+
+def _best_and_lowest(noised_PM: torch.Tensor, support: Support, beyond: int) -> tuple[torch.Tensor, torch.Tensor]:
+    best_P = noised_PM.amax(-1)
+    ids_PM = support.token_ids_PM.masked_fill(noised_PM != best_P[:, None], beyond)
+    return best_P, ids_PM.amin(-1)
