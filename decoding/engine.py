@@ -10,6 +10,7 @@ Rollback is implicit: a row's next forward starts at its committed length, over 
 Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -18,14 +19,14 @@ from dataclasses import replace
 import torch
 
 from decoding.costs import measure_costs
-from decoding.drafters import Drafter, make_drafter
+from decoding.drafters import NEED_A_MODEL, Drafter, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, pick_shared, verify_coupled, verify_rejection
 from decoding.vocabulary import check_same_vocabulary
@@ -51,7 +52,7 @@ class Engine:
         self._running: list[Sequence] = []  # row b stands in slot b
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
         target.allocate(options.num_slots, max_model_len)
-        self.schedule: FixedSchedule | AdaptiveSchedule = FixedSchedule(options.num_speculative_tokens)
+        self.schedule: Schedule = FixedSchedule(options.num_speculative_tokens)
 
     @classmethod
     def load(
@@ -69,7 +70,7 @@ class Engine:
         target_model = LanguageModel.load(target, device, dtype)
         check_model(target_model, target)
         draft_model = None
-        if drafter_name == "model" and draft is not None:
+        if drafter_name in NEED_A_MODEL and draft is not None:
             draft_model = LanguageModel.load(draft, device, dtype)
             check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
             check_model(draft_model, draft)
@@ -176,6 +177,7 @@ class Engine:
 
     @torch.inference_mode()
     def _round(self) -> None:
+        started = time.perf_counter()
         rows = self._running_rows()
         draft = self.drafter.propose(rows)
         num_drafted_B = draft.num_draft_tokens_B
@@ -196,7 +198,6 @@ class Engine:
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B, num_drafted_B)
         packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
         verdicts = packed.tolist()
-        self.schedule.observe([verdict[4] for verdict in verdicts], [verdict[0] for verdict in verdicts])
         for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(verdicts):
             sequence = self._running[row]
             logits_JV = logits_BJV[row]
@@ -218,6 +219,10 @@ class Engine:
                 eos_token_ids=self.target.eos_token_ids,
                 logprobs=_logprobs(logits_JV, tokens, sequence.params.logprobs),
             )
+        num_accepted, num_drafted_of_row = [v[0] for v in verdicts], [v[4] for v in verdicts]
+        self.drafter.observe(rows, num_drafted_of_row, num_accepted)
+        seconds = time.perf_counter() - started
+        self.schedule.observe(rows.sequences, rows.looks_up, num_drafted_of_row, num_accepted, seconds)
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
         num_positions = logits_BJV.shape[1]
@@ -272,7 +277,9 @@ class Engine:
         sequences = tuple(self._running)
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
-        return Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
+        rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
+        plan = self.schedule.plan(sequences, self.drafter.outlook(rows), self.drafter.has_model)
+        return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up)
 
     def _row_alone(self, sequence: Sequence) -> Rows:
         sampling = sampling_batch((sequence,), self.target.eos_token_ids, self.target.device)

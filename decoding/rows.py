@@ -20,6 +20,7 @@ class Rows:
     sampling: SamplingBatch
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
     verification: Verification
+    looks_up: tuple[bool, ...] = ()  # rows that take what was looked up, where the drafter also has a draft model
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Positions [B, J] of tokens to come: those from `len(sequence) + first` on."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.drafters.base import Drafter
 from decoding.model import LanguageModel
 from decoding.rows import Rows
 from decoding.sampling import probabilities, process_logits
@@ -17,8 +18,10 @@ from decoding.sequence import Sequence
 from decoding.verify import Draft, draw_draft, pick_shared
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
+
+    has_model = True
 
     def __init__(self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int) -> None:
         """`vocab_size` is the target's: ids the target lacks are never proposed, ids the draft lacks are fed as 0."""

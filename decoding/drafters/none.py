@@ -4,12 +4,13 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.drafters.base import Drafter
 from decoding.rows import Rows
 from decoding.sequence import Sequence
 from decoding.verify import Draft
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Never proposes anything, so that each round yields the target's own next token."""
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
@@ -19,9 +20,3 @@ class NoDrafter:
         """A draft of no tokens."""
         keys_B = rows.sampling.keys_B
         return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=(0,) * len(keys_B))
-
-    def move(self, source: int, target: int) -> None:
-        """Nothing to move."""
-
-    def reset(self, slot: int) -> None:
-        """Nothing to forget."""
