@@ -3,6 +3,7 @@
 Row b stands in slot b of every cache. Shapes: B rows, K drafted tokens, J positions, L tokens so far.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,19 @@ class Rows:
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
     verification: Verification
     looks_up: tuple[bool, ...] = ()  # rows that take what was looked up, where the drafter also has a draft model
+
+    def take(self, rows: Seq[int]) -> "Rows":
+        """Only these rows, in this order."""
+        if list(rows) == list(range(len(self.sequences))):
+            return self
+        index = torch.tensor(rows, device=self.sampling.keys_B.device)
+        return Rows(
+            tuple(self.sequences[row] for row in rows),
+            self.sampling.take(index),
+            tuple(self.num_draft_tokens[row] for row in rows),
+            self.verification,
+            tuple(self.looks_up[row] for row in rows) if self.looks_up else (),
+        )
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Positions [B, J] of tokens to come: those from `len(sequence) + first` on."""

@@ -8,7 +8,7 @@ Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E b
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,6 +77,26 @@ class SamplingBatch:
                 ],
                 0,
             ),
+        )
+
+    def take(self, rows: torch.Tensor) -> "SamplingBatch":
+        """Only these rows, in this order."""
+
+        def of(column: torch.Tensor | None) -> torch.Tensor | None:
+            return None if column is None else column[rows]
+
+        return replace(
+            self,
+            temperature_B=self.temperature_B[rows],
+            noise_scale_B=self.noise_scale_B[rows],
+            keys_B=self.keys_B[rows],
+            top_k_B=of(self.top_k_B),
+            top_p_B=of(self.top_p_B),
+            min_p_B=of(self.min_p_B),
+            penalties_3B=None if self.penalties_3B is None else self.penalties_3B[:, rows],
+            bias_BE=None if self.bias_BE is None else (self.bias_BE[0][rows], self.bias_BE[1][rows]),
+            stop_ids_BS=self.stop_ids_BS[rows],
+            min_length_B=of(self.min_length_B),
         )
 
 
@@ -202,7 +222,7 @@ def _lowest(cut_BJV: torch.Tensor) -> torch.Tensor:
 def _keep_top_k(scores_BJV: torch.Tensor, top_k_B: torch.Tensor) -> torch.Tensor:
     vocab_size = scores_BJV.shape[-1]
     k_B = torch.where(top_k_B == 0, vocab_size, top_k_B.clamp(max=vocab_size)).long()
-    largest = min(int(top_k_B.max()), vocab_size)
+    largest = max(min(int(top_k_B.max()), vocab_size), 1)  # no row cuts where rows were taken out of a batch
     best_BJK = scores_BJV.topk(largest, dim=-1).values
     index_BJ1 = (k_B.clamp(max=largest) - 1)[:, None, None].expand(-1, scores_BJV.shape[1], 1)
     threshold_BJ1 = best_BJK.gather(-1, index_BJ1).masked_fill((top_k_B == 0)[:, None, None], _NEVER)
