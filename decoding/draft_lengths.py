@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.cost_table import CostTable
+from decoding.rows import Tail
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,6 +26,7 @@ class DraftPlan:
     lengths: tuple[int, ...]
     looks_up: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
     speed: float = 0.0  # expected tokens a second
+    tails: tuple[Tail, ...] = ()  # what a lookup may add behind a row's model tokens
 
 
 def best_lengths(

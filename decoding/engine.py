@@ -222,7 +222,7 @@ class Engine:
         num_accepted, num_drafted_of_row = [v[0] for v in verdicts], [v[4] for v in verdicts]
         self.drafter.observe(rows, num_drafted_of_row, num_accepted)
         seconds = time.perf_counter() - started
-        self.schedule.observe(rows.sequences, rows.looks_up, num_drafted_of_row, num_accepted, seconds)
+        self.schedule.observe(rows.sequences, num_drafted_of_row, num_accepted, seconds)
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> Verdict:
         num_positions = logits_BJV.shape[1]
@@ -279,7 +279,7 @@ class Engine:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
         rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
         plan = self.schedule.plan(sequences, self.drafter.outlook(rows), self.drafter.has_model)
-        return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up)
+        return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up, tails=plan.tails)
 
     def _row_alone(self, sequence: Sequence) -> Rows:
         sampling = sampling_batch((sequence,), self.target.eos_token_ids, self.target.device)

@@ -5,12 +5,20 @@ Row b stands in slot b of every cache. Shapes: B rows, K drafted tokens, J posit
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from decoding.sampling import SamplingBatch, TokenHistory
 from decoding.sequence import Sequence
 from decoding.verify import Verification
+
+
+class Tail(NamedTuple):
+    """What a lookup may add behind the tokens that a draft model drafted."""
+
+    most: int  # tokens
+    least: float  # chance of the last one to stand if the model's tokens do; what is less likely does not pay
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,9 @@ class Rows:
     sampling: SamplingBatch
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
     verification: Verification
-    looks_up: tuple[bool, ...] = ()  # rows that take what was looked up, where the drafter also has a draft model
+    # Where the drafter has a draft model and looks up, too:
+    looks_up: tuple[bool, ...] = ()  # rows that take what was looked up
+    tails: tuple[Tail, ...] = ()  # what may be looked up behind the model's tokens
 
     def take(self, rows: Seq[int]) -> "Rows":
         """Only these rows, in this order."""
@@ -33,7 +43,8 @@ class Rows:
             self.sampling.take(index),
             tuple(self.num_draft_tokens[row] for row in rows),
             self.verification,
-            tuple(self.looks_up[row] for row in rows) if self.looks_up else (),
+            tuple(self.looks_up[row] for row in rows if self.looks_up),
+            tuple(self.tails[row] for row in rows if self.tails),
         )
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:

@@ -6,11 +6,12 @@ drafter's `outlook`); `best_lengths` weighs the one against the other.
 
 What a row gets depends on committed tokens, on how much was accepted and on measured times, never on drafted tokens
 that fell and never on noise to come: the choice is lossless under rejection verification, too (a policy that drops a
-drafted token because of that token is not). What a lookup offers is a point mass fixed by committed tokens, so weighing
-its tokens is weighing committed tokens.
+drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so
+weighing its tokens is weighing those.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +19,14 @@ import numpy as np
 from decoding.acceptance import Acceptance
 from decoding.cost_table import CostTable
 from decoding.draft_lengths import DraftPlan, Floats, best_lengths
+from decoding.rows import Tail
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
 _PROBE_ROWS = 8  # one row in so many probes the draft model, which must first catch up with what it missed
 _OVERHEAD_WEIGHT = 0.05  # of a round in the running estimate of the engine's own time
 _OVERHEAD_RANGE = (0.25, 4.0)  # against the time measured at start-up: what is outside is somebody else's work
+_LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
 
 
 class Schedule(Protocol):
@@ -39,15 +42,8 @@ class Schedule(Protocol):
         """What these rows draft, where a lookup has this outlook (`Drafter.outlook`)."""
         ...
 
-    def observe(
-        self,
-        sequences: Seq[Sequence],
-        looks_up: Seq[bool],
-        num_drafted: Seq[int],
-        num_accepted: Seq[int],
-        seconds: float,
-    ) -> None:
-        """Learn from a round: what each row drafted and from where, how much of it stood, how long it took."""
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+        """Learn from the round that was planned last: what each row drafted, what of it stood, how long it took."""
         ...
 
 
@@ -58,29 +54,24 @@ class FixedSchedule(Schedule):
         """The length."""
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
+        self._plan = DraftPlan((), ())
 
     def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """The full length; a row with both sources takes the one with more expected tokens."""
         lengths = self.lengths(sequences)
-        if outlook is None or not has_model:
-            return DraftPlan(lengths, (outlook is not None,) * len(lengths))
-        by_model_BK = self._acceptance.survival_BK(sequences)
-        looks_up = tuple(
-            sum(offered) > by_model_K[:length].sum()
-            for offered, by_model_K, length in zip(outlook, by_model_BK, lengths, strict=True)
-        )
-        return DraftPlan(lengths, looks_up)
+        looks_up = (outlook is not None,) * len(lengths)
+        if outlook is not None and has_model:
+            by_model_BK = self._acceptance.survival_BK(sequences)
+            looks_up = tuple(
+                sum(offered) > by_model_K[:length].sum()
+                for offered, by_model_K, length in zip(outlook, by_model_BK, lengths, strict=True)
+            )
+        self._plan = DraftPlan(lengths, looks_up)
+        return self._plan
 
-    def observe(
-        self,
-        sequences: Seq[Sequence],
-        looks_up: Seq[bool],
-        num_drafted: Seq[int],
-        num_accepted: Seq[int],
-        seconds: float,
-    ) -> None:
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
         """Learn what the draft model is worth."""
-        self._acceptance.observe(sequences, *_by_model(looks_up, num_drafted, num_accepted))
+        self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
 
 
 class AdaptiveSchedule(Schedule):
@@ -91,50 +82,62 @@ class AdaptiveSchedule(Schedule):
         self._costs = costs
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
+        self._tail_tokens = Mean(first_guess=0.0, weight=16.0, decay=0.998)  # that stood where the model's tokens did
         self._overhead = 1.0  # the engine's own time, as a multiple of what was measured at start-up
         self._rounds_without = {"model": 0, "lookup": 0}
-        self._expected_seconds = (0.0, 0.0)  # of this round: forwards, and the engine's own work as at start-up
+        self._plan = DraftPlan((), ())
 
     def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """The best lengths for these rows now."""
         limits = self.lengths(sequences)
-        by_model_BK = _cut(self._acceptance.survival_BK(sequences), limits) if has_model else None
+        survival_BK = self._acceptance.survival_BK(sequences)
         by_lookup_BK = None if outlook is None else _cut(_rectangle(outlook, self.ceiling), limits)
-        if not any(limits) or (by_model_BK is None and by_lookup_BK is None):
-            return self._expect(DraftPlan((0,) * len(limits), (False,) * len(limits)))
-        plan = best_lengths(by_model_BK, by_lookup_BK, self._costs, len(limits), self._overhead)
-        return self._expect(self._probe(plan, sequences, by_model_BK, by_lookup_BK))
+        by_model_BK = _cut(survival_BK, limits) if has_model else None
+        if by_model_BK is not None and by_lookup_BK is not None:
+            by_model_BK = _with_tails(by_model_BK, self._tail_tokens.value)
+        if any(limits) and (has_model or outlook is not None):
+            plan = best_lengths(by_model_BK, by_lookup_BK, self._costs, len(limits), self._overhead)
+            plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
+        else:
+            plan = DraftPlan((0,) * len(limits), (False,) * len(limits))
+        if has_model and outlook is not None:
+            plan = replace(plan, tails=self._tails(plan, limits, survival_BK))
+        self._plan = plan
+        return plan
 
-    def observe(
-        self,
-        sequences: Seq[Sequence],
-        looks_up: Seq[bool],
-        num_drafted: Seq[int],
-        num_accepted: Seq[int],
-        seconds: float,
-    ) -> None:
-        """Learn what the draft model is worth, and how long the engine's own work takes with these parameters."""
-        by_model, accepted = _by_model(looks_up, num_drafted, num_accepted)
-        self._acceptance.observe(sequences, by_model, accepted)
-        forwards, overhead = self._expected_seconds
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+        """Learn what the sources are worth, and how long the engine's own work takes with these parameters."""
+        plan = self._plan
+        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
+        self._acceptance.observe(sequences, by_model, accepted_of_model)
+        for (most, _), planned, of_model, accepted in zip(
+            plan.tails, plan.lengths, accepted_of_model, num_accepted, strict=False
+        ):
+            if most and 0 < planned == of_model:
+                self._tail_tokens.observe(accepted - planned)
+        forwards, overhead = self._expected_seconds(num_drafted, by_model)
         if overhead > 0:
             low, high = _OVERHEAD_RANGE
             found = min(max((seconds - forwards) / overhead, low), high)
             self._overhead += _OVERHEAD_WEIGHT * (found - self._overhead)
 
-    def _expect(self, plan: DraftPlan) -> DraftPlan:
-        """The plan, with how long its forwards and the engine's own work should take remembered."""
-        num_rows, num_tokens = len(plan.lengths), len(plan.lengths) + sum(plan.lengths)
-        by_model, _ = _by_model(plan.looks_up, plan.lengths, plan.lengths)
-        steps, num_steppers = max(by_model), sum(n > 0 for n in by_model)
-        forwards = self._costs.target_seconds(num_tokens)
+    def _expected_seconds(self, num_drafted: Seq[int], by_model: Seq[int]) -> tuple[float, float]:
+        """Of such a round: forwards, and the engine's own work as at start-up."""
+        num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
+        forwards = self._costs.target_seconds(num_rows + sum(num_drafted))
         forwards += steps * self._costs.draft_seconds(num_steppers) if steps else 0.0
-        positions = num_rows * (1 + max(plan.lengths)) + steps * num_steppers
-        self._expected_seconds = (
-            forwards,
-            self._costs.round_seconds + positions * self._costs.position_seconds,
+        positions = num_rows * (1 + max(num_drafted)) + steps * num_steppers
+        return forwards, self._costs.round_seconds + positions * self._costs.position_seconds
+
+    def _tails(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[Tail, ...]:
+        """Behind the model's tokens, what earns the time that it adds to verification."""
+        num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
+        more = self._costs.target_seconds(num_tokens + num_rows) - self._costs.target_seconds(num_tokens)
+        least = max(plan.speed * (more / num_rows + self._overhead * self._costs.position_seconds), _LEAST_CHANCE)
+        return tuple(
+            Tail(limit - length, least / survival_K[length - 1]) if length and not up else Tail(0, 1.0)
+            for limit, length, up, survival_K in zip(limits, plan.lengths, plan.looks_up, survival_BK, strict=True)
         )
-        return plan
 
     def _probe(
         self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
@@ -157,10 +160,29 @@ class AdaptiveSchedule(Schedule):
         return DraftPlan(tuple(lengths), tuple(looks_up), plan.speed)
 
 
-def _by_model(looks_up: Seq[bool], num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
-    """Both counts, of the rows that drafted with the model."""
-    drafted = [0 if up else n for up, n in zip(looks_up, num_drafted, strict=True)]
-    accepted = [0 if up else n for up, n in zip(looks_up, num_accepted, strict=True)]
+class Mean:
+    """A running mean that starts from a guess and forgets."""
+
+    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
+        """The guess counts as `weight` observations; an observation fades by `decay` with each that follows."""
+        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
+
+    @property
+    def value(self) -> float:
+        """The mean now."""
+        return self._sum / self._weight
+
+    def observe(self, value: float) -> None:
+        """Count one more."""
+        self._sum = self._sum * self._decay + value
+        self._weight = self._weight * self._decay + 1
+
+
+def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
+    """Both counts, of what the draft model drafted: up to the planned length of rows that did not look up."""
+    most = [0 if up else length for up, length in zip(plan.looks_up, plan.lengths, strict=True)]
+    drafted = [min(n, limit) for n, limit in zip(num_drafted, most, strict=True)]
+    accepted = [min(n, limit) for n, limit in zip(num_accepted, most, strict=True)]
     return drafted, accepted
 
 
@@ -171,3 +193,14 @@ def _rectangle(outlook: Seq[Seq[float]], width: int) -> Floats:
 def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
     """0 where a row may not draft."""
     return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
+
+
+def _with_tails(survival_BK: Floats, tail_tokens: float) -> Floats:
+    """What each of the model's tokens adds to what is expected, if `tail_tokens` stand behind it where it is the last.
+
+    A first token adds itself and its tail, a later one itself and less: the tail comes later, so is reached less often.
+    """
+    before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
+    added_BK = survival_BK + tail_tokens * (survival_BK - before_BK) * (survival_BK > 0)
+    never_rising_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
+    return never_rising_BK

@@ -24,11 +24,11 @@ from decoding.drafters.base import Drafter
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import MAX_ENTRIES, Continuations
 from decoding.drafters.ngram import point_masses
-from decoding.rows import Rows
+from decoding.rows import Rows, Tail
 from decoding.sequence import Sequence
 from decoding.verify import Draft, Verification
 
-SIZES = (12, 6, 3, 2)  # tokens of context, longest first
+SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _LEAST = 0.1  # what is less likely to stand is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
 _EVERYBODY = 0
@@ -37,7 +37,9 @@ Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its
 
 
 @dataclass
-class _Offer:
+class Offer:
+    """What a lookup found: tokens, what kind of match each came from, the chance that those up to it stand."""
+
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
@@ -51,7 +53,7 @@ class _Writer:
     number: int
     scope: int  # stands for its prompt
     tokens: list[int]  # prompt and what was learned of the output
-    offer: _Offer | None = None  # for what stands now
+    offer: Offer | None = None  # for what stands now
 
 
 class SuffixDrafter(Drafter):
@@ -95,36 +97,44 @@ class SuffixDrafter(Drafter):
         for slot, (drafted, accepted) in enumerate(zip(num_drafted, num_accepted, strict=True)):
             writer = self._writers[slot]
             if writer.offer is not None and drafted:
-                self._calibration.observe(writer.offer.kinds[:drafted], accepted)
+                self.learn_worth(writer.offer, drafted, accepted)
             writer.offer = None
             self._learn_output(writer)
+
+    def continue_draft(self, slot: int, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+        """What follows the row's tokens and those drafted by somebody else, if all of them stand."""
+        return self._look_up(self._writers[slot], drafted, tail, verification)
+
+    def learn_worth(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
+        """Learn how many of an offer's first `num_drafted` tokens stood."""
+        self._calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def move(self, source: int, target: int) -> None:
         """Hand over what is known of the row."""
         self._writers[target] = self._writers.pop(source)
 
-    def _offers(self, rows: Rows) -> list[_Offer]:
+    def _offers(self, rows: Rows) -> list[Offer]:
         offers = []
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
             if writer.offer is None:
-                writer.offer = self._look_up(writer, limit, rows.verification)
+                writer.offer = self._look_up(writer, [], Tail(limit, _LEAST), rows.verification)
             offers.append(writer.offer)
         return offers
 
-    def _look_up(self, writer: _Writer, limit: int, verification: Verification) -> _Offer:
-        offer = _Offer()
+    def _look_up(self, writer: _Writer, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+        offer = Offer()
         noise_key = writer.sequence.noise_key
         if verification == "rejection" and self._continuations.holds_another(noise_key, writer.number):
             return offer
-        window, alive = writer.tokens[-SIZES[0] :], 1.0
-        for _ in range(limit):
+        window, alive = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
+        for _ in range(tail.most):
             found = self._next(window, writer.scope)
             if found is None:
                 break
             token, kind, rate = found
             alive *= rate
-            if alive < _LEAST:
+            if alive < tail.least:
                 break
             offer.tokens.append(token)
             offer.kinds.append(kind)

@@ -4,6 +4,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.cost_table import CostTable
+from decoding.draft_lengths import DraftPlan
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
@@ -20,7 +21,9 @@ def lengths(schedule, sequences, outlook=None, has_model=True) -> tuple[int, ...
 
 
 def observe(schedule, sequences, num_drafted, num_accepted, looks_up=None, seconds=0.0):
-    schedule.observe(sequences, looks_up or [False] * len(sequences), num_drafted, num_accepted, seconds)
+    """As after a round that was planned like this."""
+    schedule._plan = DraftPlan(tuple(num_drafted), tuple(looks_up or [False] * len(sequences)))
+    schedule.observe(sequences, num_drafted, num_accepted, seconds)
 
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, 0), (2, 1), (4, 3), (5, 4), (6, 4), (100, 4)])
