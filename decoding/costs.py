@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
+from decoding.cost_table import CostTable
 from decoding.model import LanguageModel
-from decoding.schedule import CostTable
 
 _START = 64  # positions before the measured tokens
 _REPEATS = 3

@@ -11,6 +11,7 @@ Rollback is implicit: a row's next forward starts at its committed length, over 
 Shapes: B running rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -25,7 +26,7 @@ from decoding.options import EngineOptions
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.schedule import FixedSchedule, Schedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, judge, verify_rejection
 
@@ -53,7 +54,7 @@ class Engine:
         target.allocate(options.num_slots, max_model_len)
         budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[target.device.type != "cpu"]
         self._admission = Admission(target, drafter, options.num_slots, budget)
-        self.schedule: FixedSchedule | AdaptiveSchedule = FixedSchedule(options.num_speculative_tokens)
+        self.schedule: Schedule = FixedSchedule(options.num_speculative_tokens)
 
     @classmethod
     def load(
@@ -135,6 +136,7 @@ class Engine:
 
     @torch.inference_mode()
     def _round(self) -> None:
+        started = time.perf_counter()
         rows = self._running_rows()
         draft = self.drafter.propose(rows)
         num_drafted_B = draft.num_draft_tokens_B
@@ -154,7 +156,6 @@ class Engine:
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B, num_drafted_B)
         packed = torch.cat([torch.stack([c.long() for c in columns], dim=1), draft.token_ids_BK], dim=1)
         verdicts = packed.tolist()
-        self.schedule.observe([verdict[4] for verdict in verdicts], [verdict[0] for verdict in verdicts])
         for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(verdicts):
             sequence = self._running[row]
             logits_JV = logits_BJV[row]
@@ -176,6 +177,10 @@ class Engine:
                 eos_token_ids=self.target.eos_token_ids,
                 logprobs=_logprobs(logits_JV, tokens, sequence.params.logprobs),
             )
+        num_accepted, num_drafted_of_row = [v[0] for v in verdicts], [v[4] for v in verdicts]
+        self.drafter.observe(rows, num_drafted_of_row, num_accepted)
+        seconds = time.perf_counter() - started
+        self.schedule.observe(rows.sequences, num_drafted_of_row, num_accepted, seconds)
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> tuple[Verdict, torch.Tensor]:
         """The verdict, and which rows' logits are numbers."""
@@ -229,7 +234,9 @@ class Engine:
         sequences = tuple(self._running)
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
-        return Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
+        rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
+        plan = self.schedule.plan(sequences, self.drafter.outlook(rows), self.drafter.has_model)
+        return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up, tails=plan.tails)
 
     def _row_alone(self, sequence: Sequence) -> Rows:
         sampling = sampling_batch((sequence,), self.target.eos_token_ids, self.target.device)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from decoding.costs import measure_costs
-from decoding.drafters import Drafter, make_drafter
+from decoding.drafters import NEED_A_MODEL, Drafter, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from decoding.vocabulary import check_same_vocabulary
 
 _DEFAULT_MAX_MODEL_LEN = 4096
@@ -29,7 +29,7 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
     target_model = LanguageModel.load(target, device, dtype)
     check_model(target_model, target)
     draft_model = None
-    if drafter_name == "model" and draft is not None:
+    if drafter_name in NEED_A_MODEL and draft is not None:
         draft_model = LanguageModel.load(draft, device, dtype)
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
@@ -38,7 +38,7 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
     return Parts(target_model, draft_model, drafter, max_model_len)
 
 
-def make_schedule(parts: Parts, options: EngineOptions, has_drafter: bool) -> FixedSchedule | AdaptiveSchedule:
+def make_schedule(parts: Parts, options: EngineOptions, has_drafter: bool) -> Schedule:
     """The schedule that was asked for. An adaptive one is measured: caches must be allocated, and are overwritten."""
     most = options.num_speculative_tokens
     if options.draft_length == "fixed" or not has_drafter:

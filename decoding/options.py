@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from decoding.drafters import DRAFTERS, DrafterName
+from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.verify import Verification
 
 DraftLength = Literal["adaptive", "fixed"]
@@ -42,8 +42,8 @@ class EngineOptions:
 
     def pick_drafter(self, draft: str | None) -> DrafterName:
         """The drafter to use with this draft model, or a ValueError if it needs one and there is none."""
-        if self.drafter == "model" and draft is None:
+        if self.drafter in NEED_A_MODEL and draft is None:
             raise ValueError(
-                "engine.drafter is 'model', but no draft model is named; name one, or use 'ngram' or 'none'"
+                f"engine.drafter is {self.drafter!r}, but no draft model is named; name one, or use 'suffix' or 'none'"
             )
         return self.drafter or ("model" if draft else "none")

@@ -3,8 +3,10 @@
 Row b stands in slot b of every cache. Shapes: B rows, K drafted tokens, J positions, L tokens so far.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +17,13 @@ from decoding.sequence import Sequence
 from decoding.verify import Verification
 
 
+class Tail(NamedTuple):
+    """What a lookup may add behind the tokens that a draft model drafted."""
+
+    most: int  # tokens
+    least: float  # chance of the last one to stand if the model's tokens do; what is less likely does not pay
+
+
 @dataclass(frozen=True)
 class Rows:
     """What one round works on. It lives as long as the round: nothing is committed to its sequences meanwhile."""
@@ -23,6 +32,30 @@ class Rows:
     sampling: SamplingBatch
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
     verification: Verification
+    # Where the drafter has a draft model and looks up, too:
+    looks_up: tuple[bool, ...] = ()  # rows that take what was looked up
+    tails: tuple[Tail, ...] = ()  # what may be looked up behind the model's tokens
+    # What the round's rows and parts of them share, so that the drafter and the verifier draw their noise once.
+    noises: "Noises | None" = field(default=None, compare=False)
+
+    def take(self, rows: Seq[int]) -> "Rows":
+        """Only these rows, in this order."""
+        if list(rows) == list(range(len(self.sequences))):
+            return self
+        return Rows(
+            tuple(self.sequences[row] for row in rows),
+            self.sampling.take(rows),
+            tuple(self.num_draft_tokens[row] for row in rows),
+            self.verification,
+            tuple(self.looks_up[row] for row in rows if self.looks_up),
+            tuple(self.tails[row] for row in rows if self.tails),
+            self._shared_noises.take(rows),
+        )
+
+    def limited(self, may_draft: Seq[bool]) -> "Rows":
+        """The same rows, of which only some may draft."""
+        limits = tuple(limit if may else 0 for limit, may in zip(self.num_draft_tokens, may_draft, strict=True))
+        return replace(self, num_draft_tokens=limits, noises=self._shared_noises)
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Positions [B, J] of tokens to come: those from `len(sequence) + first` on."""
@@ -48,19 +81,14 @@ class Rows:
         """The noise of those positions: the drafter and the verifier read the same numbers, drawn once a round."""
         if not self.sampling.samples:
             return None
-        width = max(self.num_draft_tokens, default=0) + 1
-        if first + num_positions > width:
-            return GumbelNoise.draw(
-                self.sampling.keys_B, self.positions(first, num_positions), vocab_size, Stream.SHARED
-            )
-        if vocab_size not in self._noises:
-            positions_BJ = self.positions(0, width)
-            self._noises[vocab_size] = GumbelNoise.draw(self.sampling.keys_B, positions_BJ, vocab_size, Stream.SHARED)
-        return self._noises[vocab_size].of(slice(None), slice(first, first + num_positions))
+        return self._shared_noises.of(vocab_size, first, num_positions)
 
     @cached_property
-    def _noises(self) -> dict[int, GumbelNoise]:
-        return {}
+    def _shared_noises(self) -> "Noises":
+        if self.noises is not None:
+            return self.noises
+        width = max(self.num_draft_tokens, default=0) + 1
+        return Noises(self.sampling.keys_B, self.positions(0, width))
 
     @cached_property
     def _lengths_B(self) -> torch.Tensor:
@@ -76,6 +104,45 @@ class Rows:
         width = max(len(sequence) for sequence in self.sequences)
         padded = [sequence.token_ids + [0] * (width - len(sequence)) for sequence in self.sequences]
         return torch.tensor(padded, device=self.sampling.keys_B.device)
+
+
+class Noises:
+    """The shared noise of a round's rows at the positions that it may score, drawn when first asked for."""
+
+    def __init__(self, keys_B: torch.Tensor, positions_BJ: torch.Tensor) -> None:
+        """Noise under these keys at these positions."""
+        self._keys_B, self._positions_BJ = keys_B, positions_BJ
+        self._drawn: dict[int, GumbelNoise] = {}  # by the size of the vocabulary
+
+    def of(self, vocab_size: int, first: int, num_positions: int) -> GumbelNoise:
+        """The noise of `num_positions` positions from `first` on."""
+        missing = first + num_positions - self._positions_BJ.shape[1]
+        if missing > 0:  # a lookup went on behind what was planned
+            more = torch.arange(1, missing + 1, device=self._keys_B.device)
+            positions_BJ = torch.cat((self._positions_BJ, self._positions_BJ[:, -1:] + more), dim=1)[:, first:]
+            return GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED)
+        return self._all(vocab_size).of(slice(None), slice(first, first + num_positions))
+
+    def take(self, rows: Seq[int]) -> "Noises":
+        """The same numbers for some of the rows."""
+        index_N = torch.tensor(rows, device=self._keys_B.device)
+        return _PartOfNoises(self, index_N)
+
+    def _all(self, vocab_size: int) -> GumbelNoise:
+        if vocab_size not in self._drawn:
+            self._drawn[vocab_size] = GumbelNoise.draw(self._keys_B, self._positions_BJ, vocab_size, Stream.SHARED)
+        return self._drawn[vocab_size]
+
+
+class _PartOfNoises(Noises):
+    def __init__(self, whole: Noises, index_N: torch.Tensor) -> None:
+        super().__init__(whole._keys_B[index_N], whole._positions_BJ[index_N])
+        self._whole, self._index_N = whole, index_N
+
+    def _all(self, vocab_size: int) -> GumbelNoise:
+        if vocab_size not in self._drawn:
+            self._drawn[vocab_size] = self._whole._all(vocab_size).of(self._index_N)
+        return self._drawn[vocab_size]
 
 
 def sampling_batch(

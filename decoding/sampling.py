@@ -23,11 +23,29 @@ class RowKind:
     """Rows whose tokens are found the same way; `open` is without a cut, `nucleus` has top-p or min-p but no top-k."""
 
     name: Literal["greedy", "open", "top_k", "nucleus"]
+    rows: tuple[int, ...]  # which rows of the batch
     rows_R: torch.Tensor | None  # None: every row of the batch
     top_k_R: torch.Tensor | None
     top_p_R: torch.Tensor | None
     min_p_R: torch.Tensor | None
     most: int  # the largest top_k, as the host knows it
+
+    def take(self, rows: Seq[int], device: torch.device) -> "RowKind | None":
+        """Those of this kind among these rows of the batch, as they stand there; None if there are none."""
+        old_of = {row: old for old, row in enumerate(self.rows)}
+        new = [place for place, row in enumerate(rows) if row in old_of]
+        if not new:
+            return None
+        old_R = torch.tensor([old_of[rows[place]] for place in new], device=device)
+        return RowKind(
+            name=self.name,
+            rows=tuple(new),
+            rows_R=None if len(new) == len(rows) else torch.tensor(new, device=device),
+            top_k_R=None if self.top_k_R is None else self.top_k_R[old_R],
+            top_p_R=None if self.top_p_R is None else self.top_p_R[old_R],
+            min_p_R=None if self.min_p_R is None else self.min_p_R[old_R],
+            most=self.most,
+        )
 
     def places(self, num_positions: int) -> torch.Tensor | None:
         """Where these rows' positions stand among all rows' positions, flattened; None: everywhere."""
@@ -101,6 +119,22 @@ class SamplingBatch:
         """The same rows where logits are scores already: nothing is left to divide or cut."""
         kinds = tuple(replace(k, name="greedy" if k.name == "greedy" else "open") for k in self.kinds)
         return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds)
+
+    def take(self, rows: Seq[int]) -> "SamplingBatch":
+        """Only these rows, in this order."""
+        index_N = torch.tensor(rows, device=self.keys_B.device)
+        kinds = [kind.take(rows, index_N.device) for kind in self.kinds]
+        return replace(
+            self,
+            temperature_B=self.temperature_B[index_N],
+            is_greedy_B=self.is_greedy_B[index_N],
+            keys_B=self.keys_B[index_N],
+            kinds=tuple(kind for kind in kinds if kind is not None),
+            penalties_3B=None if self.penalties_3B is None else self.penalties_3B[:, index_N],
+            bias_BE=None if self.bias_BE is None else (self.bias_BE[0][index_N], self.bias_BE[1][index_N]),
+            stop_ids_BS=self.stop_ids_BS[index_N],
+            min_length_B=None if self.min_length_B is None else self.min_length_B[index_N],
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +250,7 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
     return tuple(
         RowKind(
             name=name,
+            rows=tuple(own),
             rows_R=None if len(own) == len(params) else torch.tensor(own, device=device),
             top_k_R=_column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
             top_p_R=None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),

@@ -1,133 +1,206 @@
 """How many draft tokens each row gets in a round: as many as pay, down to none.
 
-A round costs what its draft steps and its target forward cost (`CostTable`, measured on the device itself). It yields
-one token a row, plus each draft token that stands. A draft token at depth j of a row stands with probability a^j,
-where a is the row's running acceptance estimate, and is worth drafting while that earns its share of time. Survival
-only falls with depth, so for any number of draft tokens the ones most likely to stand are the best (TETRIS, arXiv
-2502.15197; TurboSpec, arXiv 2406.14066), and trying every number finds the best number.
+A round costs what its draft steps, its target forward and the engine's own work cost (`CostTable`, measured on the
+device itself). What it yields is estimated from what stood before (`Acceptance`) and from what a lookup offers (the
+drafter's `outlook`); `best_lengths` weighs the one against the other.
 
-What a row gets depends on how much was accepted and on measured times, never on drafted tokens themselves: the choice
-is lossless under rejection verification, too (a policy that drops a drafted token because of that token is not).
+What a row gets depends on committed tokens, on how much was accepted and on measured times, never on drafted tokens
+that fell and never on noise to come: the choice is lossless under rejection verification, too (a policy that drops a
+drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so
+weighing its tokens is weighing those.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Protocol
 
+import numpy as np
+
+from decoding.acceptance import Acceptance
+from decoding.cost_table import CostTable
+from decoding.draft_lengths import DraftPlan, Floats, best_lengths
+from decoding.rows import Tail
 from decoding.sequence import Sequence
 
-_PRIOR_WEIGHT = 4.0  # drafted tokens that the running mean of all rows counts for in a row's own estimate
-_FIRST_GUESS = 0.7  # acceptance before anything was drafted
-_DECAY = 0.98  # per round, of the mean over all rows
-_PROBE_EVERY = 64  # rounds without any draft after which one token is drafted again, to see whether it pays by now
+_PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
+_PROBE_ROWS = 8  # one row in so many probes the draft model, which must first catch up with what it missed
+_OVERHEAD_WEIGHT = 0.05  # of a round in the running estimate of the engine's own time
+_OVERHEAD_RANGE = (0.25, 4.0)  # against the time measured at start-up: what is outside is somebody else's work
+_LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
 
 
-@dataclass(frozen=True)
-class CostTable:
-    """Seconds of a target forward by its number of tokens, and of a draft step by its number of rows."""
+class Schedule(Protocol):
+    """Decides draft lengths before a round and learns after it."""
 
-    target: tuple[tuple[int, float], ...]  # (tokens, seconds), ascending in both
-    draft: tuple[tuple[int, float], ...]  # (rows, seconds)
+    ceiling: int  # no row drafts more
 
-    def target_seconds(self, num_tokens: int) -> float:
-        """Of one forward over so many tokens, interpolated."""
-        return _interpolate(self.target, num_tokens)
+    def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
+        """The most each row may draft: a round adds one token to what it accepts."""
+        return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
 
-    def draft_seconds(self, num_rows: int) -> float:
-        """Of one draft step for so many rows, interpolated."""
-        return _interpolate(self.draft, num_rows)
+    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """What these rows draft, where a lookup has this outlook (`Drafter.outlook`)."""
+        ...
+
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+        """Learn from the round that was planned last: what each row drafted, what of it stood, how long it took."""
+        ...
 
 
-class FixedSchedule:
+class FixedSchedule(Schedule):
     """The same draft length for every row, for comparison."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         """The length."""
         self.ceiling = num_speculative_tokens
+        self._acceptance = Acceptance(num_speculative_tokens)
+        self._plan = DraftPlan((), ())
 
-    def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
-        """Never more than can be kept: a round adds one token to what it accepts."""
-        return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
+    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """The full length; a row with both sources takes the one with more expected tokens."""
+        lengths = self.lengths(sequences)
+        looks_up = (outlook is not None,) * len(lengths)
+        if outlook is not None and has_model:
+            by_model_BK = self._acceptance.survival_BK(sequences)
+            looks_up = tuple(
+                sum(offered) > by_model_K[:length].sum()
+                for offered, by_model_K, length in zip(outlook, by_model_BK, lengths, strict=True)
+            )
+        self._plan = DraftPlan(lengths, looks_up)
+        return self._plan
 
-    def observe(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Nothing to learn."""
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+        """Learn what the draft model is worth."""
+        self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
 
 
-class AdaptiveSchedule:
+class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
         """Never more than `num_speculative_tokens` a row."""
         self._costs = costs
         self.ceiling = num_speculative_tokens
-        self._accepted, self._tried = _FIRST_GUESS * _PRIOR_WEIGHT, _PRIOR_WEIGHT
-        self._rounds_without_draft = 0
+        self._acceptance = Acceptance(num_speculative_tokens)
+        self._tail_tokens = Mean(first_guess=0.0, weight=16.0, decay=0.998)  # that stood where the model's tokens did
+        self._overhead = 1.0  # the engine's own time, as a multiple of what was measured at start-up
+        self._rounds_without = {"model": 0, "lookup": 0}
+        self._plan = DraftPlan((), ())
 
-    def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
+    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """The best lengths for these rows now."""
-        limits = [min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences]
-        rates = [self._rate(sequence) for sequence in sequences]
-        best = best_lengths(rates, limits, self._costs)
-        if any(best) or not any(limits):
-            self._rounds_without_draft = 0
-            return best
-        self._rounds_without_draft += 1
-        if self._rounds_without_draft % _PROBE_EVERY:
-            return best
-        return tuple(min(limit, 1) for limit in limits)
+        limits = self.lengths(sequences)
+        survival_BK = self._acceptance.survival_BK(sequences)
+        by_lookup_BK = None if outlook is None else _cut(_rectangle(outlook, self.ceiling), limits)
+        by_model_BK = _cut(survival_BK, limits) if has_model else None
+        if by_model_BK is not None and by_lookup_BK is not None:
+            by_model_BK = _with_tails(by_model_BK, self._tail_tokens.value)
+        if any(limits) and (has_model or outlook is not None):
+            plan = best_lengths(by_model_BK, by_lookup_BK, self._costs, len(limits), self._overhead)
+            plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
+        else:
+            plan = DraftPlan((0,) * len(limits), (False,) * len(limits))
+        if has_model and outlook is not None:
+            plan = replace(plan, tails=self._tails(plan, limits, survival_BK))
+        self._plan = plan
+        return plan
 
-    def observe(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn from a round: what each row drafted, and how much of it stood."""
-        if any(num_drafted):
-            self._accepted *= _DECAY
-            self._tried *= _DECAY
-        for drafted, accepted in zip(num_drafted, num_accepted, strict=True):
-            self._accepted += accepted
-            self._tried += accepted + (accepted < drafted)  # what stands behind a rejected token was never tried
+    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+        """Learn what the sources are worth, and how long the engine's own work takes with these parameters."""
+        plan = self._plan
+        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
+        self._acceptance.observe(sequences, by_model, accepted_of_model)
+        for (most, _), planned, of_model, accepted in zip(
+            plan.tails, plan.lengths, accepted_of_model, num_accepted, strict=False
+        ):
+            if most and 0 < planned == of_model:
+                self._tail_tokens.observe(accepted - planned)
+        forwards, overhead = self._expected_seconds(num_drafted, by_model)
+        if overhead > 0:
+            low, high = _OVERHEAD_RANGE
+            found = min(max((seconds - forwards) / overhead, low), high)
+            self._overhead += _OVERHEAD_WEIGHT * (found - self._overhead)
 
-    def _rate(self, sequence: Sequence) -> float:
-        """The chance that the row's next draft token stands, given that those before it do."""
-        mean = self._accepted / self._tried
-        accepted = sequence.num_accepted_tokens + mean * _PRIOR_WEIGHT
-        return min(accepted / (sequence.num_tried_tokens + _PRIOR_WEIGHT), 0.995)
+    def _expected_seconds(self, num_drafted: Seq[int], by_model: Seq[int]) -> tuple[float, float]:
+        """Of such a round: forwards, and the engine's own work as at start-up."""
+        num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
+        forwards = self._costs.target_seconds(num_rows + sum(num_drafted))
+        forwards += steps * self._costs.draft_seconds(num_steppers) if steps else 0.0
+        positions = num_rows * (1 + max(num_drafted)) + steps * num_steppers
+        return forwards, self._costs.round_seconds + positions * self._costs.position_seconds
 
-
-def best_lengths(rates: Seq[float], limits: Seq[int], costs: CostTable) -> tuple[int, ...]:
-    """Draft lengths, at most `limits`, with the most expected tokens per second at these acceptance rates."""
-    num_rows = len(rates)
-    best_speed = num_rows / costs.target_seconds(num_rows)
-    best: tuple[int, ...] = (0,) * num_rows
-    step_seconds = costs.draft_seconds(num_rows)
-    for depth in range(1, max(limits, default=0) + 1):
-        slots = sorted(
-            (
-                (rate**position, row)
-                for row, (rate, limit) in enumerate(zip(rates, limits, strict=True))
-                for position in range(1, min(depth, limit) + 1)
-            ),
-            reverse=True,
+    def _tails(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[Tail, ...]:
+        """Behind the model's tokens, what earns the time that it adds to verification."""
+        num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
+        more = self._costs.target_seconds(num_tokens + num_rows) - self._costs.target_seconds(num_tokens)
+        least = max(plan.speed * (more / num_rows + self._overhead * self._costs.position_seconds), _LEAST_CHANCE)
+        return tuple(
+            Tail(limit - length, least / survival_K[length - 1]) if length and not up else Tail(0, 1.0)
+            for limit, length, up, survival_K in zip(limits, plan.lengths, plan.looks_up, survival_BK, strict=True)
         )
-        expected, lengths = float(num_rows), [0] * num_rows
-        chosen, speed_at_depth = 0, 0.0
-        for number, (survival, _) in enumerate(slots, start=1):
-            expected += survival
-            speed = expected / (depth * step_seconds + costs.target_seconds(num_rows + number))
-            if speed > speed_at_depth:
-                chosen, speed_at_depth = number, speed
-        if speed_at_depth > best_speed:
-            for _, row in slots[:chosen]:
-                lengths[row] += 1
-            best_speed, best = speed_at_depth, tuple(lengths)
-    return best
+
+    def _probe(
+        self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
+    ) -> DraftPlan:
+        """The plan, with one token from a source that nobody drew on for long."""
+        lengths, looks_up = list(plan.lengths), list(plan.looks_up)
+        for name, survival_BK in (("lookup", by_lookup_BK), ("model", by_model_BK)):
+            is_lookup = name == "lookup"
+            if any(n and up is is_lookup for n, up in zip(plan.lengths, plan.looks_up, strict=True)):
+                self._rounds_without[name] = 0
+                continue
+            self._rounds_without[name] += 1
+            if survival_BK is None or self._rounds_without[name] % _PROBE_EVERY:
+                continue
+            rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
+            if not is_lookup:  # the shortest have missed the least
+                rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
+            for row in rows:
+                lengths[row], looks_up[row] = 1, is_lookup
+        return DraftPlan(tuple(lengths), tuple(looks_up), plan.speed)
 
 
-def _interpolate(table: Seq[tuple[int, float]], size: int) -> float:
-    index = bisect_left(table, (size, 0.0))
-    if index == 0:
-        return table[0][1]
-    if index == len(table):
-        (size_0, time_0), (size_1, time_1) = table[-2] if len(table) > 1 else table[-1], table[-1]
-        slope = (time_1 - time_0) / (size_1 - size_0) if size_1 > size_0 else 0.0
-        return time_1 + slope * (size - size_1)
-    (size_0, time_0), (size_1, time_1) = table[index - 1], table[index]
-    return time_0 + (time_1 - time_0) * (size - size_0) / (size_1 - size_0)
+class Mean:
+    """A running mean that starts from a guess and forgets."""
+
+    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
+        """The guess counts as `weight` observations; an observation fades by `decay` with each that follows."""
+        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
+
+    @property
+    def value(self) -> float:
+        """The mean now."""
+        return self._sum / self._weight
+
+    def observe(self, value: float) -> None:
+        """Count one more."""
+        self._sum = self._sum * self._decay + value
+        self._weight = self._weight * self._decay + 1
+
+
+def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
+    """Both counts, of what the draft model drafted: up to the planned length of rows that did not look up."""
+    most = [0 if up else length for up, length in zip(plan.looks_up, plan.lengths, strict=True)]
+    drafted = [min(n, limit) for n, limit in zip(num_drafted, most, strict=True)]
+    accepted = [min(n, limit) for n, limit in zip(num_accepted, most, strict=True)]
+    return drafted, accepted
+
+
+def _rectangle(outlook: Seq[Seq[float]], width: int) -> Floats:
+    return np.array([[*offered, *[0.0] * (width - len(offered))] for offered in outlook])
+
+
+def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
+    """0 where a row may not draft."""
+    return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
+
+
+def _with_tails(survival_BK: Floats, tail_tokens: float) -> Floats:
+    """What each of the model's tokens adds to what is expected, if `tail_tokens` stand behind it where it is the last.
+
+    A first token adds itself and its tail, a later one itself and less: the tail comes later, so is reached less often.
+    """
+    before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
+    added_BK = survival_BK + tail_tokens * (survival_BK - before_BK) * (survival_BK > 0)
+    never_rising_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
+    return never_rising_BK

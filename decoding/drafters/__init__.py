@@ -6,29 +6,38 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 from typing import Literal, assert_never, get_args
 
 from decoding.drafters.base import Drafter
+from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.none import NoDrafter
+from decoding.drafters.suffix import SuffixDrafter
 from decoding.model import LanguageModel
 
-__all__ = ["DRAFTERS", "Drafter", "DrafterName", "make_drafter"]
+__all__ = ["DRAFTERS", "NEED_A_MODEL", "Drafter", "DrafterName", "make_drafter"]
 
-DrafterName = Literal["none", "ngram", "model"]
+DrafterName = Literal["none", "ngram", "suffix", "model", "hybrid"]
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
+NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "hybrid")
 
 
 def make_drafter(
     name: DrafterName, draft: LanguageModel | None, vocab_size: int, num_slots: int, max_model_len: int
 ) -> Drafter:
-    """The drafter of that name; `draft` is the loaded draft model, which only `model` needs."""
+    """The drafter of that name; `draft` is the loaded draft model, which those of `NEED_A_MODEL` need."""
+    if name in NEED_A_MODEL and draft is None:
+        raise ValueError(f"drafter {name!r} needs a draft model; name one, or use drafter 'suffix' or 'none'")
     match name:
         case "none":
             return NoDrafter()
         case "ngram":
             return NGramDrafter()
+        case "suffix":
+            return SuffixDrafter()
         case "model":
-            if draft is None:
-                raise ValueError("drafter 'model' needs a draft model; name one, or use drafter 'ngram' or 'none'")
+            assert draft is not None
             return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+        case "hybrid":
+            assert draft is not None
+            return HybridDrafter(SuffixDrafter(), ModelDrafter(draft, vocab_size, num_slots, max_model_len))
         case _:
             assert_never(name)

@@ -1,24 +1,35 @@
 """ModelDrafter: a small language model that drafts token by token, under the target's own sampling parameters.
 
-Its first step feeds every committed token that its cache lacks: the newest one, and after full acceptance also the last
-drafted one, which it never saw. The same forward fills that hole without a branch.
+Its first step reads every committed token that its cache lacks: the newest one, and after full acceptance also the last
+drafted one, which it never saw. The same forward fills that hole without a branch. A row that was left out for some
+rounds lacks more; a row that lacks much is caught up with first, alone.
 
-Shapes: B rows, T tokens of the first step, K drafted tokens, V vocabulary of the target.
+Rows that draft less than others leave once at most half of a step's rows still draft: a step over any rows but the
+first so many must copy their keys and values together, which is not worth it for fewer.
+
+Shapes: B rows, N of them in a step, T tokens of the first step, K drafted tokens, V vocabulary of the target.
 """
 
 from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.drafters.base import Drafter
 from decoding.model import LanguageModel
 from decoding.rows import Rows
 from decoding.sampling import probabilities, process_logits
 from decoding.sequence import Sequence
 from decoding.verify import Draft, draw_draft
 
+_MOST_IN_A_STEP = 32  # tokens that a row may lack and still read them in the first step, beside the other rows
+_CHUNK = 512  # tokens of each row that are caught up with in one forward: bounds its memory
+_IDLE_ROUNDS = 16  # rounds without a draft after which new prompts are not read before somebody drafts
 
-class ModelDrafter:
+
+class ModelDrafter(Drafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
+
+    has_model = True
 
     def __init__(self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int) -> None:
         """`vocab_size` is the target's: ids the target lacks are never proposed, ids the draft lacks are fed as 0."""
@@ -29,6 +40,7 @@ class ModelDrafter:
         self._is_finite_S = torch.ones(
             num_slots, dtype=torch.bool, device=model.device
         )  # a slot that was not is silent
+        self._num_idle_rounds = 0
         model.allocate(num_slots, max_model_len)
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
@@ -46,16 +58,20 @@ class ModelDrafter:
         self._num_ingested[slot] = num_standing
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Feed what the slots lack of these tokens, as far as the draft's context reaches."""
-        known = [self._known(prompt)[: self._max_len] for prompt in prompts]
+        """Feed what the slots lack of these tokens; while nobody drafts, leave that for when somebody does."""
+        if self._num_idle_rounds >= _IDLE_ROUNDS:
+            return
+        known = [self._known(prompt[: self._max_len]) for prompt in prompts]
         starts = [self._num_ingested.get(slot, 0) for slot in slots]
         missing = [prompt[start:] for prompt, start in zip(known, starts, strict=True)]
         self._model.prefill(slots, missing, starts)
         for slot, prompt in zip(slots, known, strict=True):
-            self._num_ingested[slot] = len(prompt)
+            self._num_ingested[slot] = max(len(prompt), self._num_ingested.get(slot, 0))
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Feed all but the newest token of each sequence, where `prefill` has not done so."""
+        for slot in slots:
+            self._num_ingested.setdefault(slot, 0)
         self.prefill(slots, [sequence.token_ids[:-1] for sequence in sequences])
 
     def propose(self, rows: Rows) -> Draft:
@@ -65,41 +81,48 @@ class ModelDrafter:
             max(0, min(limit, self._max_len - length))
             for limit, length in zip(rows.num_draft_tokens, lengths, strict=True)
         ]
-        keys_B = rows.sampling.keys_B
         for slot, length in enumerate(lengths):
             # What the cache holds from the newest token on is the draft's own guess. Also in a round without a draft:
             # the round after it would take that guess for the committed token.
             self._num_ingested[slot] = min(self._num_ingested[slot], length - 1)
+        keys_B = rows.sampling.keys_B
+        drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
-            return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=tuple(limits))
-        scores_BV = self._ingest(rows, lengths)
-        is_finite_B = self._is_finite_S[: len(keys_B)]  # a view: what is found here is remembered for the slots
+            self._num_idle_rounds += 1
+            return Draft(drafted_BK, torch.zeros_like(keys_B), most_B=tuple(limits))
+        self._num_idle_rounds = 0
         num_finite_B = torch.zeros_like(keys_B)
-        drafted: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
+        stepping: list[int] = []
         for step in range(max(limits)):
-            drafted_BK = torch.stack(drafted, dim=1) if drafted else keys_B.new_zeros(len(keys_B), 0)
-            if step:
-                starts = [length + step - 1 for length in lengths]
-                every_B1 = torch.zeros_like(drafted_BK[:, :1])
-                scores_BV = self._target_ids(
-                    self._model.forward(starts, self._known_ids(drafted[-1])[:, None], every_B1)
-                )
-            if rows.verification == "rejection":
-                scores_B1V = process_logits(scores_BV, rows.sampling, rows.history(drafted_BK, step, 1))
-                is_finite_B &= scores_B1V.amax((1, 2)).isfinite()
-                drafted.append(draw_draft(scores_B1V, rows.sampling, rows.positions(step, 1))[:, 0])
-                laws.append(probabilities(scores_B1V, rows.sampling)[:, 0])
+            still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
+            if not stepping or 2 * len(still_drafting) <= len(stepping):
+                stepping = _in_place_or_gathered(still_drafting)
+                part, index_N = rows.take(stepping), torch.tensor(stepping, device=keys_B.device)
+            drafted_NK = drafted_BK[index_N]
+            if step == 0:
+                logits_N1V = self._read(part, stepping, set(still_drafting))
             else:
-                picks = rows.pick(scores_BV, drafted_BK, step)
-                is_finite_B &= picks.is_finite_BJ[:, 0]
-                drafted.append(picks.token_ids_BJ[:, 0])
-            num_finite_B += is_finite_B
-        for slot, length in enumerate(lengths):
-            # The last drafted token was never fed. Guesses that are rejected stand beyond the next newest token.
-            self._num_ingested[slot] = min(length + max(limits) - 1, self._max_len)
+                starts = [lengths[slot] + step - 1 for slot in stepping]
+                logits_N1V = self._step(starts, drafted_NK[:, step - 1], stepping)
+                for slot in still_drafting:  # what they drafted before; rejected guesses stand beyond the newest token
+                    self._num_ingested[slot] = min(lengths[slot] + step, self._max_len)
+            drafted_before_NK = drafted_NK[:, :step]
+            if rows.verification == "rejection":
+                scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
+                is_finite_N = scores_N1V.amax((1, 2)).isfinite()
+                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1))[:, 0]
+                law_NV = probabilities(scores_N1V, part.sampling)[:, 0]
+                laws.append(law_NV.new_zeros(len(limits), law_NV.shape[1]).index_copy_(0, index_N, law_NV))
+            else:
+                picks = part.pick(logits_N1V, drafted_before_NK, step)
+                is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
+            is_finite_N = is_finite_N & self._is_finite_S[index_N]
+            self._is_finite_S[index_N] = is_finite_N
+            num_finite_B.index_add_(0, index_N, is_finite_N.long())
+            drafted_BK[index_N, step] = tokens_N
         return Draft(
-            torch.stack(drafted, dim=1),
+            drafted_BK,
             # Only what was drawn after a value that is not finite goes: dropping a token because of itself would bias.
             torch.minimum(torch.tensor(limits, device=keys_B.device), num_finite_B),
             torch.stack(laws, dim=1) if laws else None,
@@ -126,19 +149,57 @@ class ModelDrafter:
         self._num_ingested[slot] = 0
         self._is_finite_S[slot] = True
 
-    def _ingest(self, rows: Rows, lengths: list[int]) -> torch.Tensor:
-        """Logits [B, 1, V] after the newest token, from one forward over what each row's cache lacks."""
-        missing = [min(length, self._max_len) - self._num_ingested[slot] for slot, length in enumerate(lengths)]
-        num_tokens = max(1, *missing)
-        starts = [max(length - num_tokens, 0) for length in lengths]
-        tokens = [
-            self._known((sequence.token_ids[start:] + [0] * num_tokens)[:num_tokens])
-            for sequence, start in zip(rows.sequences, starts, strict=True)
+    def _read(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
+        """Logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
+
+        The other rows of the step read as much of what they lack as fits beside them; their logits mean nothing.
+        """
+        self._catch_up([(slot, row) for slot, row in zip(slots, part.sequences, strict=True) if slot in drafting])
+        ends = [min(len(sequence), self._max_len) for sequence in part.sequences]
+        missing = [end - self._num_ingested[slot] for slot, end in zip(slots, ends, strict=True)]
+        width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
+        # Up to two tokens all rows read equally many, some again: a rectangle is cheaper than packing.
+        counts = [width if width <= 2 else min(max(number, 1), width) for number in missing]
+        starts = [
+            max(min(self._num_ingested[slot], end - count), 0)
+            for slot, end, count in zip(slots, ends, counts, strict=True)
         ]
-        device = rows.sampling.keys_B.device
-        newest_B1 = torch.tensor([[n - 1 - start] for n, start in zip(lengths, starts, strict=True)], device=device)
-        logits_B1V = self._model.forward(starts, torch.tensor(tokens, device=device), newest_B1)
-        return self._target_ids(logits_B1V)
+        reading = [
+            self._known(sequence.token_ids[start : min(start + count, end)])
+            for sequence, start, count, end in zip(part.sequences, starts, counts, ends, strict=True)
+        ]
+        for slot, start, chunk in zip(slots, starts, reading, strict=True):
+            self._num_ingested[slot] = start + len(chunk)
+        return self._forward(slots, starts, reading, width)
+
+    def _catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
+        """Read all but the newest token of the slots that lack too much to do so in a step; bounded in memory."""
+        while True:
+            behind = [
+                (slot, self._num_ingested[slot], sequence)
+                for slot, sequence in rows
+                if len(sequence) - self._num_ingested[slot] > _MOST_IN_A_STEP
+            ]
+            if not behind:
+                return
+            slots, starts = [slot for slot, _, _ in behind], [start for _, start, _ in behind]
+            chunks = [self._known(row.token_ids[start : min(start + _CHUNK, len(row) - 1)]) for _, start, row in behind]
+            self._forward(slots, starts, chunks, max(map(len, chunks)))
+            for slot, start, chunk in zip(slots, starts, chunks, strict=True):
+                self._num_ingested[slot] = start + len(chunk)
+
+    def _forward(self, slots: list[int], starts: list[int], tokens: list[list[int]], width: int) -> torch.Tensor:
+        """Logits [N, 1, V] after the last of each row's tokens."""
+        device = self._model.device
+        tokens_NT = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=device)
+        last_N1 = torch.tensor([[len(row) - 1] for row in tokens], device=device)
+        lengths = None if width <= 2 else [len(row) for row in tokens]
+        return self._target_ids(self._model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
+
+    def _step(self, starts: list[int], newest_N: torch.Tensor, slots: list[int]) -> torch.Tensor:
+        tokens_N1 = torch.where(newest_N < self._model.vocab_size, newest_N, 0)[:, None]
+        every_N1 = torch.zeros_like(tokens_N1)
+        return self._target_ids(self._model.forward(starts, tokens_N1, every_N1, slots=slots))
 
     def _target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""
@@ -148,7 +209,11 @@ class ModelDrafter:
         return logits_BJV[..., : self._vocab_size]
 
     def _known(self, token_ids: Seq[int]) -> list[int]:
+        """The tokens as the draft knows them."""
         return [token_id if token_id < self._model.vocab_size else 0 for token_id in token_ids]
 
-    def _known_ids(self, token_ids_B: torch.Tensor) -> torch.Tensor:
-        return torch.where(token_ids_B < self._model.vocab_size, token_ids_B, 0)
+
+def _in_place_or_gathered(drafting: list[int]) -> list[int]:
+    """The slots of a step: the first so many, in place, or only those that draft if that leaves out half of them."""
+    in_place = list(range(drafting[-1] + 1))
+    return drafting if 2 * len(drafting) <= len(in_place) else in_place

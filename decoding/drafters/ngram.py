@@ -1,28 +1,45 @@
 """NGramDrafter: prompt lookup. What followed the last few tokens the last time they occurred follows them again.
 
 Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding), over prompt and output. The
-longest matching n-gram wins, then the most recent occurrence.
+longest matching n-gram wins, then the most recent occurrence. A match that runs into the end of the text goes on with
+what it has proposed itself, so that a text in a loop is continued to the full length.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 
+from decoding.drafters.base import Drafter, swap_entries
+from decoding.drafters.calibration import Calibration
 from decoding.rows import Rows
 from decoding.sequence import Sequence
 from decoding.verify import Draft
 
 MAX_NGRAM = 4
 MIN_NGRAM = 2
+_FIRST_GUESS = 0.5  # the chance that a proposed token stands before any was tried
 
 
-class NGramDrafter:
+@dataclass(frozen=True)
+class Match:
+    """What a lookup found for one row."""
+
+    tokens: list[int]
+    size: int  # of the n-gram that matched; 0 where none did
+
+
+class NGramDrafter(Drafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
     def __init__(self, max_ngram: int = MAX_NGRAM, min_ngram: int = MIN_NGRAM) -> None:
         """Look for matches of max_ngram tokens first, of min_ngram last."""
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._indexes: dict[int, _NGramIndex] = {}
+        self._calibration = Calibration()
+        self._sizes_matched: list[int] = []  # of this round's rows
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """The index starts with the first round."""
@@ -35,27 +52,45 @@ class NGramDrafter:
         for slot, _ in zip(slots, sequences, strict=True):
             self._indexes[slot] = _NGramIndex(self._sizes)
 
+    def outlook(self, rows: Rows) -> list[list[float]]:
+        """By how often n-grams of the same size were right."""
+        outlook = []
+        for match in self._matches(rows):
+            rate = self._calibration.rate(match.size, _FIRST_GUESS)
+            outlook.append(list(accumulate([rate] * len(match.tokens), mul)))
+        return outlook
+
     def propose(self, rows: Rows) -> Draft:
         """The tokens that followed the row's newest n-gram before; none where it is new."""
-        proposals = [
-            self._indexes[slot].lookup(sequence.token_ids, limit)
-            for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
-        ]
-        width = max(len(proposal) for proposal in proposals)
-        device = rows.sampling.keys_B.device
-        return Draft(
-            torch.tensor([p + [0] * (width - len(p)) for p in proposals], dtype=torch.int64, device=device),
-            torch.tensor([len(p) for p in proposals], device=device),
-            most_B=tuple(len(p) for p in proposals),
-        )
+        matches = self._matches(rows)
+        self._sizes_matched = [match.size for match in matches]
+        return point_masses([match.tokens for match in matches], rows.sampling.keys_B.device)
+
+    def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        """Learn what matches of each size are worth."""
+        for size, drafted, accepted in zip(self._sizes_matched, num_drafted, num_accepted, strict=True):
+            self._calibration.observe([size] * drafted, accepted)
 
     def swap(self, first: int, second: int) -> None:
         """Exchange the indexes, where there are any."""
-        indexes = {second: self._indexes.pop(first, None), first: self._indexes.pop(second, None)}
-        self._indexes |= {slot: index for slot, index in indexes.items() if index is not None}
+        swap_entries(self._indexes, first, second)
 
-    def reset(self, slot: int) -> None:
-        """Token ids are always finite."""
+    def _matches(self, rows: Rows) -> list[Match]:
+        return [
+            self._indexes[slot].lookup(sequence.token_ids, limit) if limit else Match([], 0)
+            for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
+        ]
+
+
+def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
+    """The draft of these tokens, one list a row, each certain before any noise was looked at."""
+    lengths = [len(proposal) for proposal in proposals]
+    width = max(lengths)
+    return Draft(
+        torch.tensor([p + [0] * (width - len(p)) for p in proposals], dtype=torch.int64, device=device),
+        torch.tensor(lengths, device=device),
+        most_B=tuple(lengths),
+    )
 
 
 class _NGramIndex:
@@ -66,7 +101,7 @@ class _NGramIndex:
         self._end_of: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def lookup(self, token_ids: list[int], limit: int) -> list[int]:
+    def lookup(self, token_ids: list[int], limit: int) -> Match:
         for end in range(self._num_indexed + 1, len(token_ids)):
             for size in self._sizes:
                 if size <= end:
@@ -75,5 +110,6 @@ class _NGramIndex:
         for size in self._sizes:
             end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end_of_match is not None:
-                return token_ids[end_of_match : end_of_match + limit]
-        return []
+                period = token_ids[end_of_match:]
+                return Match((period * -(-limit // len(period)))[:limit], size)
+        return Match([], 0)

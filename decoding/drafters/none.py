@@ -4,12 +4,13 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.drafters.base import Drafter
 from decoding.rows import Rows
 from decoding.sequence import Sequence
 from decoding.verify import Draft
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Never proposes anything, so that each round yields the target's own next token."""
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
@@ -25,9 +26,3 @@ class NoDrafter:
         """A draft of no tokens."""
         keys_B = rows.sampling.keys_B
         return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=(0,) * len(keys_B))
-
-    def swap(self, first: int, second: int) -> None:
-        """Nothing to exchange."""
-
-    def reset(self, slot: int) -> None:
-        """Nothing to forget."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS, make_drafter
+from decoding.drafters import DRAFTERS, NEED_A_MODEL, make_drafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import probabilities, process_logits
@@ -15,7 +15,9 @@ MAX_LEN = 80
 
 def _rows(prompts: list[list[int]], limits: list[int], verification: str = "coupled", **params: object) -> Rows:
     sequences = tuple(Sequence.create(p, SamplingParams(**params), row=r) for r, p in enumerate(prompts))
-    return Rows(sequences, sampling_batch(sequences, frozenset(), torch.device("cpu")), tuple(limits), verification)
+    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+    looks_up = tuple(row % 2 == 0 for row in range(len(prompts)))
+    return Rows(sequences, sampling, tuple(limits), verification, looks_up)
 
 
 def _propose(drafter, rows: Rows) -> Draft:
@@ -51,9 +53,10 @@ def test_an_unknown_drafter_is_refused():
         make_drafter("oracle", None, 48, 1, 10)
 
 
-def test_the_model_drafter_without_a_model_is_refused():
-    with pytest.raises(ValueError, match="needs a draft model"):
-        make_drafter("model", None, 48, 1, 10)
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+def test_a_drafter_that_needs_a_model_is_refused_without_one(name):
+    with pytest.raises(ValueError, match=f"'{name}' needs a draft model"):
+        make_drafter(name, None, 48, 1, 10)
 
 
 def test_no_drafter_drafts_nothing(models):
@@ -68,14 +71,14 @@ def test_no_drafter_drafts_nothing(models):
     [
         ([1, 2, 3, 9, 9, 1, 2], 3, [3, 9, 9]),
         ([1, 2, 3, 9, 9, 1, 2], 1, [3]),
-        ([1, 2, 3, 1, 2], 8, [3, 1, 2]),  # it may run into the newest tokens, and ends there
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2, 3, 1, 2, 3, 1]),  # at the newest tokens it goes round
         ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # the most recent of two
         ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longer match, though older
         ([0, 0, 1, 2, 3, 4, 5, 1, 2, 3, 4], 2, [5, 1]),
         ([1, 2, 3, 4, 5], 4, []),
         ([5, 1, 5], 4, []),  # one token is no match
-        ([4, 4, 4], 4, [4]),  # a match may overlap the newest tokens
-        ([4, 4, 4, 4, 4, 4, 4], 3, [4]),
+        ([4, 4, 4], 4, [4, 4, 4, 4]),  # a match may overlap the newest tokens
+        ([4, 4, 4, 4, 4, 4, 4], 3, [4, 4, 4]),
         ([4], 4, []),
         ([4, 4], 4, []),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
+from decoding.drafters import DRAFTERS, NEED_A_MODEL
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
 from decoding.model import LanguageModel
@@ -26,7 +26,7 @@ PROMPTS = random_prompts([4, 1, 8], seed=5)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_load_and_generate_is_one_call(folders, drafter):
     options = EngineOptions(drafter=drafter, num_slots=2)
-    draft = folders.good_draft if drafter == "model" else None
+    draft = folders.good_draft if drafter in NEED_A_MODEL else None
     engine = Engine.load(folders.target, draft, options, device="cpu", dtype="float32")
     sequences = engine.generate(PROMPTS, SamplingParams(temperature=0.8, max_tokens=6, n=2), seed=1)
     assert [s.prompt_token_ids for s in sequences] == [tuple(p) for p in PROMPTS for _ in range(2)]
@@ -38,9 +38,10 @@ def test_without_options_the_draft_model_drafts_if_there_is_one(folders):
     assert isinstance(Engine.load(folders.target, device="cpu").drafter, NoDrafter)
 
 
-def test_the_model_drafter_without_a_draft_model_is_refused(folders):
-    with pytest.raises(ValueError, match=r"engine\.drafter is 'model', but no draft model"):
-        Engine.load(folders.target, options=EngineOptions(drafter="model"), device="cpu")
+@pytest.mark.parametrize("drafter", NEED_A_MODEL)
+def test_a_drafter_that_needs_a_draft_model_is_refused_without_one(folders, drafter):
+    with pytest.raises(ValueError, match=rf"engine\.drafter is '{drafter}', but no draft model"):
+        Engine.load(folders.target, options=EngineOptions(drafter=drafter), device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _probs(model: LanguageModel, params: SamplingParams, behind: tuple[int, ...]
 def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int, ...]]:
     engine = engine_over(
         trio["target"],
-        trio.get(kind),
+        trio.get(kind, trio["good_draft"]),
         "model" if kind in trio else kind,
         num_slots=256,
         num_speculative_tokens=2,

@@ -53,11 +53,11 @@ def plain(models) -> list[list[int]]:
 
 @pytest.fixture(params=[d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
 def make_engine(request, models):
-    """An engine with each drafter, and the `model` drafter with each draft."""
+    """An engine with each drafter, and the `model` drafter with each draft; `hybrid` has the good one."""
 
     def make(**options: object) -> Engine:
         is_model = request.param.endswith("_draft")
-        draft = getattr(models, request.param) if is_model else None
+        draft = getattr(models, request.param if is_model else "good_draft")
         return engine_over(models.target, draft, "model" if is_model else request.param, **options)
 
     return make

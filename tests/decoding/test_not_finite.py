@@ -43,7 +43,7 @@ def trio(request, tmp_path_factory):
 
 
 def _engine(trio, kind: str, **options: object):
-    draft = {"model": trio["healthy"], "poisoned_draft": trio["broken"]}.get(kind)
+    draft = trio["broken" if kind == "poisoned_draft" else "healthy"]
     return engine_over(trio["target"], draft, "model" if kind == "poisoned_draft" else kind, **options)
 
 

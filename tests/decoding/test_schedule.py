@@ -1,18 +1,29 @@
 """How many tokens rows draft: never more than they can keep, and as many as pay."""
 
-import itertools
-
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.schedule import AdaptiveSchedule, CostTable, FixedSchedule, best_lengths
+from decoding.cost_table import CostTable
+from decoding.draft_lengths import DraftPlan
+from decoding.schedule import AdaptiveSchedule, FixedSchedule
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
 STEEP = CostTable(target=((1, 1.0), (1000, 1000.0)), draft=((1, 0.05), (64, 0.05)))  # every token costs a token
+DEAR_DRAFTS = CostTable(target=((1, 1.0), (1000, 1.5)), draft=((1, 0.3), (64, 0.3)))
 
 
 def rows(*num_left: int) -> list[Sequence]:
     return [Sequence.create([1], SamplingParams(max_tokens=n)) for n in num_left]
+
+
+def lengths(schedule, sequences, outlook=None, has_model=True) -> tuple[int, ...]:
+    return schedule.plan(sequences, outlook, has_model).lengths
+
+
+def observe(schedule, sequences, num_drafted, num_accepted, looks_up=None, seconds=0.0):
+    """As after a round that was planned like this."""
+    schedule._plan = DraftPlan(tuple(num_drafted), tuple(looks_up or [False] * len(sequences)))
+    schedule.observe(sequences, num_drafted, num_accepted, seconds)
 
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, 0), (2, 1), (4, 3), (5, 4), (6, 4), (100, 4)])
@@ -20,56 +31,124 @@ def rows(*num_left: int) -> list[Sequence]:
 def test_a_row_never_drafts_more_than_its_limit_lets_it_keep(schedule, num_left, expected):
     sequence = Sequence.create([1, 2], SamplingParams(max_tokens=num_left + 3))
     sequence.output_token_ids += [5, 6, 7]
-    (length,) = schedule.lengths([sequence])
-    assert length == expected if isinstance(schedule, FixedSchedule) else length <= expected
+    for outlook in (None, [[0.99] * expected]):
+        (length,) = lengths(schedule, [sequence], outlook)
+        assert length == expected if isinstance(schedule, FixedSchedule) else length <= expected
 
 
 def test_every_row_gets_a_length_of_its_own():
-    assert FixedSchedule(6).lengths(rows(1, 3, 50)) == (0, 2, 6)
-
-
-@pytest.mark.parametrize("costs", [FLAT, STEEP, CostTable(((1, 1.0), (4, 1.2), (8, 3.0)), ((1, 0.3), (4, 0.4)))])
-@pytest.mark.parametrize("rates", [(0.9,), (0.3, 0.8), (0.95, 0.5, 0.1), (0.7, 0.7, 0.7)])
-def test_the_lengths_are_the_best_of_all_lengths(costs, rates):
-    ceiling = 3
-
-    def speed(lengths: tuple[int, ...]) -> float:
-        expected = sum(sum(rate**j for j in range(n + 1)) for rate, n in zip(rates, lengths, strict=True))
-        drafting = max(lengths) * costs.draft_seconds(len(rates))
-        return expected / (drafting + costs.target_seconds(len(rates) + sum(lengths)))
-
-    best = max(speed(lengths) for lengths in itertools.product(range(ceiling + 1), repeat=len(rates)))
-    assert speed(best_lengths(rates, [ceiling] * len(rates), costs)) == pytest.approx(best)
+    assert lengths(FixedSchedule(6), rows(1, 3, 50)) == (0, 2, 6)
 
 
 def test_nothing_is_drafted_where_every_token_costs_its_full_price():
-    assert best_lengths([0.9] * 4, [8] * 4, STEEP) == (0, 0, 0, 0)
+    assert lengths(AdaptiveSchedule(STEEP, 8), rows(50, 50, 50), [[0.95] * 8] * 3) == (0, 0, 0)
 
 
-def test_rows_that_accept_more_draft_more():
-    costs = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)))
-    high, low = best_lengths([0.95, 0.3], [8, 8], costs)
-    assert high > low
+def test_a_row_that_accepted_more_drafts_more():
+    schedule = AdaptiveSchedule(CostTable(((1, 1.0), (101, 11.0)), ((1, 0.05), (64, 0.05))), 8)
+    batch = rows(500, 500)
+    for _ in range(30):
+        observe(schedule, batch, [4, 4], [4, 1])
+    more, less = lengths(schedule, batch)
+    assert more > less
+
+
+def test_drafts_end_at_the_depth_where_they_have_always_fallen():
+    """The same acceptance, at the first two positions or spread over all."""
+    schedule = AdaptiveSchedule(CostTable(((1, 1.0), (101, 6.0)), ((1, 0.02), (64, 0.02))), 8)
+    batch = rows(500)
+    for _ in range(100):
+        observe(schedule, batch, [8], [2])
+    assert lengths(schedule, batch) == (2,)
 
 
 def test_a_schedule_learns_that_drafts_fall_and_stops_then_looks_again_now_and_then():
-    costs = CostTable(target=((1, 1.0), (1000, 1.5)), draft=((1, 0.3), (64, 0.3)))
-    schedule = AdaptiveSchedule(costs, 8)
+    schedule = AdaptiveSchedule(DEAR_DRAFTS, 8)
     batch = rows(500)
-    assert schedule.lengths(batch)[0] > 0
+    assert lengths(schedule, batch)[0] > 0
     for _ in range(50):
-        schedule.observe([4], [0])
-    lengths = [schedule.lengths(batch)[0] for _ in range(200)]
-    assert set(lengths) == {0, 1}
-    assert lengths.count(1) == 3
+        observe(schedule, batch, [4], [0])
+    found = [lengths(schedule, batch)[0] for _ in range(200)]
+    assert set(found) == {0, 1}
+    assert found.count(1) == 3
+
+
+def test_only_the_shortest_rows_probe_a_draft_model_that_did_not_pay():
+    """The others have missed more, all of which the draft would have to read first."""
+    schedule = AdaptiveSchedule(DEAR_DRAFTS, 8)
+    batch = [Sequence.create([1] * length, SamplingParams(max_tokens=500)) for length in (30, 4, 20, 5) * 4]
+    for _ in range(50):
+        observe(schedule, batch, [4] * 16, [0] * 16)
+    (probe,) = {plan for plan in (lengths(schedule, batch) for _ in range(64)) if any(plan)}
+    assert [row for row, length in enumerate(probe) if length] == [1, 5]
+
+
+def test_a_lookup_that_pays_does_not_keep_the_draft_model_from_being_probed():
+    schedule = AdaptiveSchedule(DEAR_DRAFTS, 8)
+    batch = rows(500, 500)
+    for _ in range(50):
+        observe(schedule, batch, [4, 4], [0, 0])
+    plans = [schedule.plan(batch, [[0.9, 0.8], [0.9]], has_model=True) for _ in range(64)]
+    assert {plan.looks_up for plan in plans[:63]} == {(True, True)}
+    assert plans[63].looks_up == (False, True)
+
+
+@pytest.mark.parametrize("make", [FixedSchedule, lambda most: AdaptiveSchedule(FLAT, most)], ids=["fixed", "adaptive"])
+def test_a_row_takes_the_source_with_more_expected_tokens(make):
+    schedule = make(4)
+    batch = rows(500, 500, 500)
+    for _ in range(40):
+        observe(schedule, batch, [4, 4, 0], [2, 2, 0])
+    plan = schedule.plan(batch, [[0.95, 0.9, 0.85, 0.8], [0.2], []], has_model=True)
+    assert plan.looks_up == (True, False, False)
+    assert plan.lengths[0] == 4
+
+
+def test_what_a_lookup_accepted_says_nothing_of_the_draft_model():
+    schedule = AdaptiveSchedule(DEAR_DRAFTS, 8)
+    batch = rows(500, 500)
+    before = lengths(schedule, batch)
+    for _ in range(50):
+        observe(schedule, batch, [4, 4], [0, 0], looks_up=[True, True])
+    assert lengths(schedule, batch) == before
+
+
+def test_without_a_draft_model_only_what_was_looked_up_is_drafted():
+    plan = AdaptiveSchedule(FLAT, 8).plan(rows(50, 50), [[0.9, 0.5], []], has_model=False)
+    assert plan.lengths == (2, 0)
+    assert lengths(AdaptiveSchedule(FLAT, 8), rows(50, 50), None, has_model=False) == (0, 0)
+
+
+def test_the_engines_own_time_decides_too_and_is_corrected_by_what_rounds_take():
+    """A width of verification that costs as much as a forward is not worth a poor draft; a cheap one is."""
+    costs = CostTable(FLAT.target, ((1, 0.0), (64, 0.0)), round_seconds=0.1, position_seconds=0.1)
+    schedule = AdaptiveSchedule(costs, 8)
+    batch, outlook = rows(500), [[0.15, 0.02]]
+    assert lengths(schedule, batch, outlook, has_model=False) == (1,)
+    for _ in range(100):
+        lengths(schedule, batch, outlook, has_model=False)
+        observe(schedule, batch, [1], [0], looks_up=[True], seconds=1.0 + 4 * 0.3)
+    assert lengths(schedule, batch, outlook, has_model=False) == (0,)
 
 
 def test_what_a_row_drafts_depends_on_what_it_accepted_not_on_what_was_rejected():
     """A policy that looks at rejected guesses would bias the law under rejection."""
-    one, other = rows(100, 100)
-    for sequence, rejected in ((one, 1), (other, 7)):
-        sequence.commit([5, 6, 7], num_draft_tokens=2 + rejected, eos_token_ids=frozenset())
-    assert one.num_tried_tokens == other.num_tried_tokens == 3
+    plans = []
+    for rejected in (1, 5):
+        schedule = AdaptiveSchedule(CostTable(((1, 1.0), (101, 11.0)), ((1, 0.05), (64, 0.05))), 8)
+        batch = rows(100, 100)
+        for _ in range(20):
+            observe(schedule, batch, [2 + rejected, 3], [2, 3])
+        plans.append(schedule.plan(batch, None, has_model=True))
+    assert plans[0] == plans[1]
+
+
+def test_sequences_that_are_gone_are_forgotten():
+    schedule = AdaptiveSchedule(FLAT, 4)
+    for _ in range(100):
+        batch = rows(50, 50)  # never seen to finish: the engine was cleared
+        observe(schedule, batch, [4, 4], [2, 2])
+    assert len(schedule._acceptance._of_row) <= 4
 
 
 def test_an_adaptive_engine_measures_itself_and_leaves_no_trace_in_its_caches(folders):

@@ -1,0 +1,56 @@
+"""CostTable: what a round costs, in seconds, as measured on the models and the device that run it."""
+
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of a target forward by its number of tokens, of a draft step by its number of rows, and of the rest.
+
+    The rest is the engine's own: `round_seconds` for every round, `position_seconds` for every row and position whose
+    distribution is worked out (rows x (longest draft + 1) in verification, and once for each drafted token).
+    """
+
+    target: tuple[tuple[int, float], ...]  # (tokens, seconds), ascending in both
+    draft: tuple[tuple[int, float], ...]  # (rows, seconds)
+    round_seconds: float = 0.0
+    position_seconds: float = 0.0
+
+    def target_seconds(self, num_tokens: int) -> float:
+        """Of one forward over so many tokens, interpolated."""
+        return _interpolate(self.target, num_tokens)
+
+    def draft_seconds(self, num_rows: int) -> float:
+        """Of one draft step for so many rows, interpolated."""
+        return _interpolate(self.draft, num_rows)
+
+    def target_by_tokens(self, most: int) -> npt.NDArray[np.float64]:
+        """`target_seconds` of 0 to `most` tokens."""
+        return _tabulate(self.target, most)
+
+    def draft_by_rows(self, most: int) -> npt.NDArray[np.float64]:
+        """`draft_seconds` of 0 to `most` rows; a step of no rows costs nothing."""
+        return _tabulate(self.draft, most) * (np.arange(most + 1) > 0)
+
+
+@lru_cache(maxsize=256)
+def _tabulate(table: tuple[tuple[int, float], ...], most: int) -> npt.NDArray[np.float64]:
+    return np.array([_interpolate(table, size) for size in range(most + 1)])
+
+
+def _interpolate(table: Seq[tuple[int, float]], size: int) -> float:
+    index = bisect_left(table, (size, 0.0))
+    if index == 0:
+        return table[0][1]
+    if index == len(table):
+        (size_0, time_0), (size_1, time_1) = table[-2] if len(table) > 1 else table[-1], table[-1]
+        slope = (time_1 - time_0) / (size_1 - size_0) if size_1 > size_0 else 0.0
+        return time_1 + slope * (size - size_1)
+    (size_0, time_0), (size_1, time_1) = table[index - 1], table[index]
+    return time_0 + (time_1 - time_0) * (size - size_0) / (size_1 - size_0)

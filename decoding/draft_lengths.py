@@ -1,0 +1,86 @@
+"""best_lengths: how many tokens each row drafts, and from which source, for the most expected tokens a second.
+
+A round yields one token a row, plus each drafted token that stands. Survival only falls within a row, so of any number
+of draft tokens the ones most likely to stand are the best, and they are never a row's later ones without its earlier
+ones (TETRIS, arXiv 2502.15197; TurboSpec, arXiv 2406.14066). What depends on the depth rather than on the number of
+tokens (draft steps, the width of verification) is settled by trying every depth.
+
+Shapes: B rows, K draft positions, N tokens that could be drafted (most likely first), C pairs of depths.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from decoding.cost_table import CostTable
+from decoding.rows import Tail
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What each row drafts in a round."""
+
+    lengths: tuple[int, ...]
+    looks_up: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
+    speed: float = 0.0  # expected tokens a second
+    tails: tuple[Tail, ...] = ()  # what a lookup may add behind a row's model tokens
+
+
+def best_lengths(
+    by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int, overhead: float = 1.0
+) -> DraftPlan:
+    """The best plan, given the chance that a row's first 1, 2, ... drafted tokens all stand (0: may not be drafted).
+
+    Where a row has both sources it takes the one with more expected tokens at the depths tried; given the sources, the
+    lengths are the best of all. `overhead` scales the engine's own time in `costs`.
+    """
+    survival_SBK = np.stack([_or_nothing(s_BK, by_model_BK, by_lookup_BK) for s_BK in (by_model_BK, by_lookup_BK)])
+    num_positions = survival_SBK.shape[2]
+    target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
+    round_seconds, position_seconds = overhead * costs.round_seconds, overhead * costs.position_seconds
+    plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
+    nothing = DraftPlan((0,) * num_rows, (False,) * num_rows, num_rows / plain_seconds)
+    order_N = np.argsort(-survival_SBK, axis=None, kind="stable")
+    order_N = order_N[: np.count_nonzero(survival_SBK)]
+    if not len(order_N):
+        return nothing
+
+    source_N, row_N, position_N = np.unravel_index(order_N, survival_SBK.shape)
+    survival_N = survival_SBK.ravel()[order_N]
+    steps_C, width_C = _depths(by_model_BK is not None, by_lookup_BK is not None, num_positions)
+    expected_SBJ = np.pad(survival_SBK.cumsum(2), ((0, 0), (0, 0), (1, 0)))
+    looks_up_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
+    depth_SC = np.stack([steps_C, width_C])
+    may_CN = (position_N < depth_SC[source_N].T) & (source_N == looks_up_BC[row_N].T)
+    num_steppers_C = ((survival_SBK[0, :, :1] > 0) & ~looks_up_BC).sum(0)
+
+    tokens_CN = may_CN.cumsum(1)
+    expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
+    seconds_C = round_seconds + steps_C * costs.draft_by_rows(num_rows)[num_steppers_C]
+    seconds_C += position_seconds * (num_rows * (1 + width_C) + steps_C * num_steppers_C)
+    speed_CN = expected_CN / (seconds_C[:, None] + target_seconds[num_rows + tokens_CN])
+    best_c, best_n = np.unravel_index(speed_CN.argmax(), speed_CN.shape)
+    if speed_CN[best_c, best_n] <= nothing.speed:
+        return nothing
+    chosen_N = may_CN[best_c, : best_n + 1]
+    lengths_B = np.bincount(row_N[: best_n + 1][chosen_N], minlength=num_rows)
+    return DraftPlan(tuple(lengths_B.tolist()), tuple(looks_up_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n]))
+
+
+def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:
+    if survival_BK is not None:
+        return survival_BK
+    return np.zeros_like(next(other for other in others if other is not None))
+
+
+def _depths(has_model: bool, has_lookup: bool, most: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Draft steps and longest draft of every pair to try: a draft is as long as its steps, or longer by a lookup."""
+    if not has_lookup:
+        return np.arange(most + 1), np.arange(most + 1)
+    if not has_model:
+        return np.zeros(most + 1, dtype=np.intp), np.arange(most + 1)
+    steps, widths = np.triu_indices(most + 1)
+    return steps, widths

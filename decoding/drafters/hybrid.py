@@ -1,0 +1,142 @@
+"""HybridDrafter: per row and round either what a lookup offers, or what the draft model drafts and what follows it.
+
+Which of the two a row takes is the schedule's choice (`rows.looks_up`), by expected tokens: the lookup states the
+chance that its tokens stand (`SuffixDrafter`), the draft model has the row's running acceptance. Rows that look up cost
+no draft steps; the draft model catches up with them when they return to it.
+
+Behind the model's tokens a lookup goes on with the text as if they stood (`rows.tails`): that is longer than the model
+can draft in the time, and the model has led it past the place where texts part. Under rejection these tokens are point
+masses that follow from the drafted ones before them. Whether one is proposed at all depends on those, too, but not on
+itself, and that is what losslessness asks for.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from decoding.drafters.base import Drafter
+from decoding.drafters.model import ModelDrafter
+from decoding.drafters.ngram import point_masses
+from decoding.drafters.suffix import Offer, SuffixDrafter
+from decoding.rows import Rows
+from decoding.sequence import Sequence
+from decoding.verify import Draft
+
+
+@dataclass
+class SourceCounts:
+    """What came from one source, and what of it stood."""
+
+    num_drafts: int = 0  # rows and rounds
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one draft."""
+        self.num_drafts += num_drafted > 0
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+
+
+class HybridDrafter(Drafter):
+    """A lookup and a draft model, side by side and one behind the other."""
+
+    has_model = True
+
+    def __init__(self, lookup: SuffixDrafter, model: ModelDrafter) -> None:
+        """Take over both."""
+        self._lookup, self._model = lookup, model
+        self._tails: dict[int, tuple[int, Offer]] = {}  # by slot: the model's tokens, and what was added to them
+        self.counts = {"lookup": SourceCounts(), "model": SourceCounts(), "tail": SourceCounts()}
+
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Only the draft model reads prompts before they are complete."""
+        self._model.begin(slot, donor, num_shared)
+
+    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
+        """Only the draft model reads prompts before they are complete."""
+        self._model.prefill(slots, prompts)
+
+    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        """Both take them in."""
+        self._lookup.admit(slots, sequences)
+        self._model.admit(slots, sequences)
+
+    def outlook(self, rows: Rows) -> list[list[float]]:
+        """The lookup's."""
+        return self._lookup.outlook(rows)
+
+    def propose(self, rows: Rows) -> Draft:
+        """Each row's tokens from its own source. Under rejection a looked-up token's law is a point mass on it."""
+        self._tails = {}
+        looked_up = self._lookup.propose(rows.limited(rows.looks_up))
+        drafted = self._model.propose(rows.limited([not looks_up for looks_up in rows.looks_up]))
+        assert drafted.most_B is not None
+        if not any(drafted.most_B):
+            return looked_up
+        if any(tail.most for tail in rows.tails):
+            looked_up = self._with_tails(rows, looked_up, drafted)
+        num_by_model_B1 = drafted.num_draft_tokens_B[:, None]
+        width = max(looked_up.token_ids_BK.shape[1], drafted.token_ids_BK.shape[1])
+        is_drafted_BK = torch.arange(width, device=num_by_model_B1.device) < num_by_model_B1
+        drafted_BK, looked_up_BK = _widened(drafted.token_ids_BK, width), _widened(looked_up.token_ids_BK, width)
+        token_ids_BK = torch.where(is_drafted_BK, drafted_BK, looked_up_BK)
+        probs_BKV = drafted.probs_BKV
+        if probs_BKV is not None:
+            probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
+            point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
+            probs_BKV = torch.where(is_drafted_BK[..., None], probs_BKV, point_masses_BKV)
+        assert looked_up.most_B is not None
+        return Draft(
+            token_ids_BK,
+            torch.maximum(looked_up.num_draft_tokens_B, drafted.num_draft_tokens_B),
+            probs_BKV,
+            most_B=tuple(map(max, looked_up.most_B, drafted.most_B)),
+        )
+
+    def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        """The lookup learns all new tokens, but only of its own drafts what they were worth."""
+        own_drafted = [n if up else 0 for up, n in zip(rows.looks_up, num_drafted, strict=True)]
+        self._lookup.observe(rows, own_drafted, num_accepted)
+        for slot, (looks_up, drafted, accepted) in enumerate(
+            zip(rows.looks_up, num_drafted, num_accepted, strict=True)
+        ):
+            if looks_up:
+                self.counts["lookup"].add(drafted, accepted)
+                continue
+            by_model, tail = self._tails.get(slot, (drafted, None))
+            self.counts["model"].add(min(drafted, by_model), min(accepted, by_model))
+            if tail is not None and accepted >= by_model:
+                self.counts["tail"].add(drafted - by_model, accepted - by_model)
+                self._lookup.learn_worth(tail, drafted - by_model, accepted - by_model)
+
+    def swap(self, first: int, second: int) -> None:
+        """Both exchange what they know."""
+        self._lookup.swap(first, second)
+        self._model.swap(first, second)
+
+    def reset(self, slot: int) -> None:
+        """Only the draft model holds numbers."""
+        self._model.reset(slot)
+
+    def _with_tails(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
+        """The looked-up tokens, and those behind the model's, at the places where they stand in the whole draft."""
+        assert drafted.most_B is not None
+        tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
+        counts = looked_up.num_draft_tokens_B.tolist()
+        for slot, (planned, num_finite) in enumerate(
+            zip(drafted.most_B, drafted.num_draft_tokens_B.tolist(), strict=True)
+        ):
+            if planned and planned == num_finite and rows.tails[slot].most:
+                by_model = tokens[slot][:planned]
+                tail = self._lookup.continue_draft(slot, by_model, rows.tails[slot], rows.verification)
+                self._tails[slot] = (planned, tail)
+                if tail.tokens:
+                    found[slot] = [*by_model, *tail.tokens]
+                    counts[slot] = len(found[slot])
+        return point_masses([row[:n] for row, n in zip(found, counts, strict=True)], rows.sampling.keys_B.device)
+
+
+def _widened(token_ids_BK: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(token_ids_BK, (0, width - token_ids_BK.shape[1]))

@@ -1,0 +1,179 @@
+"""SuffixDrafter: what followed the newest tokens elsewhere, by frequency.
+
+It looks in the prompt and in all samples of the same prompt, finished or running, and in the outputs of everything the
+engine wrote lately, whatever the prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617). Instead of a suffix
+tree it counts what followed contexts of a few sizes: the longest one that was met before decides, its most frequent
+continuation is proposed, and so on with that token as part of the context. A token costs a few dictionary accesses
+to learn and to look up, whatever was written so far.
+
+Each proposed token carries the chance that it stands: the frequency of the continuation, corrected by how often
+such continuations stood (`Calibration`).
+
+Why this is lossless under rejection. A proposal is a point mass that follows from committed tokens alone, and what a
+row commits next is drawn with noise at positions that nobody has looked at. That holds for other rows' tokens, too,
+as long as they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
+all prompts the same) are no news to each other in that sense: under rejection such a row looks nothing up. Under
+coupled verification any draft will do.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import count
+
+from decoding.drafters.base import Drafter, swap_entries
+from decoding.drafters.calibration import Calibration
+from decoding.drafters.contexts import MAX_ENTRIES, Continuations
+from decoding.drafters.ngram import point_masses
+from decoding.rows import Rows, Tail
+from decoding.sequence import Sequence
+from decoding.verify import Draft, Verification
+
+SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
+_LEAST = 0.1  # what is less likely to stand is not offered
+_KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
+_EVERYBODY = 0
+
+Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its frequency
+
+
+@dataclass
+class Offer:
+    """What a lookup found: tokens, what kind of match each came from, the chance that those up to it stand."""
+
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Writer:
+    """A running row as the drafter knows it."""
+
+    sequence: Sequence
+    number: int
+    scope: int  # stands for its prompt
+    tokens: list[int]  # prompt and what was learned of the output
+    offer: Offer | None = None  # for what stands now
+
+
+class SuffixDrafter(Drafter):
+    """Proposes point masses from counts over the prompt's samples and over all outputs."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        """`max_entries` bounds the memory (`Continuations`)."""
+        self._continuations = Continuations(max_entries)
+        self._calibration = Calibration()
+        self._writers: dict[int, _Writer] = {}
+        self._numbers = count()
+
+    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        """Learn each new prompt, and what its sequence holds already."""
+        for slot, sequence in zip(slots, sequences, strict=True):
+            writer = self._writers.get(slot)
+            if writer is not None and writer.sequence is sequence:
+                continue  # it was only scored again
+            prompt = list(sequence.prompt_token_ids)
+            scope = hash(sequence.prompt_token_ids) & _KEY_BITS
+            writer = self._writers[slot] = _Writer(sequence, next(self._numbers), scope, prompt)
+            if scope not in self._continuations:
+                self._continuations.add(scope, 0)
+                writer.tokens = []
+                self._learn(writer, prompt, [scope])
+            self._learn_output(writer)
+
+    def outlook(self, rows: Rows) -> list[list[float]]:
+        """Frequencies of the continuations, corrected by experience."""
+        offers = self._offers(rows)
+        return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
+
+    def propose(self, rows: Rows) -> Draft:
+        """The most frequent continuations."""
+        offers = self._offers(rows)
+        proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
+        return point_masses(proposals, rows.sampling.keys_B.device)
+
+    def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        """Learn the rows' new tokens, and what its own proposals were worth."""
+        for slot, (drafted, accepted) in enumerate(zip(num_drafted, num_accepted, strict=True)):
+            writer = self._writers[slot]
+            if writer.offer is not None and drafted:
+                self.learn_worth(writer.offer, drafted, accepted)
+            writer.offer = None
+            self._learn_output(writer)
+
+    def continue_draft(self, slot: int, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+        """What follows the row's tokens and those drafted by somebody else, if all of them stand."""
+        return self._look_up(self._writers[slot], drafted, tail, verification)
+
+    def learn_worth(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
+        """Learn how many of an offer's first `num_drafted` tokens stood."""
+        self._calibration.observe(offer.kinds[:num_drafted], num_accepted)
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange what is known of the rows, where there are any."""
+        swap_entries(self._writers, first, second)
+
+    def _offers(self, rows: Rows) -> list[Offer]:
+        offers = []
+        for slot, limit in enumerate(rows.num_draft_tokens):
+            writer = self._writers[slot]
+            if writer.offer is None:
+                writer.offer = self._look_up(writer, [], Tail(limit, _LEAST), rows.verification)
+            offers.append(writer.offer)
+        return offers
+
+    def _look_up(self, writer: _Writer, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+        offer = Offer()
+        noise_key = writer.sequence.noise_key
+        if verification == "rejection" and self._continuations.holds_another(noise_key, writer.number):
+            return offer
+        window, alive = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
+        for _ in range(tail.most):
+            found = self._next(window, writer.scope)
+            if found is None:
+                break
+            token, kind, rate = found
+            alive *= rate
+            if alive < tail.least:
+                break
+            offer.tokens.append(token)
+            offer.kinds.append(kind)
+            offer.survival.append(alive)
+            window.append(token)
+        return offer
+
+    def _next(self, window: list[int], scope: int) -> tuple[int, Kind, float] | None:
+        """The most frequent token after the longest known context, from whichever scope is more to be trusted."""
+        best = None
+        for size in SIZES:
+            if size > len(window):
+                continue
+            context = hash(tuple(window[-size:])) & _KEY_BITS
+            for of_prompt in (True, False):
+                found = self._continuations.best(context ^ scope if of_prompt else context)
+                if found is not None:
+                    token, times, total = found
+                    kind = (of_prompt, size, 8 * times // (total + 1))
+                    rate = self._calibration.rate(kind, times / (total + 1))
+                    if best is None or rate > best[2]:
+                        best = (token, kind, rate)
+            if best is not None:
+                return best
+        return None
+
+    def _learn_output(self, writer: _Writer) -> None:
+        num_known = len(writer.tokens) - len(writer.sequence.prompt_token_ids)
+        new = writer.sequence.output_token_ids[num_known:]
+        if new:
+            self._continuations.sign(writer.sequence.noise_key, writer.number)
+            self._learn(writer, new, [writer.scope, _EVERYBODY])
+
+    def _learn(self, writer: _Writer, new: list[int], scopes: list[int]) -> None:
+        tokens, add = writer.tokens, self._continuations.add
+        for token in new:
+            for size in SIZES:
+                if size <= len(tokens):
+                    context = hash(tuple(tokens[-size:])) & _KEY_BITS
+                    for scope in scopes:
+                        add(context ^ scope, token)
+            tokens.append(token)
