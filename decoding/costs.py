@@ -5,7 +5,6 @@ forwards at start-up say more than any of them.
 """
 
 import time
-from statistics import median
 
 import torch
 
@@ -13,7 +12,7 @@ from decoding.cost_table import CostTable
 from decoding.model import LanguageModel
 
 _START = 64  # positions before the measured tokens
-_REPEATS = 3
+_REPEATS = 4
 
 
 def measure_costs(
@@ -21,16 +20,29 @@ def measure_costs(
 ) -> CostTable:
     """Seconds of the target by tokens in a forward and of the draft by rows; both models have their caches allocated.
 
-    Without a draft model drafting is taken to cost nothing. What stands in the caches is overwritten.
+    Without a draft model drafting is taken to cost nothing. What stands in the caches is overwritten. Each time is the
+    least of a few, taken in turns: other work on the machine only ever adds, and comes and goes.
     """
     rows = sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
     shapes = [(num_rows, 1) for num_rows in rows]
     shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
     if num_slots > 1:
         shapes.append((1, 1 + num_draft_tokens))
-    target_table = [(num_rows * num_tokens, _seconds(target, num_rows, num_tokens)) for num_rows, num_tokens in shapes]
-    draft_table = [(num_rows, _seconds(draft, num_rows, 1) if draft else 0.0) for num_rows in rows]
-    return CostTable(_ascending(target_table), _ascending(draft_table))
+    target_seconds = _least_seconds(target, shapes)
+    draft_seconds = _least_seconds(draft, [(num_rows, 1) for num_rows in rows]) if draft else {}
+    return CostTable(
+        _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
+        _ascending([(num_rows, draft_seconds.get((num_rows, 1), 0.0)) for num_rows in rows]),
+    )
+
+
+def _least_seconds(model: LanguageModel, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """The least of `_REPEATS` forwards over (rows, tokens), for each shape."""
+    least = dict.fromkeys(shapes, float("inf"))
+    for _ in range(1 + _REPEATS):  # the first one warms up, and is hardly ever the least
+        for shape in shapes:
+            least[shape] = min(least[shape], _seconds(model, *shape))
+    return least
 
 
 def _seconds(model: LanguageModel, num_rows: int, num_tokens: int) -> float:
@@ -38,14 +50,11 @@ def _seconds(model: LanguageModel, num_rows: int, num_tokens: int) -> float:
     start = max(0, min(_START, model.cache.num_positions - num_tokens))
     tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=model.device)
     every_BT = torch.arange(num_tokens, device=model.device).expand(num_rows, -1)
-    times = []
-    for _ in range(_REPEATS + 1):
-        _synchronize(model.device)
-        started = time.perf_counter()
-        model.forward([start] * num_rows, tokens_BT, every_BT)
-        _synchronize(model.device)
-        times.append(time.perf_counter() - started)
-    return median(times[1:])  # the first one warms up
+    _synchronize(model.device)
+    started = time.perf_counter()
+    model.forward([start] * num_rows, tokens_BT, every_BT)
+    _synchronize(model.device)
+    return time.perf_counter() - started
 
 
 def _synchronize(device: torch.device) -> None:

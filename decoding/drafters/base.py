@@ -22,15 +22,15 @@ class Drafter(Protocol):
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """A new prompt comes to `slot`; its first `num_shared` tokens stand in slot `donor` (maybe the same one)."""
-        ...
+        return None
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """So much of the prompts in these slots, from their beginnings, has been read by the target."""
-        ...
+        return None
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """The prompts in these slots are complete: their sequences are in every round from here on."""
-        ...
+        return None
 
     def outlook(self, rows: Rows) -> Seq[Seq[float]] | None:
         """For each row the chance that the first 1, 2, ... tokens of what a lookup offers all stand; never rising.

@@ -41,12 +41,6 @@ class NGramDrafter(Drafter):
         self._calibration = Calibration()
         self._sizes_matched: list[int] = []  # of this round's rows
 
-    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """The index starts with the first round."""
-
-    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Nothing to compute."""
-
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Start an index for each new sequence."""
         for slot, _ in zip(slots, sequences, strict=True):

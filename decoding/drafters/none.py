@@ -1,26 +1,14 @@
 """NoDrafter: plain decoding, as the empty draft."""
 
-from collections.abc import Sequence as Seq
-
 import torch
 
 from decoding.drafters.base import Drafter
 from decoding.rows import Rows
-from decoding.sequence import Sequence
 from decoding.verify import Draft
 
 
 class NoDrafter(Drafter):
     """Never proposes anything, so that each round yields the target's own next token."""
-
-    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Nothing to begin."""
-
-    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Nothing to read."""
-
-    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Nothing to take in."""
 
     def propose(self, rows: Rows) -> Draft:
         """A draft of no tokens."""
