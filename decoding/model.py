@@ -21,6 +21,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 _Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
@@ -107,7 +108,8 @@ class LanguageModel:
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
 
-        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens.
+        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens. Attention still runs over
+        the rectangle of rows x longest row, so rows that are much shorter than the longest go into the next forward.
         """
         firsts = [0] * len(slots) if starts is None else list(starts)
         rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
@@ -118,9 +120,7 @@ class LanguageModel:
             room = _PREFILL_TOKENS
             for row, slot, first in rest:
                 num_taken = min(room, len(row))
-                if batch and num_taken < len(row) <= _PREFILL_TOKENS:
-                    num_taken = 0  # it goes whole into the next forward
-                if batch and not self.packs_rows and len(row) != len(batch[0][0]):
+                if batch and (num_taken < len(row) <= _PREFILL_TOKENS or not self._goes_with(row, batch)):
                     num_taken = 0
                 if num_taken:
                     batch.append((row[:num_taken], slot, first))
@@ -129,6 +129,13 @@ class LanguageModel:
                     later.append((row[num_taken:], slot, first + num_taken))
             self._prefill_batch(batch)
             rest = later
+
+    def _goes_with(self, row: list[int], batch: list[_Piece]) -> bool:
+        width = len(batch[0][0])
+        if not self.packs_rows:
+            return len(row) == width
+        rectangle = width * (len(batch) + 1)
+        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other) for other, _, _ in batch) + len(row))
 
     def _prefill_batch(self, batch: list[_Piece]) -> None:
         width = len(batch[0][0])
