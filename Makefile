@@ -23,8 +23,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
 
+# The tests of decoding need no cluster and run side by side; the others share one Ray.
 test: setup  ## run the tests: no network, no GPU, under 15 minutes
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4 tests/decoding
+	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
 
 check: setup  ## lint, format, types, imports
 	$(BIN)/ruff check .
