@@ -22,6 +22,7 @@ from decoding.costs import measure_costs
 from decoding.drafters import NEED_A_MODEL, Drafter, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
+from decoding.overhead import with_overhead
 from decoding.probe import check_model
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits, shape_logits, truncate, truncate_with_borders
@@ -80,6 +81,13 @@ class Engine:
         if options.draft_length == "adaptive" and drafter_name != "none":
             most = options.num_speculative_tokens
             costs = measure_costs(target_model, draft_model, options.num_slots, most)
+            costs = with_overhead(
+                costs,
+                target_model,
+                options.num_slots,
+                most,
+                lambda model, drafter: cls(model, drafter, options, max_model_len=64),
+            )
             engine.schedule = AdaptiveSchedule(costs, most)
         return engine
 
