@@ -70,8 +70,8 @@ class SharedModels:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         with (
-            patch("decoding.engine.LanguageModel", self),
-            patch("decoding.engine.check_model", self._remembered(check_model)),
+            patch("decoding.load.LanguageModel", self),
+            patch("decoding.load.check_model", self._remembered(check_model)),
             patch("decoding.engine.measure_costs", self._remembered(measure_costs)),
         ):
             yield

@@ -19,14 +19,16 @@ from dataclasses import replace
 import torch
 
 from decoding.admission import Admission
+from decoding.costs import measure_costs
 from decoding.drafters import Drafter
-from decoding.load import load_parts, make_schedule
+from decoding.load import load_parts
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
+from decoding.overhead import with_overhead
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import FixedSchedule, Schedule
+from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, judge, verify_rejection
 
@@ -70,7 +72,16 @@ class Engine:
         options = options or EngineOptions()
         parts = load_parts(target, draft, options, device, dtype)
         engine = cls(parts.target, parts.drafter, options, parts.max_model_len)
-        engine.schedule = make_schedule(parts, options, has_drafter=options.pick_drafter(draft) != "none")
+        if options.draft_length == "adaptive" and parts.drafter_name != "none":
+            costs = measure_costs(parts.target, parts.draft, options.num_slots, options.num_speculative_tokens)
+            costs = with_overhead(
+                costs,
+                parts.target,
+                options.num_slots,
+                options.num_speculative_tokens,
+                lambda model, drafter: cls(model, drafter, options, max_model_len=64),
+            )
+            engine.schedule = AdaptiveSchedule(costs, options.num_speculative_tokens)
         return engine
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from decoding.costs import measure_costs
-from decoding.drafters import NEED_A_MODEL, Drafter, make_drafter
+from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
 from decoding.model import Device, DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
-from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from decoding.vocabulary import check_same_vocabulary
 
 _DEFAULT_MAX_MODEL_LEN = 4096
@@ -20,6 +18,7 @@ class Parts:
     target: LanguageModel
     draft: LanguageModel | None
     drafter: Drafter
+    drafter_name: DrafterName
     max_model_len: int
 
 
@@ -35,15 +34,7 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
         check_model(draft_model, draft)
     max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
     drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
-    return Parts(target_model, draft_model, drafter, max_model_len)
-
-
-def make_schedule(parts: Parts, options: EngineOptions, has_drafter: bool) -> Schedule:
-    """The schedule that was asked for. An adaptive one is measured: caches must be allocated, and are overwritten."""
-    most = options.num_speculative_tokens
-    if options.draft_length == "fixed" or not has_drafter:
-        return FixedSchedule(most)
-    return AdaptiveSchedule(measure_costs(parts.target, parts.draft, options.num_slots, most), most)
+    return Parts(target_model, draft_model, drafter, drafter_name, max_model_len)
 
 
 def _max_model_len(wanted: int | None, max_positions: int | None) -> int:

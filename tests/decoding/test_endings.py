@@ -9,14 +9,20 @@ from tests.decoding.tiny import check_counts, engine_over, random_prompts, run
 NUM_SPECULATIVE_TOKENS = 4
 PROMPT = random_prompts([6], seed=1)[0]
 OFFSETS = range(12)  # more than two rounds of full acceptance
-KINDS = [("model", "perfect_draft"), ("model", "good_draft"), *[(name, "good_draft") for name in DRAFTERS if name != "model"]]
+KINDS = [
+    ("model", "perfect_draft"),
+    ("model", "good_draft"),
+    *[(name, "good_draft") for name in DRAFTERS if name != "model"],
+]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"  # one for each token id
 
 
 @pytest.fixture(params=KINDS, ids="-".join)
 def engine(request, models):
     drafter, draft = request.param
-    return engine_over(models.target, getattr(models, draft), drafter, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, num_slots=2)
+    return engine_over(
+        models.target, getattr(models, draft), drafter, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, num_slots=2
+    )
 
 
 @pytest.fixture(params=["coupled", "rejection"])

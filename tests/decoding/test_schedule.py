@@ -1,10 +1,11 @@
 """How many tokens rows draft: never more than they can keep, and as many as pay."""
 
+import numpy as np
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.cost_table import CostTable
-from decoding.draft_lengths import DraftPlan
+from decoding.draft_lengths import DraftPlan, best_lengths
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
@@ -168,9 +169,11 @@ KNEE = CostTable(target=((1, 1.0), (32, 1.1), (64, 2.0), (256, 8.0)), draft=((1,
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.95])
 def test_draft_lengths_never_fall_as_the_batch_drains(costs, rate):
     """The last rows of a job draft the most: a forward over few rows has room for more tokens of each."""
-    schedule = AdaptiveSchedule(costs, 8)
-    schedule._accepted = schedule._tried * rate
-    longest = [max(schedule.lengths(rows(*[100] * num_rows))) for num_rows in (64, 48, 32, 16, 8, 4, 2, 1)]
+    survival_K = rate ** np.arange(1, 9)
+    longest = [
+        max(best_lengths(np.tile(survival_K, (num_rows, 1)), None, costs, num_rows).lengths)
+        for num_rows in (64, 48, 32, 16, 8, 4, 2, 1)
+    ]
     assert longest == sorted(longest)
     if costs is KNEE and rate > 0.5:
         assert longest[-1] > longest[0]

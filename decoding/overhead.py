@@ -1,0 +1,89 @@
+"""The engine's own time a round, measured: what is left when the target's forward takes none.
+
+An engine over a stand-in for the target, which hands out the same logits at once, spends its rounds on everything else:
+distributions, noise, verification, counting. Its sampling is plain (temperature 1); `AdaptiveSchedule` corrects the
+figures by what rounds take with the parameters that are really used.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from decoding.cost_table import CostTable
+from decoding.drafters.base import Drafter
+from decoding.drafters.ngram import point_masses
+from decoding.kv_cache import KVCache
+from decoding.model import LanguageModel
+from decoding.rows import Rows
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+from decoding.verify import Draft
+
+if TYPE_CHECKING:
+    from decoding.engine import Engine
+
+_REPEATS = 5
+
+
+def with_overhead(
+    costs: CostTable, target: LanguageModel, num_slots: int, num_draft_tokens: int, make_engine: Callable[..., "Engine"]
+) -> CostTable:
+    """The table with the engine's own time; `make_engine(target, drafter)` makes an engine with the same options."""
+    stand_in = cast(LanguageModel, _Instant(target, num_slots, 1 + num_draft_tokens))
+    plain, widest = (_seconds(make_engine(stand_in, _Zeros(n)), num_slots) for n in (0, num_draft_tokens))
+    position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
+    round_seconds = max(0.0, plain - num_slots * position_seconds)
+    return replace(costs, round_seconds=round_seconds, position_seconds=position_seconds)
+
+
+def _seconds(engine: "Engine", num_slots: int) -> float:
+    """The median time of a round with all slots in use."""
+    params = SamplingParams(max_tokens=_REPEATS + 2, ignore_eos=True)
+    engine.submit([Sequence.create([0], params, row=row) for row in range(num_slots)])
+    times = []
+    for _ in range(_REPEATS + 1):
+        started = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - started)
+    return median(times[1:])  # the first one admits
+
+
+class _Zeros(Drafter):
+    """Drafts token 0 as often as it is told to."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._num_draft_tokens = num_draft_tokens
+
+    def propose(self, rows: Rows) -> Draft:
+        return point_masses([[0] * self._num_draft_tokens for _ in rows.sequences], rows.sampling.keys_B.device)
+
+
+class _Instant:
+    """What an engine asks of its target, in no time."""
+
+    def __init__(self, model: LanguageModel, num_slots: int, num_positions: int) -> None:
+        self.cache = KVCache(num_slots, num_positions)  # nobody ever writes it
+        self.packs_rows = True
+        self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
+        self.eos_token_ids: frozenset[int] = frozenset()
+        generator = torch.Generator().manual_seed(0)
+        logits_BJV = 4 * torch.randn(num_slots, num_positions, model.vocab_size, generator=generator)
+        logits_BJV[..., 0] = -100.0  # what is drafted falls: every round of every row commits one token
+        self._logits_BJV = logits_BJV.to(model.device, model.dtype)
+
+    def allocate(self, num_slots: int, num_positions: int) -> None:
+        return None
+
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        return None
+
+    def forward(self, starts: Seq[int], token_ids_BT: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return self._logits_BJV[: len(starts), : token_ids_BT.shape[1]]
+
+    def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        return self._logits_BJV[0, 0]

@@ -1,0 +1,202 @@
+"""The suffix drafter proposes what followed elsewhere, most frequent first, knows how sure it is, and stays small."""
+
+import random
+import tracemalloc
+
+import pytest
+import torch
+
+from decoding import SamplingParams, Sequence
+from decoding.drafters.calibration import Calibration
+from decoding.drafters.contexts import Continuations
+from decoding.drafters.suffix import SuffixDrafter
+from decoding.rows import Rows, sampling_batch
+from tests.decoding.test_drafters import _drafted
+from tests.decoding.tiny import engine_over, outputs
+
+PROMPT, OTHER = [1, 2, 3, 4], [9, 8, 7, 6]
+
+
+def rows_of(*sequences: Sequence, limit: int = 4, verification: str = "coupled") -> Rows:
+    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+    return Rows(sequences, sampling, (limit,) * len(sequences), verification)
+
+
+def sample(prompt: list[int], *output: int, row: int = 0, number: int = 0, **params: object) -> Sequence:
+    sequence = Sequence.create(prompt, SamplingParams(max_tokens=500, **params), row=row, sample=number)
+    sequence.output_token_ids += output
+    return sequence
+
+
+def proposal(drafter: SuffixDrafter, sequence: Sequence, **options: object) -> list[int]:
+    """What it proposes for a sequence that is new to it."""
+    drafter.admit([0], [sequence])
+    return _drafted(drafter.propose(rows_of(sequence, **options)))[0]
+
+
+def observe(drafter: SuffixDrafter, rows: Rows, drafted: int = 0, accepted: int = 0) -> None:
+    drafter.observe(rows, [drafted] * len(rows.sequences), [accepted] * len(rows.sequences))
+
+
+def test_it_proposes_what_followed_in_a_finished_sample_of_the_same_prompt():
+    drafter = SuffixDrafter()
+    drafter.admit([0], [sample(PROMPT, 5, 6, 7, 8, 9)])
+    assert proposal(drafter, sample(PROMPT, 5, number=1), limit=3) == [6, 7, 8]
+
+
+def test_it_proposes_what_a_running_sample_of_the_same_prompt_wrote_a_moment_ago():
+    drafter, ahead, behind = SuffixDrafter(), sample(PROMPT), sample(PROMPT, number=1)
+    drafter.admit([0, 1], [ahead, behind])
+    rows = rows_of(ahead, behind)
+    drafter.propose(rows)
+    ahead.output_token_ids += [5, 6, 7]
+    behind.output_token_ids += [5]
+    observe(drafter, rows)
+    assert _drafted(drafter.propose(rows))[1] == [6, 7]
+
+
+def test_it_proposes_what_followed_in_outputs_of_other_prompts():
+    drafter = SuffixDrafter()
+    drafter.admit([0], [sample(PROMPT, 20, 21, 22, 23, 24)])
+    assert proposal(drafter, sample(OTHER, 20, 21, row=1)) == [22, 23, 24]
+
+
+def test_it_proposes_what_followed_in_its_own_prompt_but_not_in_another():
+    text = [30, 31, 32, 33, 34]
+    assert proposal(SuffixDrafter(), sample([*text, 40, 30, 31]), limit=3) == [32, 33, 34]
+    drafter = SuffixDrafter()
+    drafter.admit([0], [sample(text)])
+    assert proposal(drafter, sample(OTHER, 30, 31, row=1)) == []
+
+
+def test_the_more_frequent_continuation_wins_and_of_equally_frequent_ones_the_latest():
+    drafter = SuffixDrafter()
+    for number, token in enumerate([10, 11, 11]):
+        drafter.admit([0], [sample(PROMPT, 5, token, number=number)])
+    assert proposal(drafter, sample(PROMPT, 5, number=3), limit=1) == [11]
+    drafter.admit([0], [sample(PROMPT, 5, 10, number=4)])
+    assert proposal(drafter, sample(PROMPT, 5, number=5), limit=1) == [10]
+
+
+def test_the_longest_context_decides_even_against_a_more_frequent_short_one():
+    drafter = SuffixDrafter()
+    for number in range(5):
+        drafter.admit([0], [sample(OTHER, 50, 6, 99, row=1, number=number)])
+    drafter.admit([0], [sample(PROMPT, 4, 5, 6, 7)])
+    assert proposal(drafter, sample(OTHER, 4, 5, 6, row=2), limit=1) == [7]
+
+
+def test_what_its_own_prompt_says_outweighs_all_others_where_it_is_surer():
+    drafter = SuffixDrafter()
+    for number in range(3):
+        drafter.admit([0], [sample(PROMPT, 20, 21, 22, number=number)])
+        drafter.admit([0], [sample(OTHER, 20, 21, 70 + number, row=1, number=number)])
+    assert proposal(drafter, sample(PROMPT, 20, 21, number=8), limit=1) == [22]
+
+
+def test_a_text_in_a_loop_is_continued_to_the_full_length():
+    assert proposal(SuffixDrafter(), sample(PROMPT, *[5] * 20), limit=8) == [5] * 8
+
+
+def test_the_outlook_never_rises_and_is_as_long_as_the_proposal():
+    chance = random.Random(3)
+    drafter = SuffixDrafter()
+    for number in range(30):
+        drafter.admit([0], [sample(PROMPT, *(chance.randint(1, 3) for _ in range(40)), number=number)])
+    sequence = sample(PROMPT, 1, 2, 3, 1, number=50)
+    drafter.admit([0], [sequence])
+    rows = rows_of(sequence, limit=8)
+    (outlook,) = drafter.outlook(rows)
+    assert outlook == sorted(outlook, reverse=True)
+    assert all(0 < chance_to_stand < 1 for chance_to_stand in outlook)
+    assert len(outlook) == len(_drafted(drafter.propose(rows))[0]) > 0
+
+
+def test_matches_that_keep_falling_are_offered_less_and_those_that_stand_more():
+    offered = {}
+    for accepted in (0, 1):
+        drafter = SuffixDrafter()
+        drafter.admit([0], [sample(PROMPT, 5, 6)])
+        for number in range(1, 40):
+            sequence = sample(PROMPT, 5, number=number)
+            drafter.admit([1], [sequence])
+            drafter._writers[0] = drafter._writers[1]
+            rows = rows_of(sequence, limit=1)
+            before = drafter.outlook(rows)[0]
+            drafter.propose(rows)
+            observe(drafter, rows, drafted=1, accepted=accepted)
+        offered[accepted] = before
+    assert not offered[0] or offered[0][0] < 0.2
+    assert offered[1][0] > 0.8
+
+
+def test_a_calibration_counts_a_kind_up_to_its_first_fallen_token():
+    calibration = Calibration()
+    for _ in range(1000):
+        calibration.observe(["a", "b", "b", "c"], num_accepted=2)
+    assert calibration.rate("a", 0.5) > 0.95
+    assert calibration.rate("b", 0.5) == pytest.approx(0.5, abs=0.02)
+    assert calibration.rate("c", 0.7) == 0.7
+
+
+@pytest.mark.parametrize("max_entries", [100, 2000])
+def test_memory_is_bounded_and_the_oldest_is_forgotten_first(max_entries):
+    continuations = Continuations(max_entries)
+    for context in range(20 * max_entries):
+        continuations.add(context, context % 7)
+        assert continuations.num_entries <= 2 * max_entries
+    assert continuations.best(20 * max_entries - 1) is not None
+    assert continuations.best(0) is None
+
+
+def test_a_full_index_takes_less_memory_than_it_says():
+    tracemalloc.start()
+    continuations = Continuations(50_000)
+    chance = random.Random(1)
+    for _ in range(150_000):
+        continuations.add(chance.getrandbits(60) % 40_000 * 12345678901234, chance.getrandbits(17))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 4 * 2 * 50_000 * 70  # a quarter of 200,000 entries, 70 MB for all
+
+
+def test_counts_of_both_generations_add_up():
+    continuations = Continuations(4)
+    for token in (1, 1, 2, 2, 2):
+        continuations.add(77, token)
+    continuations.add(1, 0)
+    continuations.add(2, 0)  # full: a new generation begins
+    for token in (1, 1):
+        continuations.add(77, token)
+    assert continuations.best(77) == (1, 4, 7)
+
+
+def test_under_rejection_a_row_does_not_look_at_what_its_own_noise_wrote():
+    """Rows with a seed of their own share their noise: it would test the copied token with what made that token."""
+    for verification, expected in (("coupled", [6, 7]), ("rejection", [])):
+        drafter = SuffixDrafter()
+        drafter.admit([0], [sample(PROMPT, 5, 6, 7, row=0, seed=3)])
+        found = proposal(drafter, sample(PROMPT, 5, row=1, seed=3), limit=2, verification=verification)
+        assert found == expected
+    drafter = SuffixDrafter()
+    drafter.admit([0], [sample(PROMPT, 5, 6, 7, row=0, seed=3)])
+    assert proposal(drafter, sample(PROMPT, 5, row=1, seed=4), limit=2, verification="rejection") == [6, 7]
+
+
+def test_a_row_that_was_scored_again_is_not_learned_twice():
+    drafter, sequence = SuffixDrafter(), sample(PROMPT, 5, 6, 7)
+    drafter.admit([0], [sequence])
+    before = drafter._continuations.best(hash((5,)) & ((1 << 60) - 1))
+    drafter.admit([0], [sequence])
+    assert drafter._continuations.best(hash((5,)) & ((1 << 60) - 1)) == before == (6, 1, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_samples_draft_from_each_other_and_write_what_they_would_alone(models, temperature):
+    params = SamplingParams(n=8, temperature=temperature, max_tokens=40, ignore_eos=True)
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 9]]
+    expected = outputs(engine_over(models.target, num_slots=4).generate(prompts, params, seed=2))
+    sequences = engine_over(models.target, None, "suffix", num_slots=4).generate(prompts, params, seed=2)
+    assert outputs(sequences) == expected
+    if temperature == 0:  # the first sample of each prompt leads, the others follow
+        assert sum(s.num_accepted_tokens for s in sequences) > 0.4 * sum(len(s.output_token_ids) for s in sequences)
