@@ -99,7 +99,9 @@ class FusedDecoder:
         return logits_MV
 
     def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelAttention | TorchAttention:
-        assert self._tables_PD is not None, "reach() comes first"
+        if self._tables_PD is None or len(self._tables_PD[0]) < cache.num_positions:
+            self.reach(cache.num_positions)
+        assert self._tables_PD is not None
         turns_N = positions_N.clamp(max=len(self._tables_PD[0]) - 1)  # padding may stand beyond the end
         num_queries = plan.positions_BT.shape[1] * self._heads.group
         if self._kernels is not None and num_queries <= MOST_QUERIES_OF_KERNEL:

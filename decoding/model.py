@@ -89,8 +89,6 @@ class LanguageModel:
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)
-        if self.fused is not None:
-            self.fused.reach(min(num_positions, self.max_positions or num_positions))
 
     def speed_up(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; its cache is gone.
