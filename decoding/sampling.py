@@ -67,7 +67,6 @@ class SamplingBatch:
     """The sampling parameters of B sequences as tensors. A field that no row uses is None and costs nothing."""
 
     temperature_B: torch.Tensor  # 1 where greedy: greedy is the case of no noise, not of a small temperature
-    is_greedy_B: torch.Tensor  # rows without noise: temperature 0, or nothing but the best token left
     keys_B: torch.Tensor  # noise keys, int64
     kinds: tuple[RowKind, ...]  # every row stands in one of them
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
@@ -85,14 +84,9 @@ class SamplingBatch:
         device: torch.device,
     ) -> "SamplingBatch":
         """The batch of these rows, in this order, on `device`."""
-        is_greedy = [_is_greedy(p) for p in params]
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         return cls(
-            temperature_B=torch.tensor(
-                [1.0 if greedy else float(p.temperature) for p, greedy in zip(params, is_greedy, strict=True)],
-                device=device,
-            ),
-            is_greedy_B=torch.tensor(is_greedy, device=device),
+            temperature_B=torch.tensor([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device=device),
             keys_B=torch.tensor(list(keys), dtype=torch.int64, device=device),
             kinds=_kinds(params, device),
             penalties_3B=torch.tensor(penalties, dtype=torch.float32, device=device).T

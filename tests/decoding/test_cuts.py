@@ -11,6 +11,7 @@ from decoding.cuts import find_supports
 from decoding.picks import pick_tokens
 from decoding.sampling import SamplingBatch, process_logits, truncate
 from decoding.scores import Scores
+from decoding.verify import Draft, judge
 from tests.decoding.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
@@ -96,6 +97,27 @@ def test_borders_are_found_in_short_lists_as_in_the_whole_vocabulary(size, monke
     found = case.picked(margin=1e-4)
     assert torch.equal(found.is_at_border_BJ, expected.is_at_border_BJ)
     assert torch.equal(found.token_ids_BJ, expected.token_ids_BJ)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_k": 6}, {"top_p": 0.7}, {"min_p": math.exp(-2 / 0.7)}, {"top_k": 9, "top_p": 0.8}]
+)
+def test_a_pick_that_rounding_changes_is_a_close_call(fields):
+    """Also where near-equal tokens stand at a cut, and the one that is cut off would have won."""
+    margin, rows = 1e-4, [SamplingParams(temperature=0.7, **fields)] * 60
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(-4, 5, (len(rows), 1, 300), generator=generator).float()
+    logits += 2e-5 * torch.randn(logits.shape, generator=generator)
+    case = Case(logits, rows)
+    nothing = Draft(torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long))
+    verdict = judge(case.picked(margin), nothing, case.sampling, margin)
+    num_changed = 0
+    for _ in range(20):
+        rounded = logits + 1e-5 * torch.randn(logits.shape, generator=generator)
+        changed_B = Case(rounded, rows).picked().token_ids_BJ[:, 0] != verdict.next_token_B
+        num_changed += int(changed_B.sum())
+        assert (verdict.first_close_call_B[changed_B] == 0).all()
+    assert num_changed > 0
 
 
 def test_loose_holds_kept_and_kept_holds_tight():

@@ -43,7 +43,8 @@ class Case:
         history = TokenHistory(torch.zeros(len(self.params), 0, dtype=torch.long), torch.tensor([1]), torch.tensor([1]))
         scores_BJV = process_logits(self.logits_BJV, sampling, history)
         noise_BJV = self.noise.dense(self.logits_BJV.shape[-1])
-        noised_BJV = torch.where(sampling.is_greedy_B[:, None, None], scores_BJV, scores_BJV + noise_BJV)
+        is_greedy = torch.tensor([p.temperature == 0 or p.top_k == 1 for p in self.params])
+        noised_BJV = torch.where(is_greedy[:, None, None], scores_BJV, scores_BJV + noise_BJV)
         ids_BJ = noised_BJV.argmax(-1)
         best_BJ = noised_BJV.gather(-1, ids_BJ[..., None])[..., 0]
         return ids_BJ, best_BJ, noised_BJV.scatter(-1, ids_BJ[..., None], NEVER).amax(-1)
