@@ -11,7 +11,6 @@ from statistics import median
 import torch
 
 from benchmarks.timing import seconds_of
-from decoding.model import LanguageModel
 
 _COPY_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 _REPEATS = 5
@@ -36,19 +35,6 @@ def read_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
 def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     return median(seconds_of(work, device) for _ in range(_REPEATS))
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """All weights of a model, each once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
-
-
-def bytes_read_by_a_forward(model: LanguageModel) -> int:
-    """All weights but those of an input embedding that is not also the output head: few of its rows are read."""
-    network = model.network
-    embedding, head = network.get_input_embeddings().weight, network.get_output_embeddings().weight
-    spared = 0 if embedding is head else embedding.numel() * embedding.element_size()
-    return weight_bytes(model) - spared
 
 
 def describe_machine(device: torch.device) -> dict[str, object]:

@@ -14,12 +14,10 @@ import torch
 from benchmarks.configurations import Configuration, select
 from benchmarks.corpus import Corpus, make_corpus
 from benchmarks.hardware import (
-    bytes_read_by_a_forward,
     copy_bandwidth,
     describe_machine,
     read_bandwidth,
     versions,
-    weight_bytes,
 )
 from benchmarks.memory import measure_memory
 from benchmarks.options import BenchOptions
@@ -72,7 +70,7 @@ def measure(options: BenchOptions, command: str, tell: Tell) -> Report:
         options=options.to_dict() | {"corpus": corpus.kind},
         copy_bandwidth=bench.copy_bandwidth,
         read_bandwidth=read_bandwidth(models.target.device),
-        target_bytes=bytes_read_by_a_forward(models.target),
+        target_bytes=models.target.num_bytes_read,
         results=tuple(results),
     )
 
@@ -194,8 +192,8 @@ def _failure(error: PeerError) -> str:
 
 
 def _describe_pair(pair: Path, models: SharedModels) -> dict[str, Any]:
-    facts: dict[str, Any] = {"folder": pair.name, "target_bytes": weight_bytes(models.target)}
+    facts: dict[str, Any] = {"folder": pair.name, "target_bytes": models.target.num_weight_bytes}
     if models.draft:
-        facts["draft_bytes"] = weight_bytes(models.draft)
+        facts["draft_bytes"] = models.draft.num_weight_bytes
     description = pair / "pair.json"
     return facts | (json.loads(description.read_text()) if description.exists() else {})

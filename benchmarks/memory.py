@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.configurations import Configuration
 from benchmarks.corpus import Corpus
-from benchmarks.hardware import weight_bytes
 from benchmarks.results import Memory
 from decoding import Engine, EngineOptions
 from decoding.model import LanguageModel
@@ -77,7 +76,7 @@ def main() -> None:
     memory = Memory(
         peak=peak - before,
         peak_with_loading=max(peak, loaded) - before,
-        weights=sum(map(weight_bytes, models)),
+        weights=sum(model.num_weight_bytes for model in models),
         kv_slots=sum(model.cache.num_bytes for model in models if model.cache),
     )
     print(json.dumps(asdict(memory)))

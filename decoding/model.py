@@ -42,6 +42,13 @@ class LanguageModel:
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
+        # Counted while they are all parameters: each once, and without an input embedding of its own, whose few rows hardly
+        # count in what a forward reads.
+        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in model.parameters())
+        embedding = model.get_input_embeddings().weight
+        self.num_bytes_read: int = self.num_weight_bytes
+        if embedding is not head.weight:
+            self.num_bytes_read -= embedding.numel() * embedding.element_size()
         head.register_forward_pre_hook(self._keep_wanted_positions)
 
     @classmethod
