@@ -42,8 +42,7 @@ class LanguageModel:
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
-        # Counted while they are all parameters: each once, and without an input embedding of its own, whose few rows hardly
-        # count in what a forward reads.
+        # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
         self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in model.parameters())
         embedding = model.get_input_embeddings().weight
         self.num_bytes_read: int = self.num_weight_bytes

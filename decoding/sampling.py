@@ -121,7 +121,6 @@ class SamplingBatch:
         return replace(
             self,
             temperature_B=self.temperature_B[index_N],
-            is_greedy_B=self.is_greedy_B[index_N],
             keys_B=self.keys_B[index_N],
             kinds=tuple(kind for kind in kinds if kind is not None),
             penalties_3B=None if self.penalties_3B is None else self.penalties_3B[:, index_N],
