@@ -54,10 +54,10 @@ class FusedDecoder:
             group=config.num_attention_heads // config.num_key_value_heads,
             head_size=network.layers[0].self_attn.head_dim,
         )
-        self._kernels = load_kernels(self._heads, self._embedding)
-        self._final_norm = _Norm(network.norm, self._kernels)
+        self.kernels = load_kernels(self._heads, self._embedding)  # None: torch's own operations
+        self._final_norm = _Norm(network.norm, self.kernels)
         self._head = model.get_output_embeddings()
-        self._layers = [_Layer(layer, self._kernels) for layer in network.layers]
+        self._layers = [_Layer(layer, self.kernels) for layer in network.layers]
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
         self._fewest_lines = _FEWEST_LINES_ON_CPU if self._embedding.device.type == "cpu" else 1
@@ -71,6 +71,8 @@ class FusedDecoder:
         layer_types = getattr(config, "layer_types", None)
         slides = set(layer_types) != {"full_attention"} if layer_types else getattr(config, "sliding_window", None)
         names = [name for name, _ in model.named_parameters()]
+        if len({parameter.dtype for parameter in model.parameters()}) > 1:
+            return False
         return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
 
     def reach(self, num_positions: int) -> None:
@@ -104,8 +106,8 @@ class FusedDecoder:
         assert self._tables_PD is not None
         turns_N = positions_N.clamp(max=len(self._tables_PD[0]) - 1)  # padding may stand beyond the end
         num_queries = plan.positions_BT.shape[1] * self._heads.group
-        if self._kernels is not None and num_queries <= MOST_QUERIES_OF_KERNEL:
-            return KernelAttention(self._kernels, self._heads, cache, plan, turns_N, self._tables_PD)
+        if self.kernels is not None and num_queries <= MOST_QUERIES_OF_KERNEL:
+            return KernelAttention(self.kernels, self._heads, cache, plan, turns_N, self._tables_PD)
         return TorchAttention(self._heads, plan, turns_N, self._tables_PD)
 
 

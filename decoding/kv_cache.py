@@ -43,11 +43,14 @@ class Packing:
     row_first: torch.Tensor  # [B + 1]: where each row's packed tokens begin, and the last one's end
 
     @classmethod
-    def of(cls, lengths: Seq[int], device: torch.device) -> "Packing | None":
-        """The packing of rows with these numbers of tokens; None where they are all equal."""
+    def of(cls, lengths: Seq[int], device: torch.device, width: int | None = None) -> "Packing | None":
+        """The packing of rows with these numbers of tokens of `width` (default: the longest); None if all are equal."""
         if len(set(lengths)) == 1:
             return None
-        width, first = max(lengths), 0
+        width, first = width or max(lengths), 0
+        assert 1 <= min(lengths) <= max(lengths) <= width, (
+            "a row has at least one token, and no more than the rectangle"
+        )
         packed: list[int] = []
         unpacked: list[list[int]] = []
         for row, length in enumerate(lengths):

@@ -169,7 +169,9 @@ class LanguageModel:
         """
         assert self.cache is not None, "allocate() comes first"
         starts_B = torch.tensor(starts, device=self.device)
-        packing = Packing.of(lengths, self.device) if lengths is not None and self.packs_rows else None
+        packing = (
+            Packing.of(lengths, self.device, token_ids_BT.shape[1]) if lengths is not None and self.packs_rows else None
+        )
         slots_B = (
             None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
         )

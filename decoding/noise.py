@@ -68,6 +68,17 @@ class GumbelNoise:
         fields = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
         return GumbelNoise(*(field[rows, positions] for field in fields))
 
+    @property
+    def num_positions(self) -> int:
+        """J."""
+        return self.keys_BJ.shape[1]
+
+    def followed_by(self, other: "GumbelNoise") -> "GumbelNoise":
+        """The positions of both, one after the other."""
+        mine = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
+        theirs = (other.keys_BJ, other.least_BJN, other.largest_BJN, other.holder_BJN)
+        return GumbelNoise(*(torch.cat(pair, dim=1) for pair in zip(mine, theirs, strict=True)))
+
     def at(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """The numbers of single tokens, float32; `rows` (indices into B x J, flattened) broadcasts against the ids."""
         num_blocks = self.least_BJN.shape[-1]
@@ -105,6 +116,11 @@ def _exponential(hashes: torch.Tensor) -> torch.Tensor:
     """Exponential numbers of rate 1, float32, positive and finite: -log(1 - u)."""
     minus_u = (_shift_right(hashes, 11)).double().add_(0.5).mul_(-math.ldexp(1.0, -53)).float()
     return minus_u.clamp_(min=2**-24 - 1).log1p_().neg_()
+
+
+def round_keys(keys_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+    """Keys of the rounds that begin at these lengths, int64 [B]."""
+    return _mix(keys_B + _mix((lengths_B + 1) * _signed(_GOLDEN)))
 
 
 def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:

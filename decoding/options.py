@@ -14,7 +14,8 @@ class EngineOptions:
     """What the engine may use.
 
     Under coupled verification and in float32, only max_model_len (where a text is cut) changes tokens. Under rejection
-    the drafter and the draft length do, too; the law stays the target's.
+    the drafter and the draft length do, too; the law stays the target's (of each row by itself: rows that share a seed
+    of their own share noise, and what one shows of it enters the draft lengths of the other).
     """
 
     num_slots: int = 16  # rows in flight

@@ -19,6 +19,9 @@ _NUM_REAL = 3
 _RAGGED = (3, 1, 2)
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 _TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+# Close calls (`engine.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
+_FUSED_TOLERANCE = {torch.float32: 1e-5}
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +32,18 @@ def check_model(model: LanguageModel, name: str) -> float:
     A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again, against what it
     computed before anything was changed.
     """
-    plain = _plain_logits(model)
+    try:
+        plain = _plain_logits(model)
+    except _FAILURES as error:
+        raise ValueError(f"{name!r} cannot run: {type(error).__name__}: {error}") from error
     deviation = _checked(model, name, plain)
+    packs_rows = model.packs_rows
     model.speed_up()
-    if model.fused is not None and not _measured(model, plain) <= _TOLERANCE[model.dtype]:
-        _log.warning("%r deviates when its layers are fused: it runs as transformers wrote it", name)
-        model.fused = None
+    if model.fused is not None:
+        fused_deviation = _fused_deviation(model, plain)
+        if not fused_deviation <= _FUSED_TOLERANCE.get(model.dtype, _TOLERANCE[model.dtype]):
+            _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
+            model.fused, model.packs_rows = None, packs_rows
     return max(deviation, _checked(model, name, plain))
 
 
@@ -43,10 +52,25 @@ def measure_deviation(model: LanguageModel) -> float:
     return _measured(model, _plain_logits(model))
 
 
+def _fused_deviation(model: LanguageModel, plain: list[torch.Tensor]) -> float:
+    """Of the fused network with the attention of rounds and with that of long prompts; infinite if one fails."""
+    assert model.fused is not None
+    functions = model.fused.kernels
+    try:
+        deviations = [_measured(model, plain)]
+        model.fused.kernels = None
+        deviations.append(_measured(model, plain))
+    except _FAILURES:
+        return float("inf")
+    finally:
+        model.fused.kernels = functions
+    return max(deviations)
+
+
 def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> float:
     try:
         deviation = _measured(model, plain)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+    except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run on the slot cache: {type(error).__name__}: {error}") from error
     tolerance = _TOLERANCE[model.dtype]
     if not deviation <= tolerance:

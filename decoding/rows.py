@@ -121,17 +121,24 @@ class Noises:
             more = torch.arange(1, missing + 1, device=self._keys_B.device)
             positions_BJ = torch.cat((self._positions_BJ, self._positions_BJ[:, -1:] + more), dim=1)[:, first:]
             return GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED)
-        return self._all(vocab_size).of(slice(None), slice(first, first + num_positions))
+        return self._upto(vocab_size, first + num_positions).of(slice(None), slice(first, first + num_positions))
 
     def take(self, rows: Seq[int]) -> "Noises":
         """The same numbers for some of the rows."""
         index_N = torch.tensor(rows, device=self._keys_B.device)
         return _PartOfNoises(self, index_N)
 
-    def _all(self, vocab_size: int) -> GumbelNoise:
-        if vocab_size not in self._drawn:
-            self._drawn[vocab_size] = GumbelNoise.draw(self._keys_B, self._positions_BJ, vocab_size, Stream.SHARED)
-        return self._drawn[vocab_size]
+    def _upto(self, vocab_size: int, num_positions: int) -> GumbelNoise:
+        """At least so many positions: at first no more (plain decoding needs one), then all that were planned."""
+        drawn = self._drawn.get(vocab_size)
+        if drawn is None:
+            positions_BJ = self._positions_BJ[:, :num_positions]
+            drawn = GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED)
+        elif drawn.num_positions < num_positions:
+            positions_BJ = self._positions_BJ[:, drawn.num_positions :]
+            drawn = drawn.followed_by(GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED))
+        self._drawn[vocab_size] = drawn
+        return drawn
 
 
 class _PartOfNoises(Noises):
@@ -139,10 +146,11 @@ class _PartOfNoises(Noises):
         super().__init__(whole._keys_B[index_N], whole._positions_BJ[index_N])
         self._whole, self._index_N = whole, index_N
 
-    def _all(self, vocab_size: int) -> GumbelNoise:
-        if vocab_size not in self._drawn:
-            self._drawn[vocab_size] = self._whole._all(vocab_size).of(self._index_N)
-        return self._drawn[vocab_size]
+    def _upto(self, vocab_size: int, num_positions: int) -> GumbelNoise:
+        drawn = self._drawn.get(vocab_size)
+        if drawn is None or drawn.num_positions < num_positions:
+            drawn = self._drawn[vocab_size] = self._whole._upto(vocab_size, num_positions).of(self._index_N)
+        return drawn
 
 
 def sampling_batch(

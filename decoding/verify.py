@@ -10,12 +10,12 @@ Plain decoding is the case of an empty draft, the bonus token the residual of no
 Shapes: B sequences, K draft positions, J = K + 1 target positions, V vocabulary. p is the target's, q the draft's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from decoding.noise import GumbelNoise, Stream, uniform
+from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.picks import Picks, pick_tokens
 from decoding.sampling import SamplingBatch, probabilities
 
@@ -46,9 +46,16 @@ def pick_shared(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ:
     return _pick(scores_BJV, sampling, positions_BJ, Stream.SHARED).token_ids_BJ
 
 
-def draw_draft(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
-    """Tokens drawn from the draft's law with noise that nothing else reads, [B, J]: what rejection requires."""
-    return _pick(scores_BJV, sampling, positions_BJ, Stream.DRAFT).token_ids_BJ
+def draw_draft(
+    scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, lengths_B: torch.Tensor
+) -> torch.Tensor:
+    """Tokens drawn from the draft's law with noise that nothing else reads, [B, J]: what rejection requires.
+
+    The noise is that of a round (`lengths_B`: the rows' committed tokens), so that what a fallen token may have told
+    anybody, say about lengths that pay, says nothing of the token that is drafted at its position next time.
+    """
+    of_round = replace(sampling, keys_B=round_keys(sampling.keys_B, lengths_B))
+    return _pick(scores_BJV, of_round, positions_BJ, Stream.DRAFT).token_ids_BJ
 
 
 def verify_coupled(

@@ -111,7 +111,9 @@ class ModelDrafter(Drafter):
             if rows.verification == "rejection":
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
                 is_finite_N = scores_N1V.amax((1, 2)).isfinite()
-                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1))[:, 0]
+                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), part.positions(0, 1)[:, 0])[
+                    :, 0
+                ]
                 law_NV = probabilities(scores_N1V, part.sampling)[:, 0]
                 laws.append(law_NV.new_zeros(len(limits), law_NV.shape[1]).index_copy_(0, index_N, law_NV))
             else:

@@ -167,6 +167,8 @@ class SuffixDrafter(Drafter):
         if new:
             self._continuations.sign(writer.sequence.noise_key, writer.number)
             self._learn(writer, new, [writer.scope, _EVERYBODY])
+            # Once more: learning may have begun a new generation, which then holds some of it.
+            self._continuations.sign(writer.sequence.noise_key, writer.number)
 
     def _learn(self, writer: _Writer, new: list[int], scopes: list[int]) -> None:
         tokens, add = writer.tokens, self._continuations.add

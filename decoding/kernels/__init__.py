@@ -1,7 +1,7 @@
 """The CPU kernels: compiled on first use by the machine's own C++ compiler and kept on disk.
 
-Where there is no compiler, torch's own operations do the same, slower.
-Compiling takes three seconds once a machine. A shorter job never waits for it twice, and DRAY_KERNELS=off goes without.
+Where there is no compiler, torch's own operations do the same, slower. Compiling takes three seconds once a machine; a
+shorter job never waits for it twice, and DRAY_KERNELS=off goes without.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
+_SECONDS = 120  # for the compiler
 _POINTER = ctypes.c_void_p
 _log = logging.getLogger(__name__)
 
@@ -94,14 +95,18 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    # GCC first: the source uses its vector extensions, of which others know a part.
+    compiler = next(
+        (path for name in (os.environ.get("CXX"), "g++", "c++") if name and (path := shutil.which(name))), None
+    )
     if compiler is None:
         _log.info("no C++ compiler here: the CPU runs torch's own operations")
         return None
     try:
         library = ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("the CPU kernels could not be built (%s): the CPU runs torch's own operations", error)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
+        _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, said)
         return None
     if _num_openmp_runtimes() > 1:  # two thread pools that spin against each other are slower than none
         _log.warning("torch brings an OpenMP runtime other than the compiler's: the CPU runs torch's own operations")
@@ -113,13 +118,16 @@ def _compiled(compiler: str) -> Path:
     """The shared library, from disk where this source was compiled for this processor before."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
     what = "\0".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
-    folder = Path(os.environ.get("DRAY_CACHE", Path.home() / ".cache" / "dray"))
+    given = os.environ.get("DRAY_CACHE")
+    folder = Path(given) if given else Path.home() / ".cache" / "dray"
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / "kernels.so"
-            subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(built)], check=True, capture_output=True)
+            subprocess.run(
+                [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
+            )
             built.replace(path)  # whole or not at all, whoever else compiles now
     return path
 

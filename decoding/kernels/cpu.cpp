@@ -64,7 +64,7 @@ inline Floats exponential(Floats x) {
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
   const Floats power = (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
-  return (Floats)((Words)(y * power) & ~(Words)(x < all(-87.0f)));
+  return (Floats)(((Words)(y * power) & ~(Words)(x < all(-87.0f))) | (Words)(x != x));  // what is no number stays none
 }
 
 // The sums of 16 vectors, as one vector: a tree of 15 pairwise steps, each halving what is left.

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from decoding import Engine, EngineOptions, SamplingParams, kernels
+from decoding import Engine, EngineOptions, SamplingParams, fused_attention, kernels
 from decoding.fused_decoder import FusedDecoder
 from decoding.model import LanguageModel
 from decoding.packed_linear import PackedLinear, can_pack
@@ -140,7 +140,26 @@ def test_fused_layers_that_deviate_are_not_used(monkeypatch, caplog):
     monkeypatch.setattr(FusedDecoder, "reach", off_by_one)
     assert check_model(model, "llama") < 1e-5
     assert model.fused is None
-    assert "deviates when its layers are fused" in caplog.text
+    assert "when its layers are fused: transformers' code runs" in caplog.text
+
+
+def test_the_attention_of_long_prompts_is_measured_as_well(monkeypatch):
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    attend = fused_attention.TorchAttention._attend
+    monkeypatch.setattr(fused_attention.TorchAttention, "_attend", lambda *a: 1.0001 * attend(*a))
+    assert check_model(model, "llama") < 1e-5
+    assert model.fused is None
+
+
+def test_a_fused_network_that_raises_is_not_used(monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such shape")
+
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    monkeypatch.setattr(FusedDecoder, "forward", fails)
+    assert check_model(model, "llama") < 1e-5
+    assert model.fused is None
+    assert model.packs_rows
 
 
 def test_speeding_up_twice_changes_nothing():

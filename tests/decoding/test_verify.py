@@ -37,8 +37,12 @@ def _draw_drafts(draft: Language, rule: str, num_rows: int = NUM_ROWS, claims_po
     laws = []
     for step in range(NUM_DRAFT_TOKENS):
         scores = draft.scores(tokens, 1, sampling)
-        draw = pick_shared if rule == "coupled" else draw_draft
-        tokens = torch.cat([tokens, draw(scores, sampling, _positions(step, 1, num_rows))], dim=1)
+        positions = _positions(step, 1, num_rows)
+        if rule == "coupled":
+            drawn = pick_shared(scores, sampling, positions)
+        else:
+            drawn = draw_draft(scores, sampling, positions, torch.zeros(num_rows, dtype=torch.int64))
+        tokens = torch.cat([tokens, drawn], dim=1)
         laws.append(probabilities(scores, sampling))
     counts = torch.full((num_rows,), NUM_DRAFT_TOKENS)
     stated = None if claims_point_mass or rule == "coupled" else torch.cat(laws, dim=1)
