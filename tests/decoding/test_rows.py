@@ -33,12 +33,22 @@ def test_the_noise_of_a_round_is_what_it_would_be_drawn_anew(monkeypatch):
     logits_BJV, nothing = _logits(4), torch.zeros(len(PARAMS), 0, dtype=torch.long)
     steps = [rows.pick(logits_BJV[:, step : step + 1], nothing, step) for step in range(4)]
     together = rows.pick(logits_BJV, nothing, 0)
-    assert len(drawn) == 1  # the drafter's steps and the verifier share one drawing
+    # The drafter's steps and the verifier share what is drawn: no position twice.
+    assert torch.equal(torch.cat(drawn, dim=1), rows.positions(0, 4))
+
     fresh = real(GumbelNoise, rows.sampling.keys_B, rows.positions(0, 4), VOCAB_SIZE, Stream.SHARED)
     expected = pick_tokens(logits_BJV, rows.sampling, fresh)
     for name in vars(expected):
         assert torch.equal(getattr(together, name), getattr(expected, name)), name
         assert torch.equal(torch.cat([getattr(step, name) for step in steps], 1), getattr(expected, name)), name
+
+
+def test_plain_decoding_draws_the_noise_of_one_position(monkeypatch):
+    rows, drawn = _rows(num_draft_tokens=9), []
+    real = GumbelNoise.draw.__func__
+    monkeypatch.setattr(GumbelNoise, "draw", classmethod(lambda *args: drawn.append(args[2]) or real(*args)))
+    rows.pick(_logits(1), torch.zeros(len(PARAMS), 0, dtype=torch.long), 0)
+    assert [positions_BJ.shape[1] for positions_BJ in drawn] == [1]
 
 
 def test_positions_behind_the_round_have_noise_of_their_own():
