@@ -52,6 +52,7 @@ def _plus(
     sums: tuple[float, float, float, float, float], x: float, y: float, weight: float, decay: float = 1.0
 ) -> tuple[float, float, float, float, float]:
     n, sum_x, sum_xx, sum_y, sum_xy = (decay * value for value in sums)
+    weight /= x * x  # what counts is the error in proportion
     return (
         n + weight,
         sum_x + weight * x,

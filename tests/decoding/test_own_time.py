@@ -28,7 +28,7 @@ def test_rounds_of_different_shapes_give_another_line():
     assert own_time.costs.position_seconds == pytest.approx(0.002, rel=0.2)
 
 
-@pytest.mark.parametrize("factor", [0.3, 3.0])
+@pytest.mark.parametrize("factor", [0.6, 3.0])
 def test_rounds_of_one_shape_correct_the_line_there_more_than_elsewhere(factor):
     own_time = OwnTime(COSTS, 16, 144)
     for _ in range(500):
