@@ -29,18 +29,16 @@ class DraftPlan:
     tails: tuple[Tail, ...] = ()  # what a lookup may add behind a row's model tokens
 
 
-def best_lengths(
-    by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int, overhead: float = 1.0
-) -> DraftPlan:
+def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:
     """The best plan, given the chance that a row's first 1, 2, ... drafted tokens all stand (0: may not be drafted).
 
     Where a row has both sources it takes the one with more expected tokens at the depths tried; given the sources, the
-    lengths are the best of all. `overhead` scales the engine's own time in `costs`.
+    lengths are the best of all.
     """
     survival_SBK = np.stack([_or_nothing(s_BK, by_model_BK, by_lookup_BK) for s_BK in (by_model_BK, by_lookup_BK)])
     num_positions = survival_SBK.shape[2]
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
-    round_seconds, position_seconds = overhead * costs.round_seconds, overhead * costs.position_seconds
+    round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
     plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
     nothing = DraftPlan((0,) * num_rows, (False,) * num_rows, num_rows / plain_seconds)
     order_N = np.argsort(-survival_SBK, axis=None, kind="stable")

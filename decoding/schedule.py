@@ -19,13 +19,12 @@ import numpy as np
 from decoding.acceptance import Acceptance
 from decoding.cost_table import CostTable
 from decoding.draft_lengths import DraftPlan, Floats, best_lengths
+from decoding.own_time import OwnTime
 from decoding.rows import Tail
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
 _PROBE_ROWS = 8  # one row in so many probes the draft model, which must first catch up with what it missed
-_OVERHEAD_WEIGHT = 0.05  # of a round in the running estimate of the engine's own time
-_OVERHEAD_RANGE = (0.25, 4.0)  # against the time measured at start-up: what is outside is somebody else's work
 _LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
 
 
@@ -82,58 +81,59 @@ class AdaptiveSchedule(Schedule):
         self._costs = costs
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
-        self._tail_tokens = Mean(first_guess=0.0, weight=16.0, decay=0.998)  # that stood where the model's tokens did
-        self._overhead = 1.0  # the engine's own time, as a multiple of what was measured at start-up
+        # Of tails where the model's tokens stood: tokens that stood, less what the time of them all would have earned.
+        self._tail_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
+        self._tail_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)  # rows that fill a column of verification
+        most_tokens = costs.target[-1][0]  # of all slots at the ceiling
+        self._own_time = OwnTime(costs, max(1, most_tokens // (1 + num_speculative_tokens)), max(2, most_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
         self._plan = DraftPlan((), ())
 
     def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """The best lengths for these rows now."""
-        limits = self.lengths(sequences)
+        limits, costs = self.lengths(sequences), self._own_time.costs
         survival_BK = self._acceptance.survival_BK(sequences)
         by_lookup_BK = None if outlook is None else _cut(_rectangle(outlook, self.ceiling), limits)
         by_model_BK = _cut(survival_BK, limits) if has_model else None
         if by_model_BK is not None and by_lookup_BK is not None:
-            by_model_BK = _with_tails(by_model_BK, self._tail_tokens.value)
+            by_model_BK = _with_tails(by_model_BK, max(self._tail_gain.value, 0.0))
         if any(limits) and (has_model or outlook is not None):
-            plan = best_lengths(by_model_BK, by_lookup_BK, self._costs, len(limits), self._overhead)
+            plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
         else:
             plan = DraftPlan((0,) * len(limits), (False,) * len(limits))
         if has_model and outlook is not None:
-            plan = replace(plan, tails=self._tails(plan, limits, survival_BK))
+            plan = replace(plan, tails=self._tails(plan, limits, survival_BK, costs))
         self._plan = plan
         return plan
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
         """Learn what the sources are worth, and how long the engine's own work takes with these parameters."""
-        plan = self._plan
-        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
+        by_model, accepted_of_model = _by_model(self._plan, num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
-        for (most, _), planned, of_model, accepted in zip(
-            plan.tails, plan.lengths, accepted_of_model, num_accepted, strict=False
-        ):
-            if most and 0 < planned == of_model:
-                self._tail_tokens.observe(accepted - planned)
-        forwards, overhead = self._expected_seconds(num_drafted, by_model)
-        if overhead > 0:
-            low, high = _OVERHEAD_RANGE
-            found = min(max((seconds - forwards) / overhead, low), high)
-            self._overhead += _OVERHEAD_WEIGHT * (found - self._overhead)
-
-    def _expected_seconds(self, num_drafted: Seq[int], by_model: Seq[int]) -> tuple[float, float]:
-        """Of such a round: forwards, and the engine's own work as at start-up."""
+        self._observe_tails(num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self._costs.target_seconds(num_rows + sum(num_drafted))
         forwards += steps * self._costs.draft_seconds(num_steppers) if steps else 0.0
-        positions = num_rows * (1 + max(num_drafted)) + steps * num_steppers
-        return forwards, self._costs.round_seconds + positions * self._costs.position_seconds
+        self._own_time.observe(num_rows * (1 + max(num_drafted)) + steps * num_steppers, seconds - forwards)
 
-    def _tails(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[Tail, ...]:
+    def _observe_tails(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        plan, num_tail_tokens = self._plan, 0
+        for tail, planned, drafted, accepted in zip(plan.tails, plan.lengths, num_drafted, num_accepted, strict=False):
+            if tail.most:
+                num_tail_tokens += max(drafted - planned, 0)
+                if accepted >= planned:
+                    self._tail_gain.observe(accepted - planned - tail.least * (drafted - planned))
+        if num_tail_tokens:
+            added_width = max(num_drafted) - max(plan.lengths)
+            self._tail_share.observe(min(1.0, num_tail_tokens / (len(num_drafted) * max(added_width, 1))))
+
+    def _tails(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats, costs: CostTable) -> tuple[Tail, ...]:
         """Behind the model's tokens, what earns the time that it adds to verification."""
         num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
-        more = self._costs.target_seconds(num_tokens + num_rows) - self._costs.target_seconds(num_tokens)
-        least = max(plan.speed * (more / num_rows + self._overhead * self._costs.position_seconds), _LEAST_CHANCE)
+        more = costs.target_seconds(num_tokens + num_rows) - costs.target_seconds(num_tokens)
+        column_share = costs.position_seconds / self._tail_share.value
+        least = max(plan.speed * (more / num_rows + column_share), _LEAST_CHANCE)
         return tuple(
             Tail(limit - length, least / survival_K[length - 1]) if length and not up else Tail(0, 1.0)
             for limit, length, up, survival_K in zip(limits, plan.lengths, plan.looks_up, survival_BK, strict=True)
@@ -195,12 +195,12 @@ def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
     return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
 
 
-def _with_tails(survival_BK: Floats, tail_tokens: float) -> Floats:
-    """What each of the model's tokens adds to what is expected, if `tail_tokens` stand behind it where it is the last.
+def _with_tails(survival_BK: Floats, tail_gain: float) -> Floats:
+    """What each of the model's tokens adds to what is expected, if a tail behind the last of them gains this much.
 
     A first token adds itself and its tail, a later one itself and less: the tail comes later, so is reached less often.
     """
     before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
-    added_BK = survival_BK + tail_tokens * (survival_BK - before_BK) * (survival_BK > 0)
+    added_BK = survival_BK + tail_gain * (survival_BK - before_BK) * (survival_BK > 0)
     never_rising_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
     return never_rising_BK

@@ -122,14 +122,24 @@ def test_without_a_draft_model_only_what_was_looked_up_is_drafted():
 
 def test_the_engines_own_time_decides_too_and_is_corrected_by_what_rounds_take():
     """A width of verification that costs as much as a forward is not worth a poor draft; a cheap one is."""
-    costs = CostTable(FLAT.target, ((1, 0.0), (64, 0.0)), round_seconds=0.1, position_seconds=0.1)
+    costs = CostTable(((1, 1.0), (9, 1.0)), ((1, 0.0), (64, 0.0)), round_seconds=0.1, position_seconds=0.1)
     schedule = AdaptiveSchedule(costs, 8)
     batch, outlook = rows(500), [[0.15, 0.02]]
     assert lengths(schedule, batch, outlook, has_model=False) == (1,)
-    for _ in range(100):
-        lengths(schedule, batch, outlook, has_model=False)
-        observe(schedule, batch, [1], [0], looks_up=[True], seconds=1.0 + 4 * 0.3)
+    for num_drafted in (0, 1) * 60:
+        seconds = 1.0 + 0.1 + 0.5 * (1 + num_drafted)
+        observe(schedule, batch, [num_drafted], [0], looks_up=[True], seconds=seconds)
     assert lengths(schedule, batch, outlook, has_model=False) == (0,)
+
+
+def test_dear_plain_rounds_do_not_make_drafts_look_dear_that_nobody_tried():
+    costs = CostTable(((1, 1.0), (36, 1.0)), FLAT.draft, round_seconds=0.0, position_seconds=0.02)
+    schedule = AdaptiveSchedule(costs, 8)
+    batch = rows(500, 500, 500, 500)
+    before = lengths(schedule, batch)
+    for _ in range(300):  # a round takes more than was measured, whatever is drafted
+        observe(schedule, batch, [0] * 4, [0] * 4, seconds=1.0 + 3 * 4 * 0.02)
+    assert min(lengths(schedule, batch)) >= min(before) > 0
 
 
 def test_what_a_row_drafts_depends_on_what_it_accepted_not_on_what_was_rejected():
