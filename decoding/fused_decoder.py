@@ -28,7 +28,7 @@ from decoding.fused_attention import (
 )
 from decoding.kernels import Kernels
 from decoding.kv_cache import KVCache, Plan
-from decoding.packed_linear import PackedLinear, fuse_linears
+from decoding.packed_linear import Packed, fuse_linears
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 _LAYER_PARAMETERS = re.compile(
@@ -134,8 +134,8 @@ class _Layer:
         """The hidden state after this layer, from what its attention found."""
         hidden_NE = _add(self._out, found_NX, hidden_NE)
         normed_NE = self._mlp_norm(hidden_NE)
-        if isinstance(self._up, PackedLinear):
-            gated_NX = self._up.then("mul", normed_NE, self._gate.silu(normed_NE))
+        if isinstance(self._up, Packed):
+            gated_NX = self._up.gated(normed_NE, self._gate)
         else:
             gated_NX = silu(self._gate(normed_NE)) * self._up(normed_NE)
         return _add(self._down, gated_NX, hidden_NE)
@@ -154,8 +154,8 @@ class _Norm:
 
 
 def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    if isinstance(linear, PackedLinear):
-        return linear.then("add", x, residual)
+    if isinstance(linear, Packed):
+        return linear.plus(x, residual)
     if linear.bias is None:
         return torch.addmm(residual, x, linear.weight.t())
     out: torch.Tensor = linear(x) + residual

@@ -7,11 +7,12 @@ made for many (float32). Laid out once at load, a pass over one to sixteen rows 
 Shapes: N rows, I inputs, O outputs.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-Epilogue = Literal["add", "mul"]
+from decoding.kernel_linear import KernelLinear, kernel_function
+
 _PACKABLE = (torch.float32, torch.bfloat16)
 
 
@@ -35,18 +36,32 @@ class PackedLinear(torch.nn.Module):
         """`x W^T + b`, [..., O]."""
         return self._pointwise(x_NI, "none")
 
-    def silu(self, x_NI: torch.Tensor) -> torch.Tensor:
-        """`silu(x W^T + b)`."""
-        return self._pointwise(x_NI, "swish")
+    def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        """`(x W^T + b) + other`."""
+        return self._binary(x_NI, other_NO, "add")
 
-    def then(self, epilogue: Epilogue, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
-        """`(x W^T + b) + other`, or times other."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, other_NO, self._packed, self.bias, epilogue)
+    def gated(self, x_NI: torch.Tensor, gate: "PackedLinear") -> torch.Tensor:
+        """`silu(gate(x)) * (x W^T + b)`."""
+        return self._binary(x_NI, gate._pointwise(x_NI, "swish"), "mul")
+
+    def _binary(self, x_NI: torch.Tensor, other_NO: torch.Tensor, what: str) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, other_NO, self._packed, self.bias, what)
         return out
 
     def _pointwise(self, x_NI: torch.Tensor, what: str) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, self.bias, what, [], "")
         return out
+
+
+Packed = KernelLinear | PackedLinear
+
+
+def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Packed | None:
+    """The fastest linear layer there is for this weight here, or None if that is torch's own."""
+    function = kernel_function(weight_OI)
+    if function is not None:
+        return KernelLinear(weight_OI, bias_O, function)
+    return PackedLinear(weight_OI, bias_O) if can_pack(weight_OI) else None
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -60,8 +75,8 @@ def pack_linears(network: torch.nn.Module) -> None:
     """Replace every `nn.Linear` inside `network` by a packed one; their plain weights are given back."""
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and can_pack(child.weight):
-                packed = PackedLinear(child.weight, child.bias)
+            packed = pack(child.weight, child.bias) if type(child) is torch.nn.Linear else None
+            if packed is not None:
                 _hand_over_hooks(child, packed)
                 setattr(parent, name, packed)
 
@@ -92,10 +107,8 @@ def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Mo
     parts: list[Any] = [getattr(parent, name) for name in names]
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    fused: torch.nn.Module
-    if can_pack(weight):
-        fused = PackedLinear(weight, bias)
-    else:
+    fused: torch.nn.Module | None = pack(weight, bias)
+    if fused is None:
         fused = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
         fused.weight = torch.nn.Parameter(weight, requires_grad=False)
         if bias is not None:

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,12 +20,14 @@ from pathlib import Path
 import torch
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
+_HEADERS = sorted(_SOURCE.parent.glob("*.h"))
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
 _SECONDS = 120  # for the compiler
 _POINTER = ctypes.c_void_p
+LinearFunction = Callable[..., None]  # of a Linear, lines x, their number, what is added to the result, the result
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +60,15 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    """A weight in the kernel's layout, and what goes with it; the fields are explained in linear.h."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("weight", "bias", "gate_weight", "gate_bias")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
+    ]
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The functions of cpu.cpp for one dtype."""
@@ -80,8 +92,6 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
     """The kernels for a network of these sizes on CPU, or None where torch's own operations must do."""
     if dtype not in _DTYPES or head_size not in _HEAD_SIZES or hidden_size % _LANES:
         return None
-    if os.environ.get("DRAY_KERNELS", "on") == "off":
-        return None
     library = _library()
     if library is None:
         return None
@@ -93,8 +103,24 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
     return Kernels(attention, rms_norm)
 
 
-@cache
+def load_linear(dtype: torch.dtype) -> LinearFunction | None:
+    """The matrix product of this dtype, or None where the processor or the compiler cannot do it."""
+    name = f"dray_linear_{_DTYPES[dtype]}"
+    library = _library()
+    if library is None or not hasattr(library, name):
+        return None
+    function: LinearFunction = library[name]
+    function.argtypes = [ctypes.POINTER(Linear), _POINTER, ctypes.c_int64, _POINTER, _POINTER]  # type: ignore[attr-defined]
+    function.restype = None  # type: ignore[attr-defined]
+    return function
+
+
 def _library() -> ctypes.CDLL | None:
+    return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
+
+
+@cache
+def _built() -> ctypes.CDLL | None:
     # GCC first: the source uses its vector extensions, of which others know a part.
     compiler = next(
         (path for name in (os.environ.get("CXX"), "g++", "c++") if name and (path := shutil.which(name))), None
@@ -117,7 +143,8 @@ def _library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> Path:
     """The shared library, from disk where this source was compiled for this processor before."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
-    what = "\0".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
+    sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
+    what = "\0".join((*sources, " ".join(_FLAGS), version, _processor()))
     given = os.environ.get("DRAY_CACHE")
     folder = Path(given) if given else Path.home() / ".cache" / "dray"
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"

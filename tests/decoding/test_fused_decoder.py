@@ -9,7 +9,7 @@ import transformers
 from decoding import Engine, EngineOptions, SamplingParams, fused_attention, kernels
 from decoding.fused_decoder import FusedDecoder
 from decoding.model import LanguageModel
-from decoding.packed_linear import PackedLinear, can_pack
+from decoding.packed_linear import Packed
 from decoding.probe import check_model, measure_deviation
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
@@ -120,7 +120,7 @@ def test_other_networks_run_as_they_were_written(name):
     model = LanguageModel(network(name, NOT_FUSED), frozenset())
     assert check_model(model, name) < 1e-5
     assert model.fused is None
-    assert any(isinstance(module, PackedLinear) for module in model.network.modules())
+    assert any(isinstance(module, Packed) for module in model.network.modules())
 
 
 def test_a_network_with_a_parameter_nobody_knows_is_not_fused():
@@ -211,26 +211,6 @@ def test_long_rows_take_the_other_attention_and_agree(attention):
     at_once_BTV = model.forward([0, 0], tokens_BT, every_BT)
     one_by_one = [model.forward([t, t], tokens_BT[:, t : t + 1], every_BT[:, :1]) for t in range(80)]
     torch.testing.assert_close(torch.cat(one_by_one, dim=1), at_once_BTV, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(7, 3), (64, 32), (33, 80)])
-def test_a_packed_linear_is_a_linear(dtype, shape):
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(shape[1], shape[0]).to(dtype)
-    if not can_pack(linear.weight):
-        pytest.skip("oneDNN does not multiply this dtype here")
-    packed = PackedLinear(linear.weight, linear.bias)
-    x = torch.randn(2, 5, shape[1]).to(dtype)
-    y = torch.randn(2, 5, shape[0]).to(dtype)
-    with torch.no_grad():
-        expected = linear(x).float()
-        tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
-        torch.testing.assert_close(packed(x).float(), expected, **tolerance)
-        torch.testing.assert_close(packed.silu(x).float(), torch.nn.functional.silu(expected), **tolerance)
-        torch.testing.assert_close(packed.then("add", x, y).float(), expected + y.float(), **tolerance)
-        torch.testing.assert_close(packed.then("mul", x, y).float(), expected * y.float(), **tolerance)
-    assert torch.equal(packed.weight, linear.weight)
 
 
 def test_the_probe_still_measures_a_fused_network(tmp_path):

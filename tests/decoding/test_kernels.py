@@ -12,9 +12,9 @@ from decoding import kernels
 def fresh(monkeypatch, tmp_path):
     """No library loaded yet, and an empty folder for it."""
     monkeypatch.setenv("DRAY_CACHE", str(tmp_path))
-    kernels._library.cache_clear()
+    kernels._built.cache_clear()
     yield tmp_path
-    kernels._library.cache_clear()
+    kernels._built.cache_clear()
 
 
 def needs_compiler():
@@ -25,7 +25,7 @@ def needs_compiler():
 def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     needs_compiler()
     (library,) = fresh.iterdir()
-    kernels._library.cache_clear()
+    kernels._built.cache_clear()
     monkeypatch.setattr(kernels, "_FLAGS", kernels._FLAGS)
     written = library.stat().st_mtime_ns
     assert kernels.load(torch.bfloat16, 64, 128) is not None
@@ -39,7 +39,7 @@ def test_without_a_compiler_there_are_none(fresh, monkeypatch):
 
 def test_a_compiler_that_fails_is_no_reason_to_stop(fresh, monkeypatch, caplog):
     needs_compiler()
-    kernels._library.cache_clear()
+    kernels._built.cache_clear()
     monkeypatch.setattr(kernels, "_FLAGS", ("--no-such-flag",))
     assert kernels.load(torch.float32, 64, 128) is None
     assert "could not be built" in caplog.text

@@ -1,0 +1,64 @@
+"""Times the linear layers of one decoder network alone: torch's own, oneDNN's packed ones, and our kernel's.
+
+`python -m benchmarks.linears --dtype bfloat16` (nothing else should run on the machine).
+
+Prints milliseconds of all layers, the bandwidth at which the weights are read, and the arithmetic done.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from decoding.kernel_linear import KernelLinear, kernel_function
+from decoding.packed_linear import PackedLinear, can_pack
+
+_SHAPES = ((2048, 1024), (1024, 1024), (2816, 1024), (2816, 1024), (1024, 2816))  # outputs, inputs: pair `medium`
+_NUM_LAYERS = 22
+_LINES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 80, 160, 512)
+_REPEATS = 7
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    dtype = getattr(torch, parser.parse_args().dtype)
+    torch.manual_seed(0)
+    weights = [(torch.randn(shape) / shape[1] ** 0.5).to(dtype) for _ in range(_NUM_LAYERS) for shape in _SHAPES]
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    kinds: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {
+        "torch": [_plain(weight) for weight in weights],
+    }
+    if can_pack(weights[0]):
+        kinds["oneDNN, packed"] = [PackedLinear(weight, None) for weight in weights]
+    function = kernel_function(weights[0])
+    if function is not None:
+        kinds["our kernel"] = [KernelLinear(weight, None, function) for weight in weights]
+    print(f"{num_bytes / 1e6:.0f} MB of {dtype} weights, {torch.get_num_threads()} threads, least of {_REPEATS}")
+    for num_lines in _LINES:
+        inputs = {size: torch.randn(num_lines, size).to(dtype) for size in {shape[1] for shape in _SHAPES}}
+        least = dict.fromkeys(kinds, float("inf"))
+        for _ in range(_REPEATS):
+            for kind, layers in kinds.items():
+                least[kind] = min(least[kind], _seconds(layers, inputs))
+        flops = sum(2 * num_lines * weight.numel() for weight in weights)
+        columns = (f"{k} {s * 1e3:6.1f} ms {num_bytes / s / 1e9:5.1f} GB/s {flops / s / 1e9:4.0f} GFLOP/s" for k, s in least.items())
+        print(f"{num_lines:4} lines: " + " | ".join(columns), flush=True)
+
+
+def _plain(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.nn.functional.linear(x, weight)
+
+
+@torch.inference_mode()
+def _seconds(layers: list[Callable[[torch.Tensor], torch.Tensor]], inputs: dict[int, torch.Tensor]) -> float:
+    started = time.perf_counter()
+    for index, layer in enumerate(layers):
+        layer(inputs[_SHAPES[index % len(_SHAPES)][1]])
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/kernels/linear.h`).
+
+It reads its weight at the bandwidth of the memory, where oneDNN takes up to twice as long for one to sixteen lines, and
+the result of a line does not depend on the lines beside it, bit for bit: in bfloat16, too, the text does not depend on
+the batch. `benchmarks/linears.py` prints the times.
+
+Shapes: N lines, I inputs, O outputs.
+"""
+
+import ctypes
+
+import torch
+
+from decoding import kernels
+
+_COLUMNS = 32  # outputs of a block, as in linear.h
+_DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
+
+
+class KernelLinear(torch.nn.Module):
+    """`nn.Linear` for inference on CPU, with what follows it done in the same pass over the outputs."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, function: kernels.LinearFunction) -> None:
+        """Lay out a copy of the weight for the function of its dtype."""
+        super().__init__()
+        self.out_features, self.in_features = weight_OI.shape
+        self.bias = bias_O
+        self._function = function
+        depth = _DEPTHS[weight_OI.dtype]
+        missing = -self.out_features % _COLUMNS
+        weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
+        self._packed = weight_OI.view(-1, _COLUMNS, self.in_features // depth, depth).transpose(1, 2).contiguous()
+        self._linear = self._described(None)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight [O, I] in plain order: a copy, for those who look at it."""
+        return self._packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+
+    def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """`x W^T + b`, [..., O]."""
+        return self._run(self._linear, x_NI, None)
+
+    def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        """`(x W^T + b) + other`, rounded once."""
+        return self._run(self._linear, x_NI, other_NO)
+
+    def gated(self, x_NI: torch.Tensor, gate: "KernelLinear") -> torch.Tensor:
+        """`silu(gate(x)) * (x W^T + b)`, rounded once."""
+        return self._run(self._described(gate), x_NI, None)
+
+    def _described(self, gate: "KernelLinear | None") -> kernels.Linear:
+        return kernels.Linear(
+            self._packed.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            None if gate is None else gate._packed.data_ptr(),
+            None if gate is None or gate.bias is None else gate.bias.data_ptr(),
+            self.in_features,
+            self.out_features,
+        )
+
+    def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        if x.dtype != self._packed.dtype or x.shape[-1] != self.in_features:
+            raise TypeError(
+                f"a linear layer of {self.in_features} inputs in {self._packed.dtype} got {tuple(x.shape)} in {x.dtype}"
+            )
+        x = x.contiguous()
+        shape = (*x.shape[:-1], self.out_features)
+        out = torch.empty(shape, dtype=x.dtype)
+        if added is not None:
+            if added.dtype != x.dtype or added.shape != shape:
+                raise TypeError(f"cannot add {tuple(added.shape)} in {added.dtype} to {shape} in {x.dtype}")
+            added = added.contiguous()
+        self._function(
+            ctypes.byref(linear),
+            x.data_ptr(),
+            x.numel() // self.in_features,
+            None if added is None else added.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+
+def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
+    """The kernel that multiplies weights of this kind fastest here, or None if there is none or oneDNN is faster."""
+    if weight_OI.device.type != "cpu" or weight_OI.dtype not in _DEPTHS or weight_OI.shape[1] % 2:
+        return None
+    if weight_OI.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():  # sixteen lines for the price of one
+        return None
+    return kernels.load_linear(weight_OI.dtype)

@@ -1,0 +1,203 @@
+// Rotary positions, the write into the slot cache, and attention of each row's tokens over the row's own positions.
+//
+// torch does the same in some fifteen operations a layer, and its attention pads every row to the longest and starts two
+// small products for each head of each row. Here a row reads its own keys and values once, and nothing else.
+//
+// What a query finds depends on its own position only: not on what stands beside it, nor on how its row was cut.
+//
+// Shapes: N tokens, B rows, H KV heads, G query heads for each, D head size (a multiple of 16), P positions of a slot.
+
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+struct Forward {
+  int64_t num_rows, num_tokens, num_kv_heads, group, head_size, num_positions, num_visible;
+  const int64_t* row_first;       // [B + 1]: row b has the tokens row_first[b] up to row_first[b + 1]
+  const int64_t* slot;            // [N]
+  const int64_t* write_position;  // [N]: where the token's key and value go
+  const int64_t* position;        // [N]: the last position the token sees
+  const int64_t* turn;            // [N]: its line of the rotary tables
+  const void *cos, *sin;          // [positions, D], rotate_half's sign in sin
+};
+
+struct Layer {
+  void *keys, *values;                        // [S, H, P, D]
+  const void *query_norm, *key_norm;          // [D], or null
+  float epsilon;
+};
+
+template <class T>
+void turn(T* x, const T* cos, const T* sin, const T* weight, float epsilon, int size, T* out) {
+  float scale = 1.0f;
+  if (weight) {
+    Floats squares = all(0.0f);
+    for (int d = 0; d < size; d += kLanes) squares += load(x + d) * load(x + d);
+    scale = 1.0f / __builtin_sqrtf(sum(squares) / size + epsilon);
+  }
+  const int half = size / 2;
+  float line[512];
+  for (int d = 0; d < size; d += kLanes) {
+    Floats v = load(x + d) * scale;
+    store(line + d, weight ? v * load(weight + d) : v);
+  }
+  for (int d = 0; d < size; d += kLanes) {
+    Floats swapped;
+    if (half % kLanes == 0)
+      swapped = load(line + (d < half ? d + half : d - half));
+    else
+      for (int i = 0; i < kLanes; ++i) swapped[i] = line[(d + i + half) % size];
+    store(out + d, load(line + d) * load(cos + d) + swapped * load(sin + d));
+  }
+}
+
+// Turn queries in place, write turned keys and plain values of one token.
+template <class T>
+void place(const Forward& f, const Layer& layer, int64_t token, T* qkv) {
+  const int64_t heads = f.num_kv_heads, queries = heads * f.group, size = f.head_size;
+  T* x = qkv + token * (queries + 2 * heads) * size;
+  const T* cos = static_cast<const T*>(f.cos) + f.turn[token] * size;
+  const T* sin = static_cast<const T*>(f.sin) + f.turn[token] * size;
+  const T* query_norm = static_cast<const T*>(layer.query_norm);
+  const T* key_norm = static_cast<const T*>(layer.key_norm);
+  for (int64_t q = 0; q < queries; ++q, x += size) turn(x, cos, sin, query_norm, layer.epsilon, size, x);
+  for (int64_t h = 0; h < heads; ++h, x += size) {
+    const int64_t at = ((f.slot[token] * heads + h) * f.num_positions + f.write_position[token]) * size;
+    turn(x, cos, sin, key_norm, layer.epsilon, size, static_cast<T*>(layer.keys) + at);
+    T* value = static_cast<T*>(layer.values) + at;
+    for (int64_t d = 0; d < size; d += kLanes) store(value + d, load(x + heads * size + d));
+  }
+}
+
+// Softmax of `num` scores into weights; what stands behind them up to a multiple of 16 becomes 0.
+inline void softmax(float* scores, int64_t num, int64_t width) {
+  for (int64_t j = num; j < width; ++j) scores[j] = -std::numeric_limits<float>::infinity();
+  Floats highest = load(scores);
+  for (int64_t j = kLanes; j < width; j += kLanes) highest = larger(load(scores + j), highest);
+  float best = highest[0];
+  for (int i = 1; i < kLanes; ++i) best = highest[i] > best ? highest[i] : best;
+  Floats total = all(0.0f);
+  for (int64_t j = 0; j < width; j += kLanes) {
+    const Floats e = exponential(load(scores + j) - best);
+    total += e;
+    store(scores + j, e);
+  }
+  const float scale = 1.0f / sum(total);
+  for (int64_t j = 0; j < width; j += kLanes) store(scores + j, load(scores + j) * scale);
+}
+
+// out[m] = sum_j weights[m][j] * values[j] for M queries at once, so that a value is read and widened once for them.
+template <class T, int V, int M>
+void blend(const T* values, const float* weights, int64_t width, int64_t num, T* const* out) {
+  Floats total[M][V];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) total[m][v] = all(0.0f);
+  for (int64_t j = 0; j < num; ++j) {
+    const T* value = values + j * V * kLanes;
+    for (int v = 0; v < V; ++v) {
+      const Floats x = load(value + v * kLanes);
+      for (int m = 0; m < M; ++m) total[m][v] += x * weights[m * width + j];
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(out[m] + v * kLanes, total[m][v]);
+}
+
+// Attention of one row's tokens over one KV head. V vectors make a head: D = 16 V.
+template <class T, int V>
+void attend(const Forward& f, const Layer& layer, int64_t row, int64_t head, const T* qkv, T* out) {
+  constexpr int64_t size = V * kLanes;
+  thread_local std::vector<float> scratch;
+  const int64_t first = f.row_first[row], num_tokens = f.row_first[row + 1] - first;
+  if (num_tokens == 0) return;
+  const int64_t num_queries = num_tokens * f.group, heads = f.num_kv_heads;
+  const int64_t stride = (f.group + 2) * heads * size;
+  int64_t visible = 0;
+  for (int64_t t = 0; t < num_tokens; ++t) visible = f.position[first + t] + 1 > visible ? f.position[first + t] + 1 : visible;
+  if (visible > f.num_positions) visible = f.num_positions;
+  const int64_t width = (visible + kLanes - 1) / kLanes * kLanes;
+  scratch.resize(num_queries * (size + width) + kLanes * size);
+  float *queries = scratch.data(), *scores = queries + num_queries * size, *tile = scores + num_queries * width;
+
+  const float scale = 1.0f / __builtin_sqrtf(size);
+  for (int64_t t = 0; t < num_tokens; ++t)
+    for (int64_t g = 0; g < f.group; ++g)
+      for (int v = 0; v < V; ++v)
+        store(queries + (t * f.group + g) * size + v * kLanes,
+              load(qkv + (first + t) * stride + (head * f.group + g) * size + v * kLanes) * scale);
+
+  const int64_t offset = (f.slot[first] * heads + head) * f.num_positions * size;
+  const T *keys = static_cast<const T*>(layer.keys) + offset, *values = static_cast<const T*>(layer.values) + offset;
+  for (int64_t j = 0; j < visible; j += kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const T* key = keys + (j + i < visible ? j + i : visible - 1) * size;
+      for (int v = 0; v < V; ++v) store(tile + i * size + v * kLanes, load(key + v * kLanes));
+    }
+    for (int64_t m = 0; m < num_queries; ++m) {
+      Floats products[kLanes];
+      for (int i = 0; i < kLanes; ++i) products[i] = load(queries + m * size) * load(tile + i * size);
+      for (int v = 1; v < V; ++v) {
+        const Floats q = load(queries + m * size + v * kLanes);
+        for (int i = 0; i < kLanes; ++i) products[i] += q * load(tile + i * size + v * kLanes);
+      }
+      store(scores + m * width + j, sums(products));
+    }
+  }
+  for (int64_t m = 0; m < num_queries; ++m) {
+    const int64_t num = f.position[first + m / f.group] + 1;
+    softmax(scores + m * width, num < visible ? num : visible, width);
+  }
+  constexpr int kAtOnce = V <= 4 ? 4 : 2;  // as many sums as fit into registers
+  T* const row_out = out + (first * heads + head) * f.group * size;
+  for (int64_t m = 0; m < num_queries; m += kAtOnce) {
+    const int64_t num_now = num_queries - m < kAtOnce ? num_queries - m : kAtOnce;
+    T* places[kAtOnce];
+    int64_t num = 0;  // the weights of a query that sees less are 0 from there on
+    for (int64_t i = 0; i < num_now; ++i) {
+      const int64_t t = (m + i) / f.group, g = (m + i) % f.group, seen = f.position[first + t] + 1;
+      places[i] = row_out + (t * heads * f.group + g) * size;
+      num = seen > num ? seen : num;
+    }
+    num = num < visible ? num : visible;
+    const float* weights = scores + m * width;
+    if (num_now == 4)
+      blend<T, V, kAtOnce>(values, weights, width, num, places);
+    else if (num_now == 3)
+      blend<T, V, kAtOnce == 4 ? 3 : 1>(values, weights, width, num, places);
+    else if (num_now == 2)
+      blend<T, V, 2>(values, weights, width, num, places);
+    else
+      blend<T, V, 1>(values, weights, width, num, places);
+  }
+}
+
+template <class T>
+void attend_head(const Forward& f, const Layer& layer, int64_t row, int64_t head, const T* qkv, T* out) {
+  switch (f.head_size / kLanes) {
+    case 1: return attend<T, 1>(f, layer, row, head, qkv, out);
+    case 2: return attend<T, 2>(f, layer, row, head, qkv, out);
+    case 4: return attend<T, 4>(f, layer, row, head, qkv, out);
+    case 5: return attend<T, 5>(f, layer, row, head, qkv, out);
+    case 6: return attend<T, 6>(f, layer, row, head, qkv, out);
+    case 8: return attend<T, 8>(f, layer, row, head, qkv, out);
+    case 16: return attend<T, 16>(f, layer, row, head, qkv, out);
+  }
+}
+
+template <class T>
+void attention(const Forward& f, const Layer& layer, T* qkv, T* out) {
+#pragma omp parallel for schedule(static) if (f.num_tokens > 4)
+  for (int64_t token = 0; token < f.num_tokens; ++token) place(f, layer, token, qkv);
+  if (!out) return;  // a prefill's last layer: nobody asks what its queries find
+  const int64_t num_items = f.num_rows * f.num_kv_heads;
+#pragma omp parallel for schedule(dynamic, 1) if (num_items * f.num_visible > 256)
+  for (int64_t item = 0; item < num_items; ++item)
+    attend_head(f, layer, item / f.num_kv_heads, item % f.num_kv_heads, qkv, out);
+}
+
+}  // namespace

@@ -1,0 +1,148 @@
+// Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and what follows it.
+//
+// A weight is read from memory once, in the order in which it lies there, and up to twelve lines are multiplied with it
+// on the way; with more lines, a block of columns stays in the cache until all are done. Few lines run at the bandwidth
+// of the memory, many at the arithmetic of the cores.
+//
+// Every output is one sum over the inputs in their order, whatever stands beside it: the result of a line does not
+// depend on how many lines there are. (oneDNN chooses another kernel, and another order, for another number of lines.)
+//
+// Shapes: N lines, I inputs, O outputs. The weight lies in blocks of 32 outputs, zeros behind the last: for each depth
+// of 1 (float32) or 2 (bfloat16) inputs, 32 x depth numbers.
+
+#pragma once
+
+#include "vectors.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define DRAY_HAS_LINEAR
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+constexpr int kColumns = 32;          // of a block: two vectors
+constexpr int kMostLines = 12;        // whose sums fit into the registers, beside a piece of the weight
+constexpr int64_t kLinesAtOnce = 192; // which stay in the cache together with a block of the weight
+constexpr int kAhead = 8192;          // bytes: a stream this far ahead hides the memory behind the arithmetic
+
+// One depth of inputs of one line, times 16 columns.
+template <class T>
+struct Depth;
+
+template <>
+struct Depth<float> {
+  static constexpr int size = 1;
+  static __m512 broadcast(const float* x) { return _mm512_set1_ps(*x); }
+  static __m512 weight(const float* w) { return _mm512_loadu_ps(w); }
+  static __m512 add(__m512 sum, __m512 x, __m512 w) { return _mm512_fmadd_ps(x, w, sum); }
+};
+
+template <>
+struct Depth<BFloat16> {
+  static constexpr int size = 2;
+  static __m512bh broadcast(const BFloat16* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static __m512bh weight(const BFloat16* w) { return (__m512bh)_mm512_loadu_si512(w); }
+  static __m512 add(__m512 sum, __m512bh x, __m512bh w) { return _mm512_dpbf16_ps(sum, x, w); }
+};
+
+// out[m] = x[m] times one block, [M, 32]. Fetches `next`, the block that follows, while this one comes from the cache.
+template <class T, int M>
+void multiply(const T* x, int64_t inputs, const T* block, const char* next, float* out) {
+  using D = Depth<T>;
+  __m512 left[M], right[M];
+  for (int m = 0; m < M; ++m) left[m] = right[m] = _mm512_setzero_ps();
+  const int64_t depths = inputs / D::size;
+  for (int64_t d = 0; d < depths; ++d, block += kColumns * D::size) {
+    _mm_prefetch(next + d * 128, _MM_HINT_T1);
+    _mm_prefetch(next + d * 128 + 64, _MM_HINT_T1);
+    const auto w_left = D::weight(block), w_right = D::weight(block + kLanes * D::size);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const auto line = D::broadcast(x + m * inputs + d * D::size);
+      left[m] = D::add(left[m], line, w_left);
+      right[m] = D::add(right[m], line, w_right);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    _mm512_storeu_ps(out + m * kColumns, left[m]);
+    _mm512_storeu_ps(out + m * kColumns + kLanes, right[m]);
+  }
+}
+
+template <class T>
+void multiply(int lines, const T* x, int64_t inputs, const T* block, const char* next, float* out) {
+  using Function = void (*)(const T*, int64_t, const T*, const char*, float*);
+  static constexpr Function functions[kMostLines + 1] = {
+      nullptr,         multiply<T, 1>, multiply<T, 2>, multiply<T, 3>, multiply<T, 4>,  multiply<T, 5>,  multiply<T, 6>,
+      multiply<T, 7>,  multiply<T, 8>, multiply<T, 9>, multiply<T, 10>, multiply<T, 11>, multiply<T, 12>};
+  functions[lines](x, inputs, block, next, out);
+}
+
+struct Linear {
+  const void *weight, *bias;            // bias [O], or null
+  const void *gate_weight, *gate_bias;  // of the gate that multiplies the result, or null
+  int64_t inputs, outputs;
+};
+
+inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
+
+// The sums of one block as they are stored: with bias, gate and what is added. 16 columns, of which `num` exist.
+template <class T>
+void finish(Floats y, const Linear& linear, const float* gate, const T* added, int64_t column, int num, T* out) {
+  if (linear.bias) y += load(static_cast<const T*>(linear.bias) + column, num);
+  if (gate) {
+    Floats g = load(gate);
+    if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
+    y *= silu(g);
+  }
+  if (added) y += load(added, num);
+  store(out, y, num);
+}
+
+// `lines` lines times one block of the weight (and of its gate), finished.
+template <class T>
+void run_block(const Linear& linear, int64_t block, int lines, const T* x, bool fetches, const T* added, T* out) {
+  const int64_t size = linear.inputs * kColumns, column = block * kColumns;
+  float sums[kMostLines * kColumns], gate[kMostLines * kColumns];
+  const auto run = [&](const void* weight, float* into) {
+    const T* here = static_cast<const T*>(weight) + block * size;
+    const char* bytes = reinterpret_cast<const char*>(here);
+    multiply<T>(lines, x, linear.inputs, here, fetches ? bytes + size * sizeof(T) : bytes + kAhead, into);
+  };
+  if (linear.gate_weight) run(linear.gate_weight, gate);
+  run(linear.weight, sums);
+  for (int m = 0; m < lines; ++m)
+    for (int64_t c = 0; c < kColumns && column + c < linear.outputs; c += kLanes) {
+      const int num = static_cast<int>(std::min<int64_t>(kLanes, linear.outputs - column - c));
+      const int64_t at = m * linear.outputs + column + c;
+      finish<T>(load(sums + m * kColumns + c), linear, linear.gate_weight ? gate + m * kColumns + c : nullptr,
+                added ? added + at : nullptr, column + c, num, out + at);
+    }
+}
+
+// out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` if there is that.
+template <class T>
+void run_linear(const Linear& linear, const T* x, int64_t num_lines, const T* added, T* out) {
+  const int64_t num_blocks = (linear.outputs + kColumns - 1) / kColumns;
+  for (int64_t first = 0; first < num_lines; first += kLinesAtOnce) {
+    const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + kMostLines - 1) / kMostLines;
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < num_blocks; ++block)
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t line = first + here * pass / passes, end = first + here * (pass + 1) / passes;
+        run_block<T>(linear, block, static_cast<int>(end - line), x + line * linear.inputs, pass > 0,
+                     added ? added + line * linear.outputs : nullptr, out + line * linear.outputs);
+      }
+  }
+}
+
+}  // namespace
+
+#endif

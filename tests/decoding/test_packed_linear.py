@@ -1,0 +1,101 @@
+"""Packed linear layers are linear layers; those of our kernel give a line the same result whatever stands beside it."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from decoding import kernels
+from decoding.kernel_linear import KernelLinear
+from decoding.packed_linear import Packed, PackedLinear, can_pack, pack
+
+SHAPES = [(7, 4), (64, 32), (33, 80), (96, 1026)]  # outputs, inputs
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def kernel_layer(linear: torch.nn.Linear) -> KernelLinear:
+    function = kernels.load_linear(linear.weight.dtype)
+    if function is None:
+        pytest.skip("no compiler here, or no AVX-512 with bfloat16")
+    return KernelLinear(linear.weight, linear.bias, function)
+
+
+def onednn_layer(linear: torch.nn.Linear) -> PackedLinear:
+    if not can_pack(linear.weight):
+        pytest.skip("oneDNN does not multiply this dtype here")
+    return PackedLinear(linear.weight, linear.bias)
+
+
+def random_linear(shape: tuple[int, int], dtype: torch.dtype, *, bias: bool = True, seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(shape[1], shape[0], bias=bias).to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", [kernel_layer, onednn_layer])
+def test_a_packed_linear_is_a_linear(make, bias, shape, dtype):
+    linear, gate = random_linear(shape, dtype, bias=bias), random_linear(shape, dtype, bias=bias, seed=1)
+    packed: Packed = make(linear)
+    x = 3 * torch.randn(2, 9, shape[1]).to(dtype)
+    y = torch.randn(2, 9, shape[0]).to(dtype)
+    expected = copy.deepcopy(linear).double()(x.double())
+    gated = silu(copy.deepcopy(gate).double()(x.double())) * expected
+    # Rounding to bfloat16 once, or (oneDNN) at each step.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(packed(x).double(), expected, **tolerance)
+    torch.testing.assert_close(packed.plus(x, y).double(), expected + y.double(), **tolerance)
+    torch.testing.assert_close(packed.gated(x, make(gate)).double(), gated, **tolerance)
+    assert torch.equal(packed.weight, linear.weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_line_gets_the_same_result_whatever_lines_stand_beside_it(dtype, shape):
+    layer = kernel_layer(random_linear(shape, dtype))
+    gate = kernel_layer(random_linear(shape, dtype, seed=1))
+    x, y = torch.randn(200, shape[1]).to(dtype), torch.randn(200, shape[0]).to(dtype)
+    alone = torch.cat([layer.plus(x[n : n + 1], y[n : n + 1]) for n in range(200)])
+    gated_alone = torch.cat([layer.gated(x[n : n + 1], gate) for n in range(200)])
+    for num_lines in (*range(2, 40), 100, 193, 200):
+        assert torch.equal(layer.plus(x[:num_lines], y[:num_lines]), alone[:num_lines])
+        assert torch.equal(layer.gated(x[:num_lines], gate), gated_alone[:num_lines])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_in_one_line_stays_there(dtype):
+    layer, gate = kernel_layer(random_linear((40, 32), dtype)), kernel_layer(random_linear((40, 32), dtype, seed=1))
+    x = torch.randn(14, 32).to(dtype)
+    x[3, 5], x[4] = float("nan"), float("inf")
+    is_finite_N = layer.gated(x, gate).isfinite().all(-1)
+    assert not is_finite_N[3]
+    assert not is_finite_N[4]
+    assert is_finite_N.sum() == 12
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_far_below_zero_closes(dtype):
+    linear = random_linear((32, 2), dtype, bias=False)
+    linear.weight.fill_(1.0)
+    layer = kernel_layer(linear)
+    x = torch.tensor([[-60.0, -60.0], [-1e30, -1e30], [500.0, 500.0]]).to(dtype)
+    closed, shut, opened = layer.gated(x, layer)[:, 0].tolist()
+    assert abs(closed) < 1e-30
+    assert shut == 0.0 or abs(shut) < 1e30  # a product of zero and a huge number is still a number
+    assert opened == pytest.approx(1e6, rel=1e-2)
+
+
+def test_input_of_another_kind_is_refused():
+    layer = kernel_layer(random_linear((8, 16), torch.float32))
+    with pytest.raises(TypeError, match="16 inputs in torch.float32 got .* torch.bfloat16"):
+        layer(torch.zeros(2, 16, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match=r"got \(2, 15\)"):
+        layer(torch.zeros(2, 15))
+    with pytest.raises(TypeError, match=r"cannot add \(1, 8\)"):
+        layer.plus(torch.zeros(2, 16), torch.zeros(1, 8))
+
+
+def test_an_odd_number_of_inputs_is_left_to_others():
+    assert not isinstance(pack(torch.zeros(4, 5, dtype=torch.bfloat16), None), KernelLinear)
