@@ -16,9 +16,6 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from decoding import kernels
 from decoding.kv_cache import KVCache, Plan, SlotLayer
 
-# One product for all queries of a head beats our kernel where a row has many: a prefill.
-MOST_QUERIES_OF_KERNEL = 64
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -43,25 +40,19 @@ class Norms:
     epsilon: float
 
 
-class KernelAttention:
-    """Attention by `decoding/kernels/cpu.cpp`: each row reads its own keys and values once."""
+class KernelForward:
+    """Where the tokens of one forward stand, as our kernels want to know it."""
 
     def __init__(
-        self,
-        functions: kernels.Kernels,
-        heads: Heads,
-        cache: KVCache,
-        plan: Plan,
-        turns_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        self, heads: Heads, cache: KVCache, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        """Of one forward: `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
-        self._functions, self._heads, self._num_tokens = functions, heads, len(turns_N)
+        """`turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        self.num_tokens = len(turns_N)
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept: the kernel knows their addresses only
-        self._forward = kernels.Forward(
+        self.described = kernels.Forward(
             len(plan.positions_BT),
-            self._num_tokens,
+            self.num_tokens,
             heads.num_kv_heads,
             heads.group,
             heads.head_size,
@@ -70,19 +61,31 @@ class KernelAttention:
             *(tensor.data_ptr() for tensor in self._tensors),
         )
 
+
+class KernelAttention:
+    """Attention by `decoding/kernels/attention.h`: each row reads its own keys and values once."""
+
+    def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
+        """Of one forward."""
+        self._functions, self._heads, self._forward = functions, heads, forward.described
+        self._kept = forward  # the kernel knows addresses only
+
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
         """What the queries find, [N, Q * D] with as many rows as `qkv_NX`; None if nobody wants to know."""
         heads = self._heads
-        like_NHD = qkv_NX.view(len(qkv_NX), -1, heads.head_size)[:, : heads.num_kv_heads]
-        keys, values = slots.storage(like_NHD)
-        pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
-        layer = kernels.Layer(keys.data_ptr(), values.data_ptr(), *pointers)
         # Zeros, since rows of padding are not written, and must be numbers.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
-        self._functions.attention(self._forward, layer, qkv_NX, out_NX)
+        self._functions.attention(self._forward, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
         return out_NX
+
+
+def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch.Tensor) -> kernels.LayerCache:
+    """A layer's cache as our kernels want to know it, allocated in the dtype of `like` if it was not yet."""
+    keys, values = slots.storage(like.new_empty(0, heads.num_kv_heads, heads.head_size))
+    pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
+    return kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *pointers)
 
 
 class TorchAttention:

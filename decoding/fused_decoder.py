@@ -18,14 +18,9 @@ import torch
 from torch.nn.functional import embedding, rms_norm, silu
 from transformers import PreTrainedModel
 
-from decoding.fused_attention import (
-    MOST_QUERIES_OF_KERNEL,
-    Heads,
-    KernelAttention,
-    Norms,
-    TorchAttention,
-    load_kernels,
-)
+from decoding.fused_attention import Heads, KernelAttention, KernelForward, Norms, TorchAttention, load_kernels
+from decoding.kernel_layers import KernelLayers, LayerParts
+from decoding.kernel_linear import KernelLinear
 from decoding.kernels import Kernels
 from decoding.kv_cache import KVCache, Plan
 from decoding.packed_linear import Packed, fuse_linears
@@ -58,6 +53,7 @@ class FusedDecoder:
         self._final_norm = _Norm(network.norm, self.kernels)
         self._head = model.get_output_embeddings()
         self._layers = [_Layer(layer, self.kernels) for layer in network.layers]
+        self._at_once = self._kernel_layers()
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
         self._fewest_lines = _FEWEST_LINES_ON_CPU if self._embedding.device.type == "cpu" else 1
@@ -88,27 +84,50 @@ class FusedDecoder:
         self, token_ids_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
     ) -> torch.Tensor:
         """Logits [M, V] after the wanted tokens; the keys and values of all N go where the plan says."""
+        if self._at_once is not None:
+            hidden_NE = embedding(token_ids_N, self._embedding)
+            is_wanted = len(wanted_M) > 0
+            self._at_once.run(hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_wanted)
+            return self._logits(hidden_NE, wanted_M)
         attention = self._attention(positions_N, cache, plan)
         hidden_NE = embedding(_padded(token_ids_N, self._fewest_lines), self._embedding)
         for index, layer in enumerate(self._layers):
             is_wanted = index < len(self._layers) - 1 or len(wanted_M) > 0
             found_NX = attention(layer.project(hidden_NE), cache.slot_layer(index), layer.norms, is_wanted=is_wanted)
             if found_NX is None:
-                return hidden_NE.new_zeros(0, self._head.out_features)
+                break
             hidden_NE = layer.finish(hidden_NE, found_NX)
-        hidden_ME = self._final_norm(hidden_NE[wanted_M])
-        logits_MV: torch.Tensor = self._head(hidden_ME)
+        return self._logits(hidden_NE, wanted_M)
+
+    def _logits(self, hidden_NE: torch.Tensor, wanted_M: torch.Tensor) -> torch.Tensor:
+        if not len(wanted_M):
+            return hidden_NE.new_zeros(0, self._head.out_features)
+        logits_MV: torch.Tensor = self._head(self._final_norm(hidden_NE[wanted_M]))
         return logits_MV
 
+    def _kernel_layers(self) -> KernelLayers | None:
+        parts = [layer.parts() for layer in self._layers]
+        known = [part for part in parts if part is not None]
+        if self.kernels is None or self.kernels.layers_function is None or len(known) < len(parts):
+            return None
+        return KernelLayers(self.kernels.layers_function, known, self._heads)
+
+    def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
+        return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))
+
     def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelAttention | TorchAttention:
+        if self.kernels is not None:
+            return KernelAttention(self.kernels, self._heads, self._kernel_forward(positions_N, cache, plan))
+        return TorchAttention(self._heads, plan, *self._turns(positions_N, cache))
+
+    def _turns(
+        self, positions_N: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The tokens' lines in the rotary tables, and these."""
         if self._tables_PD is None or len(self._tables_PD[0]) < cache.num_positions:
             self.reach(cache.num_positions)
         assert self._tables_PD is not None
-        turns_N = positions_N.clamp(max=len(self._tables_PD[0]) - 1)  # padding may stand beyond the end
-        num_queries = plan.positions_BT.shape[1] * self._heads.group
-        if self.kernels is not None and num_queries <= MOST_QUERIES_OF_KERNEL:
-            return KernelAttention(self.kernels, self._heads, cache, plan, turns_N, self._tables_PD)
-        return TorchAttention(self._heads, plan, turns_N, self._tables_PD)
+        return positions_N.clamp(max=len(self._tables_PD[0]) - 1), self._tables_PD  # padding may stand beyond the end
 
 
 class _Layer:
@@ -124,6 +143,15 @@ class _Layer:
         if hasattr(attention, "q_norm"):
             epsilon = attention.q_norm.variance_epsilon
             self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
+
+    def parts(self) -> LayerParts | None:
+        """What our kernels run at once, or None if oneDNN or torch has a hand in it."""
+        linears = (self._qkv, self._out, self._gate, self._up, self._down)
+        if not all(isinstance(linear, KernelLinear) for linear in linears):
+            return None
+        attention, mlp = self._attention_norm, self._mlp_norm
+        epsilons = (attention.epsilon, mlp.epsilon)
+        return LayerParts(attention.weight, mlp.weight, epsilons, *linears, self.norms)
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values of every token side by side."""
@@ -145,12 +173,12 @@ class _Norm:
     """Root mean square normalization of lines."""
 
     def __init__(self, module: Any, functions: Kernels | None) -> None:
-        self._weight, self._epsilon, self._functions = module.weight, module.variance_epsilon, functions
+        self.weight, self.epsilon, self._functions = module.weight, module.variance_epsilon, functions
 
     def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
         if self._functions is not None:
-            return self._functions.rms_norm(x_NE, self._weight, self._epsilon)
-        return rms_norm(x_NE, self._weight.shape, self._weight, self._epsilon)
+            return self._functions.rms_norm(x_NE, self.weight, self.epsilon)
+        return rms_norm(x_NE, self.weight.shape, self.weight, self.epsilon)
 
 
 def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

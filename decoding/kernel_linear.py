@@ -30,7 +30,7 @@ class KernelLinear(torch.nn.Module):
         missing = -self.out_features % _COLUMNS
         weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
         self._packed = weight_OI.view(-1, _COLUMNS, self.in_features // depth, depth).transpose(1, 2).contiguous()
-        self._linear = self._described(None)
+        self._linear = self.described()
 
     @property
     def weight(self) -> torch.Tensor:
@@ -47,9 +47,10 @@ class KernelLinear(torch.nn.Module):
 
     def gated(self, x_NI: torch.Tensor, gate: "KernelLinear") -> torch.Tensor:
         """`silu(gate(x)) * (x W^T + b)`, rounded once."""
-        return self._run(self._described(gate), x_NI, None)
+        return self._run(self.described(gate), x_NI, None)
 
-    def _described(self, gate: "KernelLinear | None") -> kernels.Linear:
+    def described(self, gate: "KernelLinear | None" = None) -> kernels.Linear:
+        """The layer, and its gate, as the kernel wants to know them. It points here: keep both layers alive."""
         return kernels.Linear(
             self._packed.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),

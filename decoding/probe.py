@@ -53,18 +53,11 @@ def measure_deviation(model: LanguageModel) -> float:
 
 
 def _fused_deviation(model: LanguageModel, plain: list[torch.Tensor]) -> float:
-    """Of the fused network with the attention of rounds and with that of long prompts; infinite if one fails."""
-    assert model.fused is not None
-    functions = model.fused.kernels
+    """Of the fused network; infinite if it fails."""
     try:
-        deviations = [_measured(model, plain)]
-        model.fused.kernels = None
-        deviations.append(_measured(model, plain))
+        return _measured(model, plain)
     except _FAILURES:
         return float("inf")
-    finally:
-        model.fused.kernels = functions
-    return max(deviations)
 
 
 def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> float:

@@ -51,8 +51,8 @@ class Forward(ctypes.Structure):
     ]
 
 
-class Layer(ctypes.Structure):
-    """One layer's cache and norms."""
+class LayerCache(ctypes.Structure):
+    """One layer's keys and values, and the norms of its heads."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("keys", "values", "query_norm", "key_norm")),
@@ -69,14 +69,26 @@ class Linear(ctypes.Structure):
     ]
 
 
+class DecoderLayer(ctypes.Structure):
+    """One whole layer; the fields are explained in decoder.h."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("attention_norm", "mlp_norm")),
+        *((name, ctypes.c_float) for name in ("attention_epsilon", "mlp_epsilon")),
+        *((name, Linear) for name in ("qkv", "out", "up", "down")),
+        ("cache", LayerCache),
+    ]
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The functions of cpu.cpp for one dtype."""
 
     attention_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
     rms_norm_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+    layers_function: Callable[..., None] | None  # where there is also a `load_linear`
 
-    def attention(self, forward: Forward, layer: Layer, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
+    def attention(self, forward: Forward, layer: LayerCache, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
         """Turn and store what `qkv` [N, (Q + 2 H) * D] holds, and write what its queries find to `out` [N, Q * D]."""
         self.attention_function(forward, layer, qkv.data_ptr(), None if out is None else out.data_ptr())
 
@@ -96,11 +108,16 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
     if library is None:
         return None
     attention = library[f"dray_attention_{_DTYPES[dtype]}"]
-    attention.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(Layer), _POINTER, _POINTER]
+    attention.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(LayerCache), _POINTER, _POINTER]
     rms_norm = library[f"dray_rms_norm_{_DTYPES[dtype]}"]
     rms_norm.argtypes = [_POINTER, _POINTER, ctypes.c_float, ctypes.c_int64, ctypes.c_int64, _POINTER]
     attention.restype = rms_norm.restype = None
-    return Kernels(attention, rms_norm)
+    layers = getattr(library, f"dray_layers_{_DTYPES[dtype]}", None)
+    if layers is not None:
+        sizes = [ctypes.c_int64, ctypes.c_bool]
+        layers.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(DecoderLayer), *sizes, _POINTER, _POINTER]
+        layers.restype = None
+    return Kernels(attention, rms_norm, layers)
 
 
 def load_linear(dtype: torch.dtype) -> LinearFunction | None:

@@ -26,7 +26,7 @@ struct Forward {
   const void *cos, *sin;          // [positions, D], rotate_half's sign in sin
 };
 
-struct Layer {
+struct LayerCache {
   void *keys, *values;                        // [S, H, P, D]
   const void *query_norm, *key_norm;          // [D], or null
   float epsilon;
@@ -58,7 +58,7 @@ void turn(T* x, const T* cos, const T* sin, const T* weight, float epsilon, int 
 
 // Turn queries in place, write turned keys and plain values of one token.
 template <class T>
-void place(const Forward& f, const Layer& layer, int64_t token, T* qkv) {
+void place(const Forward& f, const LayerCache& layer, int64_t token, T* qkv) {
   const int64_t heads = f.num_kv_heads, queries = heads * f.group, size = f.head_size;
   T* x = qkv + token * (queries + 2 * heads) * size;
   const T* cos = static_cast<const T*>(f.cos) + f.turn[token] * size;
@@ -108,13 +108,19 @@ void blend(const T* values, const float* weights, int64_t width, int64_t num, T*
     for (int v = 0; v < V; ++v) store(out[m] + v * kLanes, total[m][v]);
 }
 
-// Attention of one row's tokens over one KV head. V vectors make a head: D = 16 V.
+constexpr int64_t kMostQueries = 64;  // of one KV head at once
+
+// Some tokens of one row: their queries' scores stay in the cache.
+struct Queries {
+  int64_t first, num_tokens;  // the first of them
+};
+
+// Attention of some tokens of one row over one KV head. V vectors make a head: D = 16 V.
 template <class T, int V>
-void attend(const Forward& f, const Layer& layer, int64_t row, int64_t head, const T* qkv, T* out) {
+void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t head, const T* qkv, T* out) {
   constexpr int64_t size = V * kLanes;
   thread_local std::vector<float> scratch;
-  const int64_t first = f.row_first[row], num_tokens = f.row_first[row + 1] - first;
-  if (num_tokens == 0) return;
+  const int64_t first = tokens.first, num_tokens = tokens.num_tokens;
   const int64_t num_queries = num_tokens * f.group, heads = f.num_kv_heads;
   const int64_t stride = (f.group + 2) * heads * size;
   int64_t visible = 0;
@@ -139,6 +145,7 @@ void attend(const Forward& f, const Layer& layer, int64_t row, int64_t head, con
       for (int v = 0; v < V; ++v) store(tile + i * size + v * kLanes, load(key + v * kLanes));
     }
     for (int64_t m = 0; m < num_queries; ++m) {
+      if (f.position[first + m / f.group] < j) continue;  // sees none of these
       Floats products[kLanes];
       for (int i = 0; i < kLanes; ++i) products[i] = load(queries + m * size) * load(tile + i * size);
       for (int v = 1; v < V; ++v) {
@@ -177,27 +184,33 @@ void attend(const Forward& f, const Layer& layer, int64_t row, int64_t head, con
 }
 
 template <class T>
-void attend_head(const Forward& f, const Layer& layer, int64_t row, int64_t head, const T* qkv, T* out) {
+void attend_head(const Forward& f, const LayerCache& layer, Queries tokens, int64_t head, const T* qkv, T* out) {
   switch (f.head_size / kLanes) {
-    case 1: return attend<T, 1>(f, layer, row, head, qkv, out);
-    case 2: return attend<T, 2>(f, layer, row, head, qkv, out);
-    case 4: return attend<T, 4>(f, layer, row, head, qkv, out);
-    case 5: return attend<T, 5>(f, layer, row, head, qkv, out);
-    case 6: return attend<T, 6>(f, layer, row, head, qkv, out);
-    case 8: return attend<T, 8>(f, layer, row, head, qkv, out);
-    case 16: return attend<T, 16>(f, layer, row, head, qkv, out);
+    case 1: return attend<T, 1>(f, layer, tokens, head, qkv, out);
+    case 2: return attend<T, 2>(f, layer, tokens, head, qkv, out);
+    case 4: return attend<T, 4>(f, layer, tokens, head, qkv, out);
+    case 5: return attend<T, 5>(f, layer, tokens, head, qkv, out);
+    case 6: return attend<T, 6>(f, layer, tokens, head, qkv, out);
+    case 8: return attend<T, 8>(f, layer, tokens, head, qkv, out);
+    case 16: return attend<T, 16>(f, layer, tokens, head, qkv, out);
   }
 }
 
 template <class T>
-void attention(const Forward& f, const Layer& layer, T* qkv, T* out) {
+void attention(const Forward& f, const LayerCache& layer, T* qkv, T* out) {
 #pragma omp parallel for schedule(static) if (f.num_tokens > 4)
   for (int64_t token = 0; token < f.num_tokens; ++token) place(f, layer, token, qkv);
   if (!out) return;  // a prefill's last layer: nobody asks what its queries find
-  const int64_t num_items = f.num_rows * f.num_kv_heads;
+  const int64_t most = f.group < kMostQueries ? kMostQueries / f.group : 1;
+  std::vector<Queries> queries;
+  for (int64_t row = 0; row < f.num_rows; ++row)
+    for (int64_t first = f.row_first[row], end = f.row_first[row + 1]; first < end; first += most)
+      queries.push_back({first, end - first < most ? end - first : most});
+  // Later tokens see more: the longest work first.
+  const int64_t num_items = queries.size() * f.num_kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) if (num_items * f.num_visible > 256)
-  for (int64_t item = 0; item < num_items; ++item)
-    attend_head(f, layer, item / f.num_kv_heads, item % f.num_kv_heads, qkv, out);
+  for (int64_t item = num_items - 1; item >= 0; --item)
+    attend_head(f, layer, queries[item / f.num_kv_heads], item % f.num_kv_heads, qkv, out);
 }
 
 }  // namespace

@@ -4,16 +4,15 @@
 // linear.h are there only where the processor multiplies bfloat16 (AVX-512).
 
 #include "attention.h"
-#include "linear.h"
-#include "rms_norm.h"
+#include "decoder.h"
 
 extern "C" {
 
-void dray_attention_float32(const Forward* f, const Layer* layer, float* qkv, float* out) {
+void dray_attention_float32(const Forward* f, const LayerCache* layer, float* qkv, float* out) {
   attention(*f, *layer, qkv, out);
 }
 
-void dray_attention_bfloat16(const Forward* f, const Layer* layer, BFloat16* qkv, BFloat16* out) {
+void dray_attention_bfloat16(const Forward* f, const LayerCache* layer, BFloat16* qkv, BFloat16* out) {
   attention(*f, *layer, qkv, out);
 }
 
@@ -35,6 +34,16 @@ void dray_linear_float32(const Linear* linear, const float* x, int64_t lines, co
 void dray_linear_bfloat16(const Linear* linear, const BFloat16* x, int64_t lines, const BFloat16* added,
                           BFloat16* out) {
   run_linear(*linear, x, lines, added, out);
+}
+
+void dray_layers_float32(const Forward* f, const DecoderLayer* layers, int64_t num_layers, bool is_wanted, float* hidden,
+                         float* scratch) {
+  run_layers(*f, layers, num_layers, is_wanted, hidden, scratch);
+}
+
+void dray_layers_bfloat16(const Forward* f, const DecoderLayer* layers, int64_t num_layers, bool is_wanted,
+                          BFloat16* hidden, BFloat16* scratch) {
+  run_layers(*f, layers, num_layers, is_wanted, hidden, scratch);
 }
 
 #endif

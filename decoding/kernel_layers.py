@@ -1,0 +1,81 @@
+"""KernelLayers: all decoder layers of a fused network in one call of `decoding/kernels/decoder.h`.
+
+Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations.
+
+Shapes: N tokens, E hidden size.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from decoding import kernels
+from decoding.fused_attention import Heads, KernelForward, Norms, layer_cache
+from decoding.kernel_linear import KernelLinear
+from decoding.kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """What one layer is made of."""
+
+    attention_norm: torch.Tensor  # [E]
+    mlp_norm: torch.Tensor  # [E]
+    epsilons: tuple[float, float]
+    qkv: KernelLinear
+    out: KernelLinear
+    gate: KernelLinear
+    up: KernelLinear
+    down: KernelLinear
+    norms: Norms | None  # of queries and keys
+
+
+class KernelLayers:
+    """The layers of one network."""
+
+    def __init__(self, function: Callable[..., None], parts: Seq[LayerParts], heads: Heads) -> None:
+        """`function` is that of the dtype of all parts."""
+        self._function, self._parts, self._heads = function, parts, heads
+        first = parts[0]
+        query_size = heads.num_query_heads * heads.head_size
+        self._numbers_a_token = first.qkv.in_features + first.qkv.out_features + query_size + first.up.out_features
+        self._scratch = first.attention_norm.new_empty(0)
+        self._cache: weakref.ref[KVCache] | None = None  # the one that `_layers` points into
+        self._layers = (kernels.DecoderLayer * len(parts))()
+
+    def run(self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, *, is_wanted: bool) -> None:
+        """Turn the embedded tokens, in place, into what they are after the last layer.
+
+        If nobody wants that, the last layer only writes its keys and values.
+        """
+        if self._cache is None or self._cache() is not cache:
+            self._cache = weakref.ref(cache)
+            self._layers = (kernels.DecoderLayer * len(self._parts))(
+                *(self._described(parts, cache, index) for index, parts in enumerate(self._parts))
+            )
+        if len(self._scratch) < self._numbers_a_token * len(hidden_NE):
+            self._scratch = hidden_NE.new_empty(self._numbers_a_token * len(hidden_NE))
+        self._function(
+            ctypes.byref(forward.described),
+            self._layers,
+            len(self._parts),
+            is_wanted,
+            hidden_NE.data_ptr(),
+            self._scratch.data_ptr(),
+        )
+
+    def _described(self, parts: LayerParts, cache: KVCache, index: int) -> kernels.DecoderLayer:
+        return kernels.DecoderLayer(
+            parts.attention_norm.data_ptr(),
+            parts.mlp_norm.data_ptr(),
+            *parts.epsilons,
+            parts.qkv.described(),
+            parts.out.described(),
+            parts.up.described(parts.gate),
+            parts.down.described(),
+            layer_cache(cache.slot_layer(index), self._heads, parts.norms, parts.attention_norm),
+        )
