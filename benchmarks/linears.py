@@ -44,7 +44,10 @@ def main() -> None:
             for kind, layers in kinds.items():
                 least[kind] = min(least[kind], _seconds(layers, inputs))
         flops = sum(2 * num_lines * weight.numel() for weight in weights)
-        columns = (f"{k} {s * 1e3:6.1f} ms {num_bytes / s / 1e9:5.1f} GB/s {flops / s / 1e9:4.0f} GFLOP/s" for k, s in least.items())
+        columns = (
+            f"{k} {s * 1e3:6.1f} ms {num_bytes / s / 1e9:5.1f} GB/s {flops / s / 1e9:4.0f} GFLOP/s"
+            for k, s in least.items()
+        )
         print(f"{num_lines:4} lines: " + " | ".join(columns), flush=True)
 
 

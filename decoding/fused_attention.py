@@ -44,7 +44,12 @@ class KernelForward:
     """Where the tokens of one forward stand, as our kernels want to know it."""
 
     def __init__(
-        self, heads: Heads, cache: KVCache, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
+        self,
+        heads: Heads,
+        cache: KVCache,
+        plan: Plan,
+        turns_N: torch.Tensor,
+        tables_PD: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """`turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
         self.num_tokens = len(turns_N)

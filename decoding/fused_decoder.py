@@ -23,8 +23,9 @@ from decoding.kernel_layers import KernelLayers, LayerParts
 from decoding.kernel_linear import KernelLinear
 from decoding.kernels import Kernels
 from decoding.kv_cache import KVCache, Plan
-from decoding.packed_linear import Packed, fuse_linears
+from decoding.packed_linear import Packed
 
+FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 _LAYER_PARAMETERS = re.compile(
     r"model\.layers\.\d+\."
@@ -40,7 +41,7 @@ class FusedDecoder:
     """Runs the layers of a transformers network. It owns its weights jointly with the network, which stays callable."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Fuse a network that fits."""
+        """Run a network that fits, whose linear layers were packed with `FUSED_LINEARS` together."""
         network: Any = model.model
         config = model.config
         self._embedding = network.embed_tokens.weight
@@ -137,7 +138,7 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self._attention_norm = _Norm(layer.input_layernorm, functions)
         self._mlp_norm = _Norm(layer.post_attention_layernorm, functions)
-        self._qkv = fuse_linears(attention, ("q_proj", "k_proj", "v_proj"))
+        self._qkv = attention.q_proj.fused
         self._out, self._gate, self._up, self._down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self.norms: Norms | None = None
         if hasattr(attention, "q_norm"):

@@ -12,6 +12,7 @@ import ctypes
 import torch
 
 from decoding import kernels
+from decoding.huge_pages import HugePages
 
 _COLUMNS = 32  # outputs of a block, as in linear.h
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
@@ -20,8 +21,14 @@ _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
 class KernelLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU, with what follows it done in the same pass over the outputs."""
 
-    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, function: kernels.LinearFunction) -> None:
-        """Lay out a copy of the weight for the function of its dtype."""
+    def __init__(
+        self,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        function: kernels.LinearFunction,
+        memory: HugePages | None = None,
+    ) -> None:
+        """Lay out a copy of the weight, in this memory, for the function of its dtype."""
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
         self.bias = bias_O
@@ -29,7 +36,8 @@ class KernelLinear(torch.nn.Module):
         depth = _DEPTHS[weight_OI.dtype]
         missing = -self.out_features % _COLUMNS
         weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
-        self._packed = weight_OI.view(-1, _COLUMNS, self.in_features // depth, depth).transpose(1, 2).contiguous()
+        packed = weight_OI.view(-1, _COLUMNS, self.in_features // depth, depth).transpose(1, 2)
+        self._packed = packed.contiguous() if memory is None else memory.copy(packed)
         self._linear = self.described()
 
     @property

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
-from decoding.fused_decoder import FusedDecoder
+from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
 from decoding.support import load_config, max_positions, model_folder
@@ -106,7 +106,7 @@ class LanguageModel:
             return
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network)
-        pack_linears(self.network)
+        pack_linears(self.network, FUSED_LINEARS if fits else ())
         self.fused = FusedDecoder(self.network) if fits else None
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:

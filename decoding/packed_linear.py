@@ -7,10 +7,12 @@ made for many (float32). Laid out once at load, a pass over one to sixteen rows 
 Shapes: N rows, I inputs, O outputs.
 """
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
 
+from decoding.huge_pages import HugePages
 from decoding.kernel_linear import KernelLinear, kernel_function
 
 _PACKABLE = (torch.float32, torch.bfloat16)
@@ -56,11 +58,11 @@ class PackedLinear(torch.nn.Module):
 Packed = KernelLinear | PackedLinear
 
 
-def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Packed | None:
+def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, memory: HugePages | None = None) -> Packed | None:
     """The fastest linear layer there is for this weight here, or None if that is torch's own."""
     function = kernel_function(weight_OI)
     if function is not None:
-        return KernelLinear(weight_OI, bias_O, function)
+        return KernelLinear(weight_OI, bias_O, function, memory)
     return PackedLinear(weight_OI, bias_O) if can_pack(weight_OI) else None
 
 
@@ -71,11 +73,21 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(network: torch.nn.Module) -> None:
-    """Replace every `nn.Linear` inside `network` by a packed one; their plain weights are given back."""
+def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) -> None:
+    """Replace every `nn.Linear` inside `network` by a packed one; their plain weights are given back.
+
+    Layers of one module that are named `together` become one (`LinearSlice.fused`), even where nothing is packed.
+    """
+    weights = [module.weight for module in network.modules() if type(module) is torch.nn.Linear]
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
+    del weights  # or nothing would be given back
     for parent in list(network.modules()):
+        for names in together:
+            if all(hasattr(parent, name) for name in names):
+                fuse_linears(parent, names, memory)
         for name, child in list(parent.named_children()):
-            packed = pack(child.weight, child.bias) if type(child) is torch.nn.Linear else None
+            packed = pack(child.weight, child.bias, memory) if type(child) is torch.nn.Linear else None
             if packed is not None:
                 _hand_over_hooks(child, packed)
                 setattr(parent, name, packed)
@@ -87,27 +99,32 @@ class LinearSlice(torch.nn.Module):
     def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
         """Outputs `first` up to `last` of `fused`."""
         super().__init__()
-        self._fused: list[Any] = [fused]  # in a list: not a child of each slice
+        self._fused = (fused,)  # in a tuple: not a child of each slice
         self._first, self._last = first, last
+
+    @property
+    def fused(self) -> torch.nn.Module:
+        """The layer that this is a part of."""
+        return self._fused[0]
 
     @property
     def weight(self) -> torch.Tensor:
         """Its lines of the fused weight."""
-        weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
+        weight: torch.Tensor = self.fused.weight[self._first : self._last]
         return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """All of the fused outputs, cut: this is not the fast path."""
-        out: torch.Tensor = self._fused[0](x)[..., self._first : self._last]
+        out: torch.Tensor = self.fused(x)[..., self._first : self._last]
         return out
 
 
-def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
-    """One linear layer that computes what the named ones compute, side by side; they become slices of it."""
+def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...], memory: HugePages | None = None) -> None:
+    """Let one linear layer compute what the named ones compute, side by side; they become slices of it."""
     parts: list[Any] = [getattr(parent, name) for name in names]
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    fused: torch.nn.Module | None = pack(weight, bias)
+    fused: torch.nn.Module | None = pack(weight, bias, memory)
     if fused is None:
         fused = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
         fused.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -117,7 +134,6 @@ def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Mo
     for name, part in zip(names, parts, strict=True):
         setattr(parent, name, LinearSlice(fused, first, first + part.out_features))
         first += part.out_features
-    return fused
 
 
 def _hand_over_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:

@@ -1,8 +1,8 @@
 // Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and what follows it.
 //
-// A weight is read from memory once, in the order in which it lies there, and up to twelve lines are multiplied with it
-// on the way; with more lines, a block of columns stays in the cache until all are done. Few lines run at the bandwidth
-// of the memory, many at the arithmetic of the cores.
+// A weight is read from memory once, in the order in which it lies there, and up to eight lines are multiplied with it on
+// the way; with more lines, a block of columns stays in the cache until all are done, while the next one is fetched. Few
+// lines run at the bandwidth of the memory, many at the arithmetic of the cores.
 //
 // Every output is one sum over the inputs in their order, whatever stands beside it: the result of a line does not
 // depend on how many lines there are. (oneDNN chooses another kernel, and another order, for another number of lines.)
@@ -23,10 +23,13 @@
 
 namespace {
 
-constexpr int kColumns = 32;          // of a block: two vectors
-constexpr int kMostLines = 12;        // whose sums fit into the registers, beside a piece of the weight
-constexpr int64_t kLinesAtOnce = 192; // which stay in the cache together with a block of the weight
-constexpr int kAhead = 8192;          // bytes: a stream this far ahead hides the memory behind the arithmetic
+constexpr int kColumns = 32;           // of a block: two vectors
+constexpr int kMostLines = 8;          // at once: twelve fit into the registers, and are no faster
+constexpr int64_t kLinesAtOnce = 192;  // which stay in the cache together with a block of the weight
+constexpr int64_t kAhead = 8192;       // bytes: a stream this far ahead hides the memory behind the arithmetic
+
+// What is fetched on the way: the weight that is being read, a bit ahead, or one of the halves of the block behind it.
+enum Fetch { kNothing, kAheadOfIt, kHalfABlock };
 
 // One depth of inputs of one line, times 16 columns.
 template <class T>
@@ -52,18 +55,21 @@ struct Depth<BFloat16> {
   static __m512 add(__m512 sum, __m512bh x, __m512bh w) { return _mm512_dpbf16_ps(sum, x, w); }
 };
 
-// out[m] = x[m] times one block, [M, 32]. Fetches `next`, the block that follows, while this one comes from the cache.
-template <class T, int M>
-void multiply(const T* x, int64_t inputs, const T* block, const char* next, float* out) {
+// out[m] = x[m] times one block, [M, 32].
+template <class T, int M, Fetch what>
+void multiply(const T* x, int64_t inputs, const T* block, const char* fetched, float* out) {
   using D = Depth<T>;
   __m512 left[M], right[M];
   for (int m = 0; m < M; ++m) left[m] = right[m] = _mm512_setzero_ps();
   const int64_t depths = inputs / D::size;
   for (int64_t d = 0; d < depths; ++d, block += kColumns * D::size) {
-    _mm_prefetch(next + d * 128, _MM_HINT_T1);
-    _mm_prefetch(next + d * 128 + 64, _MM_HINT_T1);
+    if (what == kAheadOfIt) {
+      _mm_prefetch(fetched + d * 128, _MM_HINT_T0);
+      _mm_prefetch(fetched + d * 128 + 64, _MM_HINT_T0);
+    }
+    if (what == kHalfABlock) _mm_prefetch(fetched + d * 64, _MM_HINT_T1);
     const auto w_left = D::weight(block), w_right = D::weight(block + kLanes * D::size);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const auto line = D::broadcast(x + m * inputs + d * D::size);
       left[m] = D::add(left[m], line, w_left);
@@ -76,13 +82,28 @@ void multiply(const T* x, int64_t inputs, const T* block, const char* next, floa
   }
 }
 
+template <class T, Fetch what>
+void multiply(int lines, const T* x, int64_t inputs, const T* block, const char* fetched, float* out) {
+  switch (lines) {
+    case 1: return multiply<T, 1, what>(x, inputs, block, fetched, out);
+    case 2: return multiply<T, 2, what>(x, inputs, block, fetched, out);
+    case 3: return multiply<T, 3, what>(x, inputs, block, fetched, out);
+    case 4: return multiply<T, 4, what>(x, inputs, block, fetched, out);
+    case 5: return multiply<T, 5, what>(x, inputs, block, fetched, out);
+    case 6: return multiply<T, 6, what>(x, inputs, block, fetched, out);
+    case 7: return multiply<T, 7, what>(x, inputs, block, fetched, out);
+    case 8: return multiply<T, 8, what>(x, inputs, block, fetched, out);
+  }
+}
+
+// The same in one of `passes` over a block. The first two fetch a half each of the block that comes next.
 template <class T>
-void multiply(int lines, const T* x, int64_t inputs, const T* block, const char* next, float* out) {
-  using Function = void (*)(const T*, int64_t, const T*, const char*, float*);
-  static constexpr Function functions[kMostLines + 1] = {
-      nullptr,         multiply<T, 1>, multiply<T, 2>, multiply<T, 3>, multiply<T, 4>,  multiply<T, 5>,  multiply<T, 6>,
-      multiply<T, 7>,  multiply<T, 8>, multiply<T, 9>, multiply<T, 10>, multiply<T, 11>, multiply<T, 12>};
-  functions[lines](x, inputs, block, next, out);
+void multiply(int lines, const T* x, int64_t inputs, const T* block, int64_t pass, int64_t passes, float* out) {
+  const char* bytes = reinterpret_cast<const char*>(block);
+  const int64_t size = inputs * kColumns * sizeof(T);
+  if (passes == 1) return multiply<T, kAheadOfIt>(lines, x, inputs, block, bytes + kAhead, out);
+  if (pass < 2) return multiply<T, kHalfABlock>(lines, x, inputs, block, bytes + size + pass * size / 2, out);
+  multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
 struct Linear {
@@ -108,13 +129,12 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
 
 // `lines` lines times one block of the weight (and of its gate), finished.
 template <class T>
-void run_block(const Linear& linear, int64_t block, int lines, const T* x, bool fetches, const T* added, T* out) {
+void run_block(const Linear& linear, int64_t block, int lines, const T* x, int64_t pass, int64_t passes, const T* added,
+               T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
   float sums[kMostLines * kColumns], gate[kMostLines * kColumns];
   const auto run = [&](const void* weight, float* into) {
-    const T* here = static_cast<const T*>(weight) + block * size;
-    const char* bytes = reinterpret_cast<const char*>(here);
-    multiply<T>(lines, x, linear.inputs, here, fetches ? bytes + size * sizeof(T) : bytes + kAhead, into);
+    multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
   };
   if (linear.gate_weight) run(linear.gate_weight, gate);
   run(linear.weight, sums);
@@ -137,7 +157,7 @@ void run_linear(const Linear& linear, const T* x, int64_t num_lines, const T* ad
     for (int64_t block = 0; block < num_blocks; ++block)
       for (int64_t pass = 0; pass < passes; ++pass) {
         const int64_t line = first + here * pass / passes, end = first + here * (pass + 1) / passes;
-        run_block<T>(linear, block, static_cast<int>(end - line), x + line * linear.inputs, pass > 0,
+        run_block<T>(linear, block, static_cast<int>(end - line), x + line * linear.inputs, pass, passes,
                      added ? added + line * linear.outputs : nullptr, out + line * linear.outputs);
       }
   }

@@ -182,6 +182,38 @@ def test_the_text_of_a_fused_pair_is_the_text_of_its_target_alone(temperature, t
         assert [s.output_token_ids for s in plain] == expected
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "suffix", "hybrid"])
+def test_in_bfloat16_our_kernels_write_the_text_of_the_target_alone_whatever_drafts_and_batches(
+    drafter, sampling, tmp_path
+):
+    if kernels.load_linear(torch.bfloat16) is None:
+        pytest.skip("no compiler here, or no AVX-512 with bfloat16")
+    target = save(build(llama_config(hidden_size=64, num_hidden_layers=3), seed=1), tmp_path / "target")
+    draft = save(build(llama_config(hidden_size=64, num_hidden_layers=1), seed=1), tmp_path / "draft")
+    params = SamplingParams(max_tokens=30, n=2, ignore_eos=True, **sampling)
+    prompts = random_prompts((5, 1, 17, 9, 3, 40))
+
+    def texts(**options: object) -> list[list[int]]:
+        engine = Engine.load(
+            target,
+            draft if options.get("drafter") in ("model", "hybrid") else None,
+            EngineOptions(**options),
+            device="cpu",
+            dtype="bfloat16",
+        )
+        assert engine.target.fused is not None
+        return [s.output_token_ids for s in engine.generate(prompts, params)]
+
+    alone = texts(num_slots=1, drafter="none", max_prefill_tokens=1000)
+    for options in (
+        {"num_slots": 1, "draft_length": "fixed"},
+        {"num_slots": 5, "draft_length": "fixed", "num_speculative_tokens": 3, "max_prefill_tokens": 7},
+        {"num_slots": 12, "draft_length": "adaptive"},
+    ):
+        assert texts(drafter=drafter, **options) == alone
+
+
 def test_what_is_not_finite_in_one_row_stays_there(attention):
     model = LanguageModel(network("llama", FUSED), frozenset())
     model.speed_up()

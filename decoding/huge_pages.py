@@ -1,0 +1,43 @@
+"""Memory in huge pages, where the operating system has them: weights are read from it up to 1.7 times as fast.
+
+A weight is read from one end to the other in every forward. In pages of 4 KB the processor looks up a new page every
+hundred nanoseconds, and its fetching ahead ends with each; `benchmarks/linears.py` prints both.
+"""
+
+import mmap
+
+import numpy as np
+import torch
+
+_PAGE = 2 << 20  # of x86 and, with 4 KB pages beside it, of ARM
+_ALIGNMENT = 64  # a cache line
+
+
+class HugePages:
+    """Hands out memory for tensors, many of them from one mapping, which lives as long as one of them does."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Reserve at least so much. What nobody writes to costs nothing."""
+        num_bytes = max(-(-num_bytes // _PAGE), 1) * _PAGE
+        self._bytes = torch.from_numpy(np.frombuffer(_mapping(num_bytes), dtype=np.uint8))
+        self._num_used = 0
+
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of `source` in this memory, or in ordinary memory if there is no room left."""
+        num_bytes = source.numel() * source.element_size()
+        if self._num_used + num_bytes > len(self._bytes):
+            return source.clone(memory_format=torch.contiguous_format)
+        place = self._bytes[self._num_used : self._num_used + num_bytes]
+        self._num_used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return place.view(source.dtype).view(source.shape).copy_(source)
+
+
+def _mapping(num_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a system without them: ordinary pages do
+        pass
+    return mapping
