@@ -72,6 +72,11 @@ class FusedDecoder:
             return False
         return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's logits are the same bit for bit whatever stands beside it: whether only our kernels run."""
+        return self._at_once is not None and isinstance(self._head, KernelLinear)
+
     def reach(self, num_positions: int) -> None:
         """Prepare for sequences of up to `num_positions` tokens."""
         positions = torch.arange(num_positions, device=self._embedding.device)[None]

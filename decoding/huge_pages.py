@@ -5,6 +5,7 @@ hundred nanoseconds, and its fetching ahead ends with each; `benchmarks/linears.
 """
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -36,8 +37,6 @@ def _mapping(num_bytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, num_bytes)
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with suppress(OSError):  # a system without them: ordinary pages do
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a system without them: ordinary pages do
-        pass
     return mapping

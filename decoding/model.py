@@ -92,6 +92,11 @@ class LanguageModel:
         dtype: torch.dtype = self.network.dtype
         return dtype
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
+        return self.fused is not None and self.fused.is_batch_invariant
+
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)

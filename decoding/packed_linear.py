@@ -99,18 +99,19 @@ class LinearSlice(torch.nn.Module):
     def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
         """Outputs `first` up to `last` of `fused`."""
         super().__init__()
-        self._fused = (fused,)  # in a tuple: not a child of each slice
+        self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
         self._first, self._last = first, last
 
     @property
     def fused(self) -> torch.nn.Module:
         """The layer that this is a part of."""
-        return self._fused[0]
+        fused: torch.nn.Module = self._fused[0]
+        return fused
 
     @property
     def weight(self) -> torch.Tensor:
         """Its lines of the fused weight."""
-        weight: torch.Tensor = self.fused.weight[self._first : self._last]
+        weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
         return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
