@@ -117,8 +117,8 @@ class LanguageModel:
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
 
-        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens. Attention still runs over
-        the rectangle of rows x longest row, so rows that are much shorter than the longest go into the next forward.
+        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens. Attention by torch
+        runs over the rectangle of rows x longest row, so rows much shorter than the longest go into the next forward.
         """
         firsts = [0] * len(slots) if starts is None else list(starts)
         rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
@@ -143,6 +143,8 @@ class LanguageModel:
         width = len(batch[0][0])
         if not self.packs_rows:
             return len(row) == width
+        if self.fused is not None and self.fused.kernels is not None:  # their attention knows no rectangle
+            return True
         rectangle = width * (len(batch) + 1)
         return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other) for other, _, _ in batch) + len(row))
 
