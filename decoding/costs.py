@@ -13,6 +13,7 @@ from decoding.model import LanguageModel
 
 _START = 64  # positions before the measured tokens
 _REPEATS = 4
+_DRAFT_STEPS = 3  # in a row: the target has just pushed the draft's weights out of the caches
 
 
 def measure_costs(
@@ -28,21 +29,23 @@ def measure_costs(
     shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
     if num_slots > 1:
         shapes.append((1, 1 + num_draft_tokens))
-    target_seconds = _least_seconds(target, shapes)
-    draft_seconds = _least_seconds(draft, [(num_rows, 1) for num_rows in rows]) if draft else {}
+    target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
+    for _ in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
+        for shape in shapes:
+            target_seconds[shape] = min(target_seconds[shape], _seconds(target, *shape))
+        for num_rows in rows:
+            steps = _draft_seconds(target, draft, num_rows) if draft else 0.0
+            draft_seconds[num_rows] = min(draft_seconds[num_rows], steps)
     return CostTable(
         _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
-        _ascending([(num_rows, draft_seconds.get((num_rows, 1), 0.0)) for num_rows in rows]),
+        _ascending(list(draft_seconds.items())),
     )
 
 
-def _least_seconds(model: LanguageModel, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """The least of `_REPEATS` forwards over (rows, tokens), for each shape."""
-    least = dict.fromkeys(shapes, float("inf"))
-    for _ in range(1 + _REPEATS):  # the first one warms up, and is hardly ever the least
-        for shape in shapes:
-            least[shape] = min(least[shape], _seconds(model, *shape))
-    return least
+def _draft_seconds(target: LanguageModel, draft: LanguageModel, num_rows: int) -> float:
+    """Of one of a few draft steps, as they come in a round: behind a forward of the target."""
+    _seconds(target, 1, 1)
+    return sum(_seconds(draft, num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
 
 
 def _seconds(model: LanguageModel, num_rows: int, num_tokens: int) -> float:

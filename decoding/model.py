@@ -33,6 +33,9 @@ class LanguageModel:
         self.network = model.eval().requires_grad_(False)
         attention.install(self.network)
         self.eos_token_ids = eos_token_ids
+        # Asked for every round; the network would go through its parameters each time.
+        self.device: torch.device = model.device  # where the weights are
+        self.dtype: torch.dtype = model.dtype  # what they are
         self.max_positions: int | None = max_positions(model.config)
         # Models with attention of their own see no packed rows; they get a rectangle.
         self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
@@ -79,18 +82,6 @@ class LanguageModel:
         if missing:  # transformers would fill them with random numbers
             raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
         return cls(model.to(place), _eos_token_ids(path, model))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = self.network.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the weights are."""
-        dtype: torch.dtype = self.network.dtype
-        return dtype
 
     @property
     def is_batch_invariant(self) -> bool:
