@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from decoding.model import Device
+from decoding.device import Device
 from pipeline.dataset import ActorPool
 
 

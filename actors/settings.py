@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.model import Device, DType
+from decoding.device import Device
+from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 

@@ -14,7 +14,8 @@ import torch
 
 from decoding import Engine, EngineOptions
 from decoding.costs import measure_costs
-from decoding.model import Device, DType, LanguageModel
+from decoding.device import Device
+from decoding.model import DType, LanguageModel
 from decoding.probe import check_model
 
 

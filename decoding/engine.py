@@ -20,9 +20,10 @@ import torch
 
 from decoding.admission import Admission
 from decoding.costs import measure_costs
+from decoding.device import Device, to_device
 from decoding.drafters import Drafter
 from decoding.load import load_parts
-from decoding.model import Device, DType, LanguageModel
+from decoding.model import DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.overhead import with_overhead
 from decoding.rows import Rows, sampling_batch
@@ -156,7 +157,7 @@ class Engine:
         draft = replace(draft, num_draft_tokens_B=num_drafted_B)
 
         newest = [sequence.token_ids[-1] for sequence in self._running]
-        newest_B1 = torch.tensor(newest, device=self.target.device)[:, None]
+        newest_B1 = to_device(newest, self.target.device)[:, None]
         tokens_BJ = torch.cat([newest_B1, draft.token_ids_BK], dim=1)
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
         starts = [len(sequence) - 1 for sequence in self._running]
@@ -232,7 +233,7 @@ class Engine:
     def _decide_alone(self, sequence: Sequence, accepted: list[int], logits_V: torch.Tensor) -> int:
         """The token after `accepted`, as the verifier decides it where there is no draft."""
         rows = self._row_alone(sequence)
-        accepted_1K = torch.tensor([accepted], dtype=torch.int64, device=self.target.device)
+        accepted_1K = to_device([accepted], self.target.device, torch.int64)
         logits_11V = logits_V[None, None]
         if self.options.verification == "coupled":
             return int(rows.pick(logits_11V, accepted_1K, len(accepted)).token_ids_BJ)
@@ -276,7 +277,7 @@ def _logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -
     if num_top is None:
         return []
     logprobs_JV = logits_JV[: len(tokens)].float().log_softmax(-1)
-    chosen_J = logprobs_JV.gather(-1, torch.tensor(tokens, device=logits_JV.device)[:, None])[:, 0].tolist()
+    chosen_J = logprobs_JV.gather(-1, to_device(tokens, logits_JV.device)[:, None])[:, 0].tolist()
     values_JK, ids_JK = logprobs_JV.topk(min(num_top, logprobs_JV.shape[-1]), dim=-1)
     return [
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))

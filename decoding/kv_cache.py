@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from decoding.device import to_device
+
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 
 
@@ -58,7 +60,7 @@ class Packing:
             unpacked.append([first + min(index, length - 1) for index in range(width)])
             first += length
         row_first = list(accumulate(lengths, initial=0))
-        return cls(*(torch.tensor(values, device=device) for values in (packed, unpacked, row_first)))
+        return cls(*(to_device(values, device) for values in (packed, unpacked, row_first)))
 
 
 class KVCache(Cache):  # type: ignore[misc]
@@ -87,7 +89,7 @@ class KVCache(Cache):  # type: ignore[misc]
             row_first = packing.row_first
             slots_N, positions_N = slots_N[packing.packed_N], positions_N[packing.packed_N]
         end = -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET
-        self._plan = Plan(
+        plan = Plan(
             slots_B=slots_B,
             positions_BT=positions_BT,
             slots_N=slots_N,
@@ -97,7 +99,12 @@ class KVCache(Cache):  # type: ignore[misc]
             num_visible=min(end, self.num_allocated),
             packing=packing,
         )
-        return self._plan
+        self.use(plan)
+        return plan
+
+    def use(self, plan: Plan) -> None:
+        """Read and write by this plan from now on."""
+        self._plan = plan
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
-from decoding.model import Device, DType, LanguageModel
+from decoding.model import DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
 from decoding.vocabulary import check_same_vocabulary

@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H hidden size.
 """
 
+import os
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
@@ -12,12 +13,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
+from decoding.device import Device, pick_device, to_device
+from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
 from decoding.support import load_config, max_positions, model_folder
 
-Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
@@ -41,6 +43,7 @@ class LanguageModel:
         self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         self.cache: KVCache | None = None
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
+        self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
         self._logits_at_BJ: torch.Tensor | None = None
         head = model.get_output_embeddings()
@@ -104,6 +107,8 @@ class LanguageModel:
         fits = FusedDecoder.fits(self.network)
         pack_linears(self.network, FUSED_LINEARS if fits else ())
         self.fused = FusedDecoder(self.network) if fits else None
+        if fits and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
+            self.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
@@ -141,7 +146,7 @@ class LanguageModel:
 
     def _prefill_batch(self, batch: list[_Piece]) -> None:
         width = len(batch[0][0])
-        tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row, _, _ in batch], device=self.device)
+        tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
         self.forward(
             [first for _, _, first in batch],
             tokens_BT,
@@ -166,13 +171,11 @@ class LanguageModel:
         end to end, so that what is not there costs nothing; logits beyond a row's tokens are those of its last one.
         """
         assert self.cache is not None, "allocate() comes first"
-        starts_B = torch.tensor(starts, device=self.device)
+        starts_B = to_device(starts, self.device)
         packing = (
             Packing.of(lengths, self.device, token_ids_BT.shape[1]) if lengths is not None and self.packs_rows else None
         )
-        slots_B = (
-            None if slots is None or list(slots) == list(range(len(slots))) else torch.tensor(slots, device=self.device)
-        )
+        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
         num_tokens = token_ids_BT.shape[1]
         positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=self.device)
         plan = self.cache.plan(slots_B, positions_BT, max(starts) + num_tokens, packing)
@@ -185,7 +188,8 @@ class LanguageModel:
         if self.fused is not None:
             if packing is None:
                 wanted_BJ = logits_at_BJ + torch.arange(0, len(tokens_N), num_tokens, device=self.device)[:, None]
-            logits_MV = self.fused.forward(tokens_N, positions_N, wanted_BJ.flatten(), self.cache, plan)
+            run = self._run_fused if self.graphs is None else self.graphs.run
+            logits_MV = run(Inputs(tokens_N, positions_N, wanted_BJ, plan), self.cache)
             return logits_MV.view(*logits_at_BJ.shape, self.vocab_size)
         arguments: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
         if packing is None:
@@ -197,10 +201,14 @@ class LanguageModel:
     @torch.inference_mode()
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         """Logits [V] after `token_ids`, from one forward without any cache: a function of the tokens alone."""
-        tokens_1T = torch.tensor([list(token_ids)], device=self.device)
+        tokens_1T = to_device([list(token_ids)], self.device)
         positions_1T = torch.arange(len(token_ids), device=self.device)[None]
         last_11 = positions_1T[:, -1:]
         return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
+
+    def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
+        assert self.fused is not None
+        return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
 
     def _logits(
         self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
@@ -220,14 +228,6 @@ class LanguageModel:
             return args
         index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
-
-
-def pick_device(device: Device) -> torch.device:
-    """The device that was asked for, or a ValueError if this machine lacks it."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but torch sees no CUDA device here; use device 'cpu' or 'auto'")
-    use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if use_cuda else "cpu")
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:

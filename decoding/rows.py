@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream
 from decoding.picks import Picks, pick_tokens
 from decoding.sampling import SamplingBatch, TokenHistory, shape_logits
@@ -92,18 +93,18 @@ class Rows:
 
     @cached_property
     def _lengths_B(self) -> torch.Tensor:
-        return torch.tensor([len(sequence) for sequence in self.sequences], device=self.sampling.keys_B.device)
+        return to_device([len(sequence) for sequence in self.sequences], self.sampling.keys_B.device)
 
     @cached_property
     def _prompt_lengths_B(self) -> torch.Tensor:
         lengths = [len(sequence.prompt_token_ids) for sequence in self.sequences]
-        return torch.tensor(lengths, device=self.sampling.keys_B.device)
+        return to_device(lengths, self.sampling.keys_B.device)
 
     @cached_property
     def _token_ids_BL(self) -> torch.Tensor:
         width = max(len(sequence) for sequence in self.sequences)
         padded = [sequence.token_ids + [0] * (width - len(sequence)) for sequence in self.sequences]
-        return torch.tensor(padded, device=self.sampling.keys_B.device)
+        return to_device(padded, self.sampling.keys_B.device)
 
 
 class Noises:
@@ -125,7 +126,7 @@ class Noises:
 
     def take(self, rows: Seq[int]) -> "Noises":
         """The same numbers for some of the rows."""
-        index_N = torch.tensor(rows, device=self._keys_B.device)
+        index_N = to_device(rows, self._keys_B.device)
         return _PartOfNoises(self, index_N)
 
     def _upto(self, vocab_size: int, num_positions: int) -> GumbelNoise:

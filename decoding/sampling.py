@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from decoding.cuts import Cuts, find_supports
+from decoding.device import to_device
 from decoding.sampling_params import SamplingParams
 from decoding.scores import NEVER, Scores
 
@@ -36,11 +37,11 @@ class RowKind:
         new = [place for place, row in enumerate(rows) if row in old_of]
         if not new:
             return None
-        old_R = torch.tensor([old_of[rows[place]] for place in new], device=device)
+        old_R = to_device([old_of[rows[place]] for place in new], device)
         return RowKind(
             name=self.name,
             rows=tuple(new),
-            rows_R=None if len(new) == len(rows) else torch.tensor(new, device=device),
+            rows_R=None if len(new) == len(rows) else to_device(new, device),
             top_k_R=None if self.top_k_R is None else self.top_k_R[old_R],
             top_p_R=None if self.top_p_R is None else self.top_p_R[old_R],
             min_p_R=None if self.min_p_R is None else self.min_p_R[old_R],
@@ -86,10 +87,10 @@ class SamplingBatch:
         """The batch of these rows, in this order, on `device`."""
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         return cls(
-            temperature_B=torch.tensor([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device=device),
-            keys_B=torch.tensor(list(keys), dtype=torch.int64, device=device),
+            temperature_B=to_device([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device),
+            keys_B=to_device(list(keys), device, torch.int64),
             kinds=_kinds(params, device),
-            penalties_3B=torch.tensor(penalties, dtype=torch.float32, device=device).T
+            penalties_3B=to_device(penalties, device, torch.float32).T
             if any(p.uses_token_counts for p in params)
             else None,
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
@@ -116,7 +117,7 @@ class SamplingBatch:
 
     def take(self, rows: Seq[int]) -> "SamplingBatch":
         """Only these rows, in this order."""
-        index_N = torch.tensor(rows, device=self.keys_B.device)
+        index_N = to_device(rows, self.keys_B.device)
         kinds = [kind.take(rows, index_N.device) for kind in self.kinds]
         return replace(
             self,
@@ -244,7 +245,7 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
         RowKind(
             name=name,
             rows=tuple(own),
-            rows_R=None if len(own) == len(params) else torch.tensor(own, device=device),
+            rows_R=None if len(own) == len(params) else to_device(own, device),
             top_k_R=_column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
             top_p_R=None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
             min_p_R=None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
@@ -258,13 +259,13 @@ def _column(values: Seq[float], neutral: float, device: torch.device) -> torch.T
     if all(value == neutral for value in values):
         return None
     dtype = torch.float64 if isinstance(neutral, float) else torch.int64
-    return torch.tensor(values, dtype=dtype, device=device)
+    return to_device(values, device, dtype)
 
 
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:
     width = max((len(row) for row in rows), default=0) or 1
     padded = [row + [filler] * (width - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.int64, device=device)
+    return to_device(padded, device, torch.int64)
 
 
 def _pad_bias(biases: Seq[object], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:

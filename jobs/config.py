@@ -24,8 +24,9 @@ from pydantic_settings import (
 )
 
 from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+from decoding.device import Device
 from decoding.drafters import DrafterName
-from decoding.model import Device, DType
+from decoding.model import DType
 from decoding.options import DraftLength, EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.verify import Verification

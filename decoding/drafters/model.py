@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.model import LanguageModel
 from decoding.rows import Rows
@@ -98,7 +99,7 @@ class ModelDrafter(Drafter):
             still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
             if not stepping or 2 * len(still_drafting) <= len(stepping):
                 stepping = _in_place_or_gathered(still_drafting)
-                part, index_N = rows.take(stepping), torch.tensor(stepping, device=keys_B.device)
+                part, index_N = rows.take(stepping), to_device(stepping, keys_B.device)
             drafted_NK = drafted_BK[index_N]
             if step == 0:
                 logits_N1V = self._read(part, stepping, set(still_drafting))
@@ -126,7 +127,7 @@ class ModelDrafter(Drafter):
         return Draft(
             drafted_BK,
             # Only what was drawn after a value that is not finite goes: dropping a token because of itself would bias.
-            torch.minimum(torch.tensor(limits, device=keys_B.device), num_finite_B),
+            torch.minimum(to_device(limits, keys_B.device), num_finite_B),
             torch.stack(laws, dim=1) if laws else None,
             most_B=tuple(limits),
         )
@@ -193,8 +194,8 @@ class ModelDrafter(Drafter):
     def _forward(self, slots: list[int], starts: list[int], tokens: list[list[int]], width: int) -> torch.Tensor:
         """Logits [N, 1, V] after the last of each row's tokens."""
         device = self._model.device
-        tokens_NT = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=device)
-        last_N1 = torch.tensor([[len(row) - 1] for row in tokens], device=device)
+        tokens_NT = to_device([row + [0] * (width - len(row)) for row in tokens], device)
+        last_N1 = to_device([[len(row) - 1] for row in tokens], device)
         lengths = None if width <= 2 else [len(row) for row in tokens]
         return self._target_ids(self._model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
 

@@ -12,6 +12,7 @@ from operator import mul
 
 import torch
 
+from decoding.device import to_device
 from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.rows import Rows
@@ -81,8 +82,8 @@ def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
     lengths = [len(proposal) for proposal in proposals]
     width = max(lengths)
     return Draft(
-        torch.tensor([p + [0] * (width - len(p)) for p in proposals], dtype=torch.int64, device=device),
-        torch.tensor(lengths, device=device),
+        to_device([p + [0] * (width - len(p)) for p in proposals], device, torch.int64),
+        to_device(lengths, device),
         most_B=tuple(lengths),
     )
 

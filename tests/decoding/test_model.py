@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import model as model_module
-from decoding.model import LanguageModel, pick_device
+from decoding.device import pick_device
+from decoding.model import LanguageModel
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 ROWS = random_prompts([9, 1, 4, 14], seed=2)

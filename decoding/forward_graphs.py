@@ -1,0 +1,190 @@
+"""ForwardGraphs: forwards of few tokens, recorded once for each shape as CUDA graphs, and replayed.
+
+A forward of a round starts a thousand small kernels, and starting one takes Python longer than the GPU takes to run it.
+A graph starts them all at once. It reads and writes fixed addresses, so what a forward is about is copied to where the
+recording looks for it; shapes are rounded up, so that few recordings serve all rounds. What is added is padding: rows
+that read position 0, tokens that are written to the spare position of slot 0.
+
+Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each row, V vocabulary, L visible positions.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from decoding.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
+
+_MOST_TOKENS = 16  # of a row; what has more is a prefill, which keeps a GPU busy by itself
+_MOST_GRAPHS = 256
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one forward is about."""
+
+    tokens_N: torch.Tensor
+    positions_N: torch.Tensor
+    wanted_BJ: torch.Tensor  # indexes into the N tokens
+    plan: Plan
+
+
+Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
+
+
+class Recording(Protocol):
+    """A run that was recorded."""
+
+    output: torch.Tensor
+
+    def replay(self) -> None:
+        """Run it again; `output` holds what came out."""
+        ...
+
+
+class CudaRecording:
+    """A CUDA graph."""
+
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
+        """Record `run`, which has run before; recordings with the same pool share their memory."""
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.output = run()
+
+    def replay(self) -> None:
+        """Start all of it."""
+        self._graph.replay()
+
+
+class ForwardGraphs:
+    """The recordings of one network over one cache at a time."""
+
+    def __init__(self, forward: Forward, record: Callable[[Callable[[], torch.Tensor]], Recording]) -> None:
+        """`record` makes a recording (`cuda_recorder`)."""
+        self._forward, self._record = forward, record
+        self._cache: weakref.ref[KVCache] | None = None
+        self._shapes: dict[tuple[int | bool, ...], _Shape] = {}
+        self._works = True
+
+    @property
+    def num_recorded(self) -> int:
+        """How many shapes are replayed by now."""
+        return sum(shape.recording is not None for shape in self._shapes.values())
+
+    def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
+        """Logits [B * J, V]. They stay until the next forward of the same shape."""
+        num_rows, num_tokens = inputs.plan.positions_BT.shape
+        num_wanted = inputs.wanted_BJ.shape[1]
+        if not self._works or not num_wanted or num_tokens > _MOST_TOKENS:
+            return self._forward(inputs, cache)
+        if self._cache is None or self._cache() is not cache:  # the recordings know the addresses of another one
+            self._cache, self._shapes = weakref.ref(cache), {}
+        shape = self._shape(inputs, cache)
+        if shape is None:
+            return self._forward(inputs, cache)
+        shape.take(inputs)
+        cache.use(shape.inputs.plan)
+        logits = self._logits(shape, cache)
+        return logits[: num_rows * num_wanted]
+
+    def _logits(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
+        if shape.recording is None and shape.was_run:
+            try:
+                shape.recording = self._record(lambda: self._forward(shape.inputs, cache))
+            except RuntimeError as error:  # a driver or an operation that cannot: slower, and right
+                _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
+                self._works = False
+        if shape.recording is None:
+            shape.was_run = True
+            return self._forward(shape.inputs, cache)
+        shape.recording.replay()
+        return shape.recording.output
+
+    def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape | None":
+        plan = inputs.plan
+        num_rows, num_tokens = plan.positions_BT.shape
+        rounded_rows = min(_rounded(num_rows), cache.num_slots)
+        in_all = rounded_rows * num_tokens if plan.packing is None else _rounded(len(inputs.tokens_N))
+        visible = min(_rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_allocated)
+        num_wanted = inputs.wanted_BJ.shape[1]
+        key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
+        if key not in self._shapes:
+            if len(self._shapes) >= _MOST_GRAPHS:
+                return None
+            self._shapes[key] = _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
+        return self._shapes[key]
+
+
+class _Shape:
+    """Where the forwards of one shape find what they are about, and their recording."""
+
+    def __init__(self, like: Inputs, num_rows: int, num_tokens: int, num_visible: int, spare: int) -> None:
+        def padding(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
+            return tensor.new_full((length, *tensor.shape[1:]), value)
+
+        plan = like.plan
+        packing = None
+        if plan.packing is not None:
+            packing = Packing(
+                padding(plan.packing.packed_N, num_tokens),
+                padding(plan.packing.unpacked_BT, num_rows),
+                padding(plan.packing.row_first, num_rows + 1),
+            )
+        self._spare = spare
+        self._sizes: tuple[int, int] | None = None
+        self.was_run = False
+        self.recording: Recording | None = None
+        self.inputs = Inputs(
+            padding(like.tokens_N, num_tokens),
+            padding(like.positions_N, num_tokens),
+            padding(like.wanted_BJ, num_rows),
+            replace(
+                plan,
+                slots_B=None if plan.slots_B is None else padding(plan.slots_B, num_rows),
+                positions_BT=padding(plan.positions_BT, num_rows),
+                row_first=padding(plan.row_first, num_rows + 1),
+                slots_N=padding(plan.slots_N, num_tokens),
+                positions_N=padding(plan.positions_N, num_tokens),
+                written_N=padding(plan.written_N, num_tokens, spare),
+                num_visible=num_visible,
+                packing=packing,
+            ),
+        )
+
+    def take(self, inputs: Inputs) -> None:
+        """Be about these from now on."""
+        sizes = (len(inputs.plan.positions_BT), len(inputs.tokens_N))
+        is_smaller = self._sizes is not None and (sizes[0] < self._sizes[0] or sizes[1] < self._sizes[1])
+        self._sizes = sizes
+        for mine, given in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
+            if is_smaller:
+                mine.fill_(self._spare if mine is self.inputs.plan.written_N else 0)
+            mine[: len(given)].copy_(given, non_blocking=True)
+
+
+def cuda_recorder() -> Callable[[Callable[[], torch.Tensor]], Recording]:
+    """Records CUDA graphs that share their memory: one runs at a time."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda run: CudaRecording(run, pool)
+
+
+def _tensors(inputs: Inputs) -> list[torch.Tensor]:
+    plan = inputs.plan
+    tensors = [inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ, plan.positions_BT]
+    tensors += [plan.row_first, plan.slots_N, plan.positions_N, plan.written_N]
+    if plan.slots_B is not None:
+        tensors.append(plan.slots_B)
+    if plan.packing is not None:
+        tensors += [plan.packing.packed_N, plan.packing.unpacked_BT, plan.packing.row_first]
+    return tensors
+
+
+def _rounded(number: int) -> int:
+    """Up to one of four sizes between a power of two and the next."""
+    step = 1 << max(0, (number - 1).bit_length() - 3)
+    return -(-number // step) * step

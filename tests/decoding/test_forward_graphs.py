@@ -1,0 +1,182 @@
+"""Forwards that are recorded once for each shape and replayed: the same logits, the same text, nothing else touched.
+
+On CPU a recording runs the forward again over the same tensors: what is tested is everything but CUDA itself.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.forward_graphs import ForwardGraphs, _rounded
+from decoding.model import LanguageModel
+from decoding.probe import check_model
+from decoding.schedule import FixedSchedule
+from tests.decoding.tiny import build, llama_config, random_prompts, save
+
+
+class Again:
+    """A recording that writes to the same output each time."""
+
+    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
+        self._run, self.output = run, run().clone()
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        self.output.copy_(self._run())
+
+
+class Refuses(Again):
+    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture(autouse=True)
+def _torch_attention(monkeypatch):
+    monkeypatch.setenv("DRAY_KERNELS", "off")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    target = save(build(llama_config(hidden_size=64), seed=1), folder / "target")
+    draft = save(build(llama_config(hidden_size=64, num_hidden_layers=1), seed=1), folder / "draft")
+    return target, draft
+
+
+class EverOther(FixedSchedule):
+    """Draft lengths that differ from row to row and from round to round, so that rows are ragged."""
+
+    _round = 0
+
+    def lengths(self, sequences):
+        self._round += 1
+        most = super().lengths(sequences)
+        return tuple(min(limit, (self._round + row) % (self.ceiling + 1)) for row, limit in enumerate(most))
+
+
+def with_graphs(model: LanguageModel, recording: type[Again] = Again) -> ForwardGraphs:
+    model.graphs = ForwardGraphs(model._run_fused, recording)
+    return model.graphs
+
+
+def small_model() -> LanguageModel:
+    model = LanguageModel(build(llama_config(hidden_size=64), seed=1), frozenset())
+    model.speed_up()
+    return model
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_slots": 5, "draft_length": "fixed", "num_speculative_tokens": 3},
+        {"num_slots": 3},
+        {"num_slots": 7, "drafter": "ngram"},
+        {"num_slots": 4, "drafter": "hybrid", "verification": "rejection"},
+    ],
+)
+def test_replayed_forwards_write_the_same_text(options, temperature, pair):
+    params = SamplingParams(max_tokens=30, temperature=temperature, ignore_eos=True)
+    prompts = random_prompts((5, 1, 17, 9, 3, 40, 2, 2, 11))
+
+    def generate(recording: type[Again] | None) -> tuple[list[list[int]], int]:
+        target, draft = pair
+        engine = Engine.load(
+            target, None if options.get("drafter") == "ngram" else draft, EngineOptions(**options), device="cpu"
+        )
+        engine.schedule = EverOther(engine.options.num_speculative_tokens)
+        models = [engine.target]
+        if hasattr(engine.drafter, "_model") and isinstance(engine.drafter._model, LanguageModel):
+            models.append(engine.drafter._model)
+        graphs = [with_graphs(model, recording) for model in models] if recording else []
+        texts = [s.output_token_ids for s in engine.generate(prompts, params)]
+        return texts, min((g.num_recorded for g in graphs), default=0)
+
+    expected, _ = generate(None)
+    replayed, num_recorded = generate(Again)
+    assert replayed == expected
+    assert 0 < num_recorded < 60
+    refused, none_recorded = generate(Refuses)
+    assert refused == expected
+    assert none_recorded == 0
+
+
+def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not():
+    model = small_model()
+    graphs = with_graphs(model)
+    model.allocate(4, 60)
+    model.prefill([0, 1, 2], random_prompts((20, 1, 9)))
+    model.prefill([3], random_prompts((40,)))
+    assert graphs.num_recorded == 0
+    for length in range(40, 50):
+        model.forward([length], torch.tensor([[1]]), torch.zeros(1, 1, dtype=torch.int64), slots=[3])
+    assert graphs.num_recorded == 1
+    (shape,) = graphs._shapes.values()
+    assert shape.recording.num_replays == 9  # the first one is run as it is
+
+
+def test_padding_touches_no_keys_or_values_of_any_row():
+    def cache_after(recording: type[Again] | None) -> list[torch.Tensor]:
+        model = small_model()
+        if recording:
+            with_graphs(model, recording)
+        model.allocate(8, 60)
+        model.prefill(range(8), random_prompts((20,) * 8))
+        generator = torch.Generator().manual_seed(3)
+        for num_rows, lengths in (
+            (5, None),
+            (5, [3, 1, 2, 3, 1]),
+            (5, [1, 1, 3, 3, 1]),
+            (8, None),
+            (5, [2, 1, 1, 1, 1]),
+        ):
+            tokens_BT = torch.randint(48, (num_rows, 3), generator=generator)
+            every_BT = torch.arange(3).expand(num_rows, -1)
+            for _ in range(3):
+                model.forward([20] * num_rows, tokens_BT, every_BT, lengths=lengths)
+        model.forward([20, 20, 20], tokens_BT[:3], every_BT[:3], slots=[7, 0, 5])
+        return [stored_SPHD[:, :60] for layer in model.cache.layers for stored_SPHD in layer.stored()]
+
+    for found, expected in zip(cache_after(Again), cache_after(None), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_new_cache_forgets_what_was_recorded():
+    model = small_model()
+    graphs = with_graphs(model)
+    one, at = torch.tensor([[1]]), torch.zeros(1, 1, dtype=torch.int64)
+    for num_slots in (2, 3):
+        model.allocate(num_slots, 60)
+        model.prefill([0], random_prompts((20,)))
+        found = [model.forward([20], one, at).clone() for _ in range(3)]
+        assert graphs.num_recorded == 1
+        assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_probe_measures_what_is_replayed(is_right, monkeypatch):
+    class Shifted(Again):
+        def replay(self) -> None:
+            super().replay()
+            self.output += 0.0 if is_right else 0.1
+
+    speed_up = LanguageModel.speed_up
+
+    def speed_up_with_graphs(self: LanguageModel) -> None:
+        speed_up(self)
+        with_graphs(self, Shifted)
+
+    monkeypatch.setattr(LanguageModel, "speed_up", speed_up_with_graphs)
+    model = LanguageModel(build(llama_config(hidden_size=64), seed=1), frozenset())
+    check_model(model, "llama")
+    assert (model.graphs is not None) == is_right
+    assert (model.fused is not None) == is_right
+
+
+def test_sizes_are_rounded_up_to_four_steps_between_powers_of_two():
+    assert [_rounded(n) for n in (1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 21, 32, 33, 100)] == [
+        1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 20, 24, 32, 40, 112,
+    ]  # fmt: skip
