@@ -224,11 +224,22 @@ class Engine:
         sequence = self._running[row]
         self.target.cache.zero(row)
         self.drafter.reset(row)
-        logits_V = self.target.plain_logits(sequence.token_ids)
+        if self.target.is_batch_invariant:  # as any other round would have scored it, bit for bit
+            logits_V = self._logits_alone(row)
+        else:
+            logits_V = self.target.plain_logits(sequence.token_ids)
+            if logits_V.amax().isfinite():
+                self.target.prefill([row], [sequence.token_ids])  # its newest token, too: this round did not feed it
         if logits_V.amax().isfinite():
-            self.target.prefill([row], [sequence.token_ids])  # its newest token, too: this round did not feed it
             self.drafter.admit([row], [sequence])
         return logits_V[None]
+
+    def _logits_alone(self, row: int) -> torch.Tensor:
+        """Logits [V] after a row's tokens, all of which are read into its slot."""
+        *before, newest = self._running[row].token_ids
+        self.target.prefill([row], [before])
+        newest_11 = to_device([[newest]], self.target.device)
+        return self.target.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[row])[0, 0]
 
     def _decide_alone(self, sequence: Sequence, accepted: list[int], logits_V: torch.Tensor) -> int:
         """The token after `accepted`, as the verifier decides it where there is no draft."""

@@ -10,6 +10,7 @@ Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each ro
 
 import logging
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -53,8 +54,13 @@ class CudaRecording:
     def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
         """Record `run`, which has run before; recordings with the same pool share their memory."""
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self.output = run()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self.output = run()
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # a capture that breaks off leaves its own one current
+            raise
 
     def replay(self) -> None:
         """Start all of it."""
@@ -68,7 +74,8 @@ class ForwardGraphs:
         """`record` makes a recording (`cuda_recorder`)."""
         self._forward, self._record = forward, record
         self._cache: weakref.ref[KVCache] | None = None
-        self._shapes: dict[tuple[int | bool, ...], _Shape] = {}
+        self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the last used at the end
+        self._logits = torch.empty(0, 0)  # where recordings put theirs: outputs of their own would add up
         self._works = True
 
     @property
@@ -77,46 +84,56 @@ class ForwardGraphs:
         return sum(shape.recording is not None for shape in self._shapes.values())
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
-        """Logits [B * J, V]. They stay until the next forward of the same shape."""
+        """Logits [B * J, V]. They stay until the next forward."""
         num_rows, num_tokens = inputs.plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
         if not self._works or not num_wanted or num_tokens > _MOST_TOKENS:
             return self._forward(inputs, cache)
         if self._cache is None or self._cache() is not cache:  # the recordings know the addresses of another one
-            self._cache, self._shapes = weakref.ref(cache), {}
+            self._cache, self._shapes = weakref.ref(cache), OrderedDict()
         shape = self._shape(inputs, cache)
-        if shape is None:
-            return self._forward(inputs, cache)
         shape.take(inputs)
         cache.use(shape.inputs.plan)
-        logits = self._logits(shape, cache)
-        return logits[: num_rows * num_wanted]
+        return self._logits_of(shape, cache)[: num_rows * num_wanted]
 
-    def _logits(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
+    def _logits_of(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
         if shape.recording is None and shape.was_run:
+            self._make_room(shape)
             try:
-                shape.recording = self._record(lambda: self._forward(shape.inputs, cache))
+                shape.recording = self._record(lambda: self._forward_into(shape, cache, self._logits))
             except RuntimeError as error:  # a driver or an operation that cannot: slower, and right
                 _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
                 self._works = False
         if shape.recording is None:
             shape.was_run = True
-            return self._forward(shape.inputs, cache)
+            logits = self._forward(shape.inputs, cache)
+            shape.logits_like = logits[:0]
+            return logits
         shape.recording.replay()
         return shape.recording.output
 
-    def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape | None":
+    def _make_room(self, shape: "_Shape") -> None:
+        """A place for the logits of the largest shape so far; recordings of smaller ones keep the one they know."""
+        num_lines = shape.inputs.wanted_BJ.numel()
+        if len(self._logits) < num_lines:
+            self._logits = shape.logits_like.new_empty(num_lines, shape.logits_like.shape[1])
+
+    def _forward_into(self, shape: "_Shape", cache: KVCache, place: torch.Tensor) -> torch.Tensor:
+        return place[: shape.inputs.wanted_BJ.numel()].copy_(self._forward(shape.inputs, cache))
+
+    def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape":
         plan = inputs.plan
         num_rows, num_tokens = plan.positions_BT.shape
         rounded_rows = min(_rounded(num_rows), cache.num_slots)
         in_all = rounded_rows * num_tokens if plan.packing is None else _rounded(len(inputs.tokens_N))
-        visible = min(_rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_allocated)
+        visible = min(_rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
         num_wanted = inputs.wanted_BJ.shape[1]
         key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
         if key not in self._shapes:
             if len(self._shapes) >= _MOST_GRAPHS:
-                return None
+                self._shapes.popitem(last=False)
             self._shapes[key] = _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
+        self._shapes.move_to_end(key)
         return self._shapes[key]
 
 
@@ -138,6 +155,7 @@ class _Shape:
         self._spare = spare
         self._sizes: tuple[int, int] | None = None
         self.was_run = False
+        self.logits_like = torch.empty(0, 0)
         self.recording: Recording | None = None
         self.inputs = Inputs(
             padding(like.tokens_N, num_tokens),

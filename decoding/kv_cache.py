@@ -96,7 +96,7 @@ class KVCache(Cache):  # type: ignore[misc]
             row_first=row_first,
             positions_N=positions_N,
             written_N=positions_N.clamp(max=self.num_positions),
-            num_visible=min(end, self.num_allocated),
+            num_visible=min(end, self.num_positions),  # the spare position holds junk
             packing=packing,
         )
         self.use(plan)

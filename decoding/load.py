@@ -1,5 +1,6 @@
 """From paths to the parts of an engine: models loaded, checked against each other and probed."""
 
+import logging
 from dataclasses import dataclass
 
 from decoding.device import Device
@@ -10,6 +11,7 @@ from decoding.probe import check_model
 from decoding.vocabulary import check_same_vocabulary
 
 _DEFAULT_MAX_MODEL_LEN = 4096
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
     drafter_name = options.pick_drafter(draft)
     target_model = LanguageModel.load(target, device, dtype)
     check_model(target_model, target)
+    if target_model.is_batch_invariant:
+        _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     draft_model = None
     if drafter_name in NEED_A_MODEL and draft is not None:
         draft_model = LanguageModel.load(draft, device, dtype)

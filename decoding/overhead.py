@@ -71,9 +71,12 @@ class _Instant:
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
         generator = torch.Generator().manual_seed(0)
-        logits_BJV = 4 * torch.randn(num_slots, num_positions, model.vocab_size, generator=generator)
-        logits_BJV[..., 0] = -100.0  # what is drafted falls: every round of every row commits one token
-        self._logits_BJV = logits_BJV.to(model.device, model.dtype)
+        self._logits_BJV = torch.empty(
+            num_slots, num_positions, model.vocab_size, device=model.device, dtype=model.dtype
+        )
+        for logits_JV in self._logits_BJV:
+            logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator))
+        self._logits_BJV[..., 0] = -100.0  # what is drafted falls: every round of every row commits one token
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         return None

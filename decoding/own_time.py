@@ -6,6 +6,7 @@ from decoding.cost_table import CostTable
 
 _WEIGHT = 8.0  # rounds that the measurement at start-up counts for, at each end of its line
 _DECAY = 0.98  # of what was seen, per round
+_LEAST_SECONDS = 1e-5  # a line at zero would never rise
 _MOST = 4.0  # times what is expected: what is more is somebody else's work
 
 
@@ -25,7 +26,7 @@ class OwnTime:
 
     def observe(self, num_positions: int, seconds: float) -> None:
         """A round with so many positions took so long beside its forwards."""
-        expected = _line(self.costs, num_positions)
+        expected = max(_line(self.costs, num_positions), _LEAST_SECONDS)
         seconds = min(max(seconds, 0.0), _MOST * expected)
         self._seen = _plus(self._seen, num_positions, seconds, 1.0, _DECAY)
 

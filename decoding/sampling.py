@@ -273,7 +273,6 @@ def _pad_bias(biases: Seq[object], device: torch.device) -> tuple[torch.Tensor, 
         return None
     rows = [dict(bias) for bias in biases]  # type: ignore[call-overload]
     ids_BE = _pad_ids([list(row) for row in rows], 0, device)
-    values_BE = torch.zeros(ids_BE.shape, device=device)
-    for values_E, row in zip(values_BE, rows, strict=True):
-        values_E[: len(row)] = torch.tensor(list(row.values()))
-    return ids_BE, values_BE
+    width = ids_BE.shape[1]
+    values = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
+    return ids_BE, to_device(values, device, torch.float32)

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Forward(ctypes.Structure):
-    """What one forward's layers share; the fields are explained in cpu.cpp."""
+    """What one forward's layers share; the fields are explained in attention.h."""
 
     _fields_ = [
         *(
@@ -159,7 +159,7 @@ def _built() -> ctypes.CDLL | None:
 
 def _compiled(compiler: str) -> Path:
     """The shared library, from disk where this source was compiled for this processor before."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout.decode(errors="replace")
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
     what = "\0".join((*sources, " ".join(_FLAGS), version, _processor()))
     given = os.environ.get("DRAY_CACHE")

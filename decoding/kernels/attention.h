@@ -3,7 +3,8 @@
 // torch does the same in some fifteen operations a layer, and its attention pads every row to the longest and starts two
 // small products for each head of each row. Here a row reads its own keys and values once, and nothing else.
 //
-// What a query finds depends on its own position only: not on what stands beside it, nor on how its row was cut.
+// What a query finds depends on its own position only: not on what stands beside it, nor on how its row was cut. (As long
+// as all are numbers: what is not finite behind a query may reach its neighbour, and `Engine` scores such a row alone.)
 //
 // Shapes: N tokens, B rows, H KV heads, G query heads for each, D head size (a multiple of 16), P positions of a slot.
 

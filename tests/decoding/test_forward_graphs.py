@@ -144,6 +144,44 @@ def test_padding_touches_no_keys_or_values_of_any_row():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_rows", [9, 11, 13])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_rows_of_padding_change_nothing_whatever_stands_in_their_slots(num_rows, is_packed):
+    generator = torch.Generator().manual_seed(3)
+    tokens_BT = torch.randint(48, (num_rows, 3), generator=generator)
+    every_BT = torch.arange(3).expand(num_rows, -1)
+    lengths = [1 + row % 3 for row in range(num_rows)] if is_packed else None
+
+    def logits_of(recording: type[Again] | None) -> list[torch.Tensor]:
+        model = small_model()
+        graphs = with_graphs(model, recording) if recording else None
+        model.allocate(14, 60)
+        model.prefill(range(num_rows), random_prompts((20,) * num_rows))
+        with torch.inference_mode():
+            for layer in model.cache.layers:
+                for stored_SPHD in layer.stored():
+                    stored_SPHD[num_rows:] = float("nan")
+        found = [model.forward([20] * num_rows, tokens_BT, every_BT, lengths=lengths).clone() for _ in range(3)]
+        assert graphs is None or graphs.num_recorded == 1
+        return found
+
+    for found, expected in zip(logits_of(Again), logits_of(None), strict=True):
+        assert expected.isfinite().all()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
+    monkeypatch.setattr("decoding.forward_graphs._MOST_GRAPHS", 3)
+    model = small_model()
+    graphs = with_graphs(model)
+    model.allocate(6, 60)
+    model.prefill(range(6), random_prompts((20,) * 6))
+    for num_rows in (1, 2, 3, 4, 5, 1, 1):
+        model.forward([20] * num_rows, torch.ones(num_rows, 1, dtype=torch.int64), torch.zeros(num_rows, 1).long())
+        assert len(graphs._shapes) <= 3
+    assert graphs.num_recorded == 1
+
+
 def test_a_new_cache_forgets_what_was_recorded():
     model = small_model()
     graphs = with_graphs(model)

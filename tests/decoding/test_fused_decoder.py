@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
-from decoding import Engine, EngineOptions, SamplingParams, kernels
+from decoding import Engine, EngineOptions, SamplingParams, fused_attention, kernels
 from decoding.fused_decoder import FusedDecoder
+from decoding.kernel_linear import kernel_function
 from decoding.model import LanguageModel
 from decoding.packed_linear import Packed
 from decoding.probe import check_model, measure_deviation
@@ -65,13 +66,35 @@ def network(name: str, table: dict[str, tuple[str, dict]]) -> transformers.PreTr
     return model
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=["kernels", "attention kernel", "torch"])
 def attention(request, monkeypatch):
+    """All our kernels; only that of attention, as where oneDNN multiplies; or none."""
     if request.param == "torch":
         monkeypatch.setenv("DRAY_KERNELS", "off")
     elif kernels.load(torch.float32, 16, 64) is None:
         pytest.skip("no C++ compiler here")
+    elif request.param == "attention kernel":
+        monkeypatch.setattr("decoding.packed_linear.kernel_function", lambda _: None)
     return request.param
+
+
+def test_each_way_is_really_taken(attention, monkeypatch):
+    calls = []
+    for name in ("KernelAttention", "TorchAttention"):
+        kind = getattr(fused_attention, name)
+        call = kind.__call__
+        monkeypatch.setattr(
+            kind, "__call__", lambda *a, call=call, name=name, **k: (calls.append(name), call(*a, **k))[1]
+        )
+    model = LanguageModel(network("llama", FUSED), frozenset())
+    model.speed_up()
+    ragged_logits(model)
+    if attention == "kernels" and kernel_function(torch.zeros(2, 2)) is not None:
+        assert calls == []
+        assert model.is_batch_invariant
+    else:
+        assert set(calls) == {"TorchAttention" if attention == "torch" else "KernelAttention"}
+        assert not model.is_batch_invariant
 
 
 def ragged_logits(model: LanguageModel) -> list[torch.Tensor]:
@@ -182,12 +205,28 @@ def test_the_text_of_a_fused_pair_is_the_text_of_its_target_alone(temperature, t
         assert [s.output_token_ids for s in plain] == expected
 
 
+def test_two_threads_compute_what_one_computes_bit_for_bit():
+    model = LanguageModel(network("qwen3", FUSED).to(torch.bfloat16), frozenset())
+    model.speed_up()
+
+    def logits(num_threads: int) -> list[torch.Tensor]:
+        torch.set_num_threads(num_threads)
+        try:
+            return ragged_logits(model)
+        finally:
+            torch.set_num_threads(1)
+
+    for found, expected in zip(logits(2), logits(1), strict=True):
+        if model.is_batch_invariant:
+            assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}])
 @pytest.mark.parametrize("drafter", ["model", "ngram", "suffix", "hybrid"])
 def test_in_bfloat16_our_kernels_write_the_text_of_the_target_alone_whatever_drafts_and_batches(
     drafter, sampling, tmp_path
 ):
-    if kernels.load_linear(torch.bfloat16) is None:
+    if kernel_function(torch.zeros(2, 2, dtype=torch.bfloat16)) is None:
         pytest.skip("no compiler here, or no AVX-512 with bfloat16")
     target = save(build(llama_config(hidden_size=64, num_hidden_layers=3), seed=1), tmp_path / "target")
     draft = save(build(llama_config(hidden_size=64, num_hidden_layers=1), seed=1), tmp_path / "draft")
@@ -245,7 +284,7 @@ def test_with_our_kernels_a_token_gets_the_same_logits_bit_for_bit_however_its_r
     model = LanguageModel(network(name, FUSED).to(dtype), frozenset())
     model.speed_up()
     if not model.is_batch_invariant:
-        assert kernels.load_linear(dtype) is None or name == "small heads"  # those are left to torch
+        assert kernel_function(torch.zeros(2, 2, dtype=dtype)) is None or name == "small heads"  # left to torch
         pytest.skip("no compiler here, or no AVX-512 with bfloat16, or other heads")
     tokens = random_prompts((80,), seed=4)[0]
     others = random_prompts((70, 33, 1), seed=5)

@@ -26,7 +26,6 @@ def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     needs_compiler()
     (library,) = fresh.iterdir()
     kernels._built.cache_clear()
-    monkeypatch.setattr(kernels, "_FLAGS", kernels._FLAGS)
     written = library.stat().st_mtime_ns
     assert kernels.load(torch.bfloat16, 64, 128) is not None
     assert [p.stat().st_mtime_ns for p in fresh.iterdir()] == [written]
@@ -43,6 +42,15 @@ def test_a_compiler_that_fails_is_no_reason_to_stop(fresh, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "_FLAGS", ("--no-such-flag",))
     assert kernels.load(torch.float32, 64, 128) is None
     assert "could not be built" in caplog.text
+
+
+def test_a_compiler_that_cannot_even_say_its_version_is_no_reason_to_stop(fresh, monkeypatch, caplog):
+    compiler = fresh / "broken"
+    compiler.write_text("#!/bin/sh\necho 'no developer tools were found' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert kernels.load(torch.float32, 64, 128) is None
+    assert "no developer tools were found" in caplog.text
 
 
 def test_they_can_be_switched_off(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_gate_far_below_zero_closes(dtype):
     x = torch.tensor([[-60.0, -60.0], [-1e30, -1e30], [500.0, 500.0]]).to(dtype)
     closed, shut, opened = layer.gated(x, layer)[:, 0].tolist()
     assert abs(closed) < 1e-30
-    assert shut == 0.0 or abs(shut) < 1e30  # a product of zero and a huge number is still a number
+    assert abs(shut) < 1e24  # a gate of almost zero times a huge number, where the truth is zero
     assert opened == pytest.approx(1e6, rel=1e-2)
 
 
