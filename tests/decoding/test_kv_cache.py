@@ -38,7 +38,7 @@ def test_rows_are_written_at_their_own_starts_into_their_own_slots():
 def test_a_forward_sees_its_rows_in_its_own_order(slots):
     cache = KVCache(3, 20)
     keys, values = _write(cache, [0, 3], 2, slots, 100)
-    assert keys.shape == (2, HEADS, 21, SIZE)
+    assert keys.shape == (2, HEADS, 20, SIZE)
     assert keys[0, 0, :2, 0].tolist() == [100, 101]
     assert keys[1, 0, 3:5, 0].tolist() == [103, 104]
     assert torch.equal(values, -keys)
