@@ -20,7 +20,7 @@ class HugePages:
     def __init__(self, num_bytes: int) -> None:
         """Reserve at least so much. What nobody writes to costs nothing."""
         num_bytes = max(-(-num_bytes // _PAGE), 1) * _PAGE
-        self._bytes = torch.from_numpy(np.frombuffer(_mapping(num_bytes), dtype=np.uint8))
+        self._bytes = torch.from_numpy(np.frombuffer(_mapping(num_bytes, "MADV_HUGEPAGE"), dtype=np.uint8))
         self._num_used = 0
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
@@ -33,10 +33,18 @@ class HugePages:
         return place.view(source.dtype).view(source.shape).copy_(source)
 
 
-def _mapping(num_bytes: int) -> mmap.mmap:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:
+    """Zeroed bytes, each page of which costs memory only once it is written: for what is reserved and rarely filled.
+
+    numpy asks for huge pages, of which the first byte costs 2 MB.
+    """
+    return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), "MADV_NOHUGEPAGE"), dtype=np.uint8)[:num_bytes])
+
+
+def _mapping(num_bytes: int, advice: str) -> mmap.mmap:
+    if not hasattr(mmap, advice):
         return mmap.mmap(-1, num_bytes)
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without them: ordinary pages do
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapping.madvise(getattr(mmap, advice))
     return mapping

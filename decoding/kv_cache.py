@@ -18,6 +18,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from decoding.device import to_device
+from decoding.huge_pages import zeros_in_small_pages
 
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 
@@ -246,7 +247,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if new_NHD.device.type != "cpu":
             shape = (num_slots, num_positions, num_heads, head_size)
             return torch.zeros(shape, dtype=new_NHD.dtype, device=new_NHD.device).transpose(1, 2)
-        # The operating system hands out zeroed pages when they are first touched: over-reserving costs nothing.
+        # Over-reserving costs nothing: memory is taken as it is written.
         shape = (num_slots, num_heads, num_positions, head_size)
         num_bytes = int(np.prod(shape)) * new_NHD.element_size()
-        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(new_NHD.dtype).view(shape)
+        return zeros_in_small_pages(num_bytes).view(new_NHD.dtype).view(shape)

@@ -106,6 +106,9 @@ class LanguageModel:
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network)
         pack_linears(self.network, FUSED_LINEARS if fits else ())
+        if self.device.type == "cpu":  # what is left still points into the file, and keeps all of it mapped
+            for parameter in self.network.parameters():
+                parameter.data = parameter.data.clone()
         self.fused = FusedDecoder(self.network) if fits else None
         if fits and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
             self.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
