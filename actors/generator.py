@@ -37,6 +37,8 @@ _RECEIPTS = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
 
 def describe(error: BaseException) -> str:
     """An exception for a person: a ValueError is its message, anything else also its type."""
+    if isinstance(error, ray.exceptions.RayTaskError):  # what an actor raised, wrapped in a traceback
+        error = error.cause
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 

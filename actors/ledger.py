@@ -82,8 +82,8 @@ class Ledger:
             self._take_over(unit)
         if unit.num_deaths >= MOST_DEATHS:
             raise UnitAbandoned(
-                f"{unit.num_deaths} processes died over unit {unit_id}; no single row explains that: look at the memory "
-                "of the nodes and at the workers' logs"
+                f"{unit.num_deaths} processes died over unit {unit_id}; no single row explains that: look at the "
+                "memory of the nodes and at the workers' logs"
             )
         attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER)
         unit.num_attempts += 1

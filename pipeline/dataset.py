@@ -72,7 +72,8 @@ def stream_units(
 
     `worker` takes tables with a column "unit" of JSON texts and returns, row for row, tables with the columns "receipt"
     (JSON text) and "failure" (a message): a failure that travels as data keeps its message, which Ray Data's own
-    wrapping loses. A unit with neither was not begun, since the run is stopping. Raises UnitError at the first failure, RayError if actors die again and again.
+    wrapping loses. A unit with neither was not begun, since the run is stopping. Raises UnitError at the first failure,
+    RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
     descriptors = [{"unit": json.dumps(unit.to_dict())} for unit in units]
