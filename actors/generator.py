@@ -70,6 +70,7 @@ class Generator:
         input_options: InputOptions,
         carried: Mapping[str, pa.DataType],
         ledger: Any,
+        hang_timeout_s: float,
     ) -> None:
         """Load the models once; the units come later. `ledger` is the run's Ledger, an actor."""
         self._settings = settings
@@ -83,7 +84,7 @@ class Generator:
         self._failure: str | None = None
         try:
             self._codec = load_codec(settings)
-            self._loop = EngineLoop(load_engine(settings))
+            self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
 

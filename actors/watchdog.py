@@ -44,6 +44,6 @@ class Watchdog:
                 return
 
     def _end_process(self) -> None:
-        print(f"the engine has hung for {self._timeout_s:g} s: this process ends", file=sys.stderr, flush=True)
+        sys.stderr.write(f"the engine has hung for {self._timeout_s:g} s: this process ends\n")
         faulthandler.dump_traceback(all_threads=True)
         os._exit(EXIT_CODE)

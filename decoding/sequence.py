@@ -146,7 +146,7 @@ class Sequence:
             self.accepted_per_position[position] += 1
 
     def restart(self) -> None:
-        """Be as it was before its first round. What it writes is decided by its prompt, parameters and key: the same."""
+        """Be as it was before its first round. It will write the same again."""
         self.output_token_ids.clear()
         self.logprobs.clear()
         self.accepted_per_position.clear()

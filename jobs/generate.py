@@ -121,6 +121,7 @@ def _generate(
         "input_options": plan.input_options,
         "carried": plan.carried,
         "ledger": ledger,
+        "hang_timeout_s": config.run.hang_timeout_s,
     }
     num_rows = sum(unit.num_rows for unit in missing)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)

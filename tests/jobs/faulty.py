@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,25 @@ def dies_over_poison(word: str) -> type[Generator]:
             await super()._finish(rows)
 
     return Poisoned
+
+
+def hangs_once(folder: Path) -> type[Generator]:
+    """A generator whose engine hangs in its third step, in one process; `folder` remembers that it has."""
+
+    class Hanging(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            step, num_steps = self._loop.engine.step, 0
+
+            def step_or_hang() -> Any:
+                nonlocal num_steps
+                num_steps += 1
+                seen = folder / "hung"
+                if num_steps == 3 and not seen.exists():
+                    seen.touch()
+                    threading.Event().wait()
+                return step()
+
+            self._loop.engine.step = step_or_hang  # type: ignore[method-assign]
+            await super()._finish(rows)
+
+    return Hanging

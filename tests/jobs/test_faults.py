@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over_poison
+from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over_poison, hangs_once
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -55,6 +55,18 @@ def test_a_row_that_kills_its_process_becomes_an_error_row_and_its_neighbours_do
     assert [(row["id"], row["token_ids"]) for row in generations(output)] == [
         (row["id"], row["token_ids"]) for row in expected
     ]
+
+
+def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
+    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(20)), tmp_path / "out"
+    monkeypatch.setattr(generate, "Generator", hangs_once(tmp_path))
+    # Long enough for the first steps of a busy machine, short enough to wait for.
+    assert generate.main(arguments(source, output, text_pair, "--run.hang_timeout_s=8")) == 0
+    assert (tmp_path / "hung").exists()
+    assert "worker processes died over units" in capsys.readouterr().err
+    assert problems(output) == []
 
 
 def test_sigterm_commits_what_is_in_flight_and_begins_nothing_new(
