@@ -1,24 +1,35 @@
 """EngineLoop: one engine, driven by one thread, shared by everybody who awaits sequences from it.
 
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
+
+If memory runs out, the engine goes on with half the slots, and what was running begins again (it writes the same). What
+runs out of memory even alone fails alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from traceback import clear_frames
 
+from actors.watchdog import Watchdog
 from decoding.engine import Engine
+from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence
+
+_HANG_TIMEOUT_S = 900.0
+_log = logging.getLogger(__name__)
 
 
 class EngineLoop:
     """Turns an engine's steps into awaitable sequences. Belongs to the event loop that first awaits it."""
 
-    def __init__(self, engine: Engine) -> None:
-        """Take over `engine`; nobody else may step it."""
+    def __init__(self, engine: Engine, hang_timeout_s: float = _HANG_TIMEOUT_S) -> None:
+        """Take over `engine`; nobody else may step it. A step that takes longer than that ends the process."""
         self.engine = engine
+        self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._pump: asyncio.Task[None] | None = None
@@ -44,6 +55,13 @@ class EngineLoop:
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
+                if is_out_of_memory(error) and self._unfinished:
+                    clear_frames(error.__traceback__)  # they hold the tensors of the step that failed
+                    culprit = await loop.run_in_executor(self._thread, self._go_on_smaller)
+                    if culprit is not None:
+                        self._unfinished.pop(culprit).set_result(None)
+                    self._inbox = list(self._unfinished)
+                    continue
                 for future in self._unfinished.values():
                     if not future.done():
                         future.set_exception(error)
@@ -57,8 +75,21 @@ class EngineLoop:
                     future.set_result(None)
 
     def _step(self, newcomers: list[Sequence]) -> list[Sequence]:
-        self.engine.submit(newcomers)
-        return self.engine.step()
+        with self._watchdog:
+            self.engine.submit(newcomers)
+            return self.engine.step()
+
+    def _go_on_smaller(self) -> Sequence | None:
+        """Half the slots; with a single one, without the sequence that stood in it, which is returned."""
+        num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
+        _log.warning("memory ran out with %d slots; going on with %d", num_slots, max(1, num_slots // 2))
+        self.engine = self.engine.with_slots(max(1, num_slots // 2))
+        for sequence in self._unfinished:
+            sequence.restart()
+        culprit = in_flight[0] if num_slots == 1 and in_flight else None
+        if culprit is not None:
+            culprit.fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use a larger machine")
+        return culprit
 
 
 def _estimated_length(sequence: Sequence) -> int:

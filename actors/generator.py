@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
+import ray
 
 from actors.engine_loop import EngineLoop
+from actors.ledger import Attempt, Group
 from actors.settings import GeneratorSettings
 from actors.translation import EncodedRow, decode_row, encode_row, only_this_row
+from actors.turnstile import Turnstile
 from decoding.engine import Engine
 from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
@@ -24,11 +29,16 @@ from pipeline.schema import errors_table, generations_schema
 from pipeline.text import TextCodec
 from pipeline.units import WorkUnit
 
+_CONDEMNED = (
+    "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
+)
 _RECEIPTS = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
 
 
 def describe(error: BaseException) -> str:
     """An exception for a person: a ValueError is its message, anything else also its type."""
+    if isinstance(error, ray.exceptions.RayTaskError):  # what an actor raised, wrapped in a traceback
+        error = error.cause
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
@@ -59,9 +69,14 @@ class Generator:
         run_path: str,
         input_options: InputOptions,
         carried: Mapping[str, pa.DataType],
+        ledger: Any,
+        hang_timeout_s: float,
     ) -> None:
-        """Load the models once; the units come later."""
+        """Load the models once; the units come later. `ledger` is the run's Ledger, an actor."""
         self._settings = settings
+        self._ledger = ledger
+        self._process = uuid.uuid4().hex
+        self._turnstile = Turnstile()
         self._run_directory = RunDirectory.open(run_path)
         self._input_options = input_options
         self._carried = carried
@@ -69,7 +84,7 @@ class Generator:
         self._failure: str | None = None
         try:
             self._codec = load_codec(settings)
-            self._loop = EngineLoop(load_engine(settings))
+            self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
 
@@ -86,17 +101,51 @@ class Generator:
             receipt = await self._generate_unit(unit)
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
             return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
-        return {"receipt": json.dumps(receipt.to_dict()), "failure": None}
+        return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
 
-    async def _generate_unit(self, unit: WorkUnit) -> Receipt:
+    async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
+        """The unit's receipt; None if the run is stopping and the unit was not begun."""
         try:
             return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
         except FileNotFoundError:
             pass  # not committed yet: the usual case
+        node = ray.get_runtime_context().get_node_id()
+        attempt: Attempt | None = await self._ledger.begin.remote(unit.unit_id, unit.num_rows, self._process, node)
+        if attempt is None:
+            return None
         started = time.monotonic()
-        rows, errors = await asyncio.to_thread(self._read, unit)
+        async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
+            rows, errors = await asyncio.to_thread(self._read, unit)
+            if attempt.is_careful:
+                rows, condemned = await self._finish_carefully(unit, rows)
+                errors += condemned
+            else:
+                await self._finish(rows)
+            receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
+        await self._ledger.finish.remote(unit.unit_id)
+        return receipt
+
+    async def _finish(self, rows: list[EncodedRow]) -> None:
         await self._loop.finish([sequence for row in rows for sequence in row.sequences])
-        return await asyncio.to_thread(self._commit, unit, rows, errors, started)
+
+    async def _finish_carefully(
+        self, unit: WorkUnit, rows: list[EncodedRow]
+    ) -> tuple[list[EncodedRow], list[ErrorRow]]:
+        """A few rows at a time, with the ledger's leave; those that came through, and errors for the condemned."""
+        by_index = {unit.row_index(row.row.row_id): row for row in rows}
+        unfinished = dict(by_index)
+        while True:
+            group: Group = await self._ledger.next_group.remote(unit.unit_id)
+            if not group.rows:
+                break
+            await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
+        condemned = [by_index[index] for index in group.condemned if index in by_index]
+        await self._finish([row for index, row in unfinished.items() if index not in group.condemned])
+        error = RowError("generate", _CONDEMNED, "WorkerDied")
+        return (
+            [row for index, row in by_index.items() if index not in group.condemned],
+            [_place(unit, row.row).error(error, row.row.user_id) for row in condemned],
+        )
 
     def _read(self, unit: WorkUnit) -> tuple[list[EncodedRow], list[ErrorRow]]:
         """Every row of the unit, encoded or as an error."""
@@ -113,7 +162,9 @@ class Generator:
                 errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
 
-    def _commit(self, unit: WorkUnit, rows: list[EncodedRow], errors: list[ErrorRow], started: float) -> Receipt:
+    def _commit(
+        self, unit: WorkUnit, rows: list[EncodedRow], errors: list[ErrorRow], attempt: int, started: float
+    ) -> Receipt:
         """Write what came out of every row, whole or not at all."""
         generations = []
         for encoded in rows:
@@ -130,7 +181,7 @@ class Generator:
             table,
             errors_table(errors),
             count_generations(table, len(errors)),
-            attempt=0,
+            attempt=attempt,
             seconds=time.monotonic() - started,
         )
 

@@ -53,6 +53,12 @@ class Admission:
         return len(self._waiting)
 
     @property
+    def in_flight(self) -> list[Sequence]:
+        """The sequences that hold a slot and are not finished."""
+        residents = (resident for resident in self._residents if resident is not None)
+        return [resident.sequence for resident in residents if not resident.sequence.is_finished]
+
+    @property
     def num_filling(self) -> int:
         """Sequences whose prompts are being read."""
         return sum(resident is not None and resident.is_filling for resident in self._residents)

@@ -22,7 +22,7 @@ from decoding.admission import Admission
 from decoding.costs import measure_costs
 from decoding.device import Device, to_device
 from decoding.drafters import Drafter
-from decoding.load import load_parts
+from decoding.load import Parts, load_parts
 from decoding.model import DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.overhead import with_overhead
@@ -51,6 +51,7 @@ class Engine:
         self.options = options
         self.max_model_len = max_model_len
         self.num_rechecks = 0  # close calls that were scored again alone
+        self._parts: Parts | None = None
         self._refused: list[Sequence] = []
         self._running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
@@ -71,19 +72,35 @@ class Engine:
     ) -> "Engine":
         """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work."""
         options = options or EngineOptions()
-        parts = load_parts(target, draft, options, device, dtype)
-        engine = cls(parts.target, parts.drafter, options, parts.max_model_len)
+        return cls._over(load_parts(target, draft, options, device, dtype), options)
+
+    @classmethod
+    def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":
+        schedule: Schedule | None = None
         if options.draft_length == "adaptive" and parts.drafter_name != "none":
-            costs = measure_costs(parts.target, parts.draft, options.num_slots, options.num_speculative_tokens)
+            num_slots, most = options.num_slots, options.num_speculative_tokens
             costs = with_overhead(
-                costs,
+                measure_costs(parts.target, parts.draft, num_slots, most),
                 parts.target,
-                options.num_slots,
-                options.num_speculative_tokens,
+                parts.make_drafter(num_slots) if parts.draft is not None else None,
+                num_slots,
+                most,
                 lambda model, drafter: cls(model, drafter, options, max_model_len=64),
             )
-            engine.schedule = AdaptiveSchedule(costs, options.num_speculative_tokens)
+            schedule = AdaptiveSchedule(costs, most)
+        engine = cls(parts.target, parts.make_drafter(options.num_slots), options, parts.max_model_len)
+        engine._parts = parts
+        engine.schedule = schedule or engine.schedule
         return engine
+
+    def with_slots(self, num_slots: int) -> "Engine":
+        """A new engine over the same models, for so many rows; this one and its sequences are gone."""
+        assert self._parts is not None, "only an engine that was loaded can be made anew"
+        self.clear()
+        self._parts.target.release()
+        if self._parts.draft is not None:
+            self._parts.draft.release()
+        return self._over(self._parts, replace(self.options, num_slots=num_slots))
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
         """Every prompt's `params.n` samples, in the order of the prompts. Row and sample numbers go into the noise."""
@@ -123,6 +140,11 @@ class Engine:
         """Rows in flight: those that write, and those whose prompts are being read."""
         num_writing = sum(not sequence.is_finished for sequence in self._running)
         return num_writing + self._admission.num_filling
+
+    @property
+    def in_flight(self) -> list[Sequence]:
+        """The sequences that hold a slot and are not finished."""
+        return self._admission.in_flight
 
     @property
     def num_cached_tokens(self) -> int:

@@ -20,9 +20,12 @@ class Parts:
 
     target: LanguageModel
     draft: LanguageModel | None
-    drafter: Drafter
     drafter_name: DrafterName
     max_model_len: int
+
+    def make_drafter(self, num_slots: int) -> Drafter:
+        """A fresh drafter for so many rows."""
+        return make_drafter(self.drafter_name, self.draft, self.target.vocab_size, num_slots, self.max_model_len)
 
 
 def load_parts(target: str, draft: str | None, options: EngineOptions, device: Device, dtype: DType) -> Parts:
@@ -38,8 +41,7 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
     max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
-    drafter = make_drafter(drafter_name, draft_model, target_model.vocab_size, options.num_slots, max_model_len)
-    return Parts(target_model, draft_model, drafter, drafter_name, max_model_len)
+    return Parts(target_model, draft_model, drafter_name, max_model_len)
 
 
 def _max_model_len(wanted: int | None, max_positions: int | None) -> int:

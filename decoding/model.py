@@ -95,6 +95,12 @@ class LanguageModel:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
         self.cache = KVCache(num_slots, num_positions)
 
+    def release(self) -> None:
+        """Give the cache's memory back; `allocate` comes before the next forward."""
+        self.cache = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def speed_up(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; its cache is gone.
 

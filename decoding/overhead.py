@@ -30,14 +30,33 @@ _REPEATS = 6
 
 
 def with_overhead(
-    costs: CostTable, target: LanguageModel, num_slots: int, num_draft_tokens: int, make_engine: Callable[..., "Engine"]
+    costs: CostTable,
+    target: LanguageModel,
+    drafter: Drafter | None,
+    num_slots: int,
+    num_draft_tokens: int,
+    make_engine: Callable[..., "Engine"],
 ) -> CostTable:
-    """The table with the engine's own time; `make_engine(target, drafter)` makes an engine with the same options."""
+    """The table with the engine's own time; `make_engine(target, drafter)` makes an engine with the same options.
+
+    `drafter` is one with a draft model, if that is what will draft, and is spent afterwards: what a draft step takes
+    beside its forward goes into the table's draft times.
+    """
     stand_in = cast(LanguageModel, _Instant(target, num_slots, 1 + num_draft_tokens))
     plain, widest = (_seconds(make_engine(stand_in, _Zeros(n)), num_slots) for n in (0, num_draft_tokens))
     position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
     round_seconds = max(0.0, plain - num_slots * position_seconds)
-    return replace(costs, round_seconds=round_seconds, position_seconds=position_seconds)
+    step_seconds = 0.0
+    if drafter is not None:
+        drafted = _seconds(make_engine(stand_in, drafter), num_slots)
+        known = costs.draft_seconds(num_slots) + num_slots * position_seconds  # the table has these already
+        step_seconds = max(0.0, (drafted - widest) / num_draft_tokens - known)
+    return replace(
+        costs,
+        draft=tuple((num_rows, seconds + step_seconds) for num_rows, seconds in costs.draft),
+        round_seconds=round_seconds,
+        position_seconds=position_seconds,
+    )
 
 
 def _seconds(engine: "Engine", num_slots: int) -> float:

@@ -145,6 +145,15 @@ class Sequence:
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 
+    def restart(self) -> None:
+        """Be as it was before its first round. It will write the same again."""
+        self.output_token_ids.clear()
+        self.logprobs.clear()
+        self.accepted_per_position.clear()
+        self.finish_reason = self.stop_reason = self.error = None
+        self.num_cached_tokens = self.num_rounds = 0
+        self.num_draft_tokens = self.num_accepted_tokens = self.num_tried_tokens = 0
+
     def fail(self, message: str) -> None:
         """End with an error; the tokens so far are not a result."""
         self.finish_reason, self.error = "error", message

@@ -135,6 +135,12 @@ class RunSection(_Section):
     no_progress_timeout_s: float = Field(
         3600.0, gt=0, description="Fail when no unit is committed for so many seconds."
     )
+    hang_timeout_s: float = Field(
+        900.0, gt=0, description="Seconds for one step of an engine; a process that takes longer hangs, and is ended."
+    )
+    grace_period_s: float = Field(
+        120.0, ge=0, description="Seconds that units in flight get to finish after SIGTERM; then they are dropped."
+    )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."
     )

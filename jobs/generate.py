@@ -11,10 +11,12 @@ import ray
 from rich.console import Console
 
 from actors.generator import Generator
+from actors.ledger import start_ledger
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.plan import Plan, create_run, make_plan
 from jobs.progress import Progress
+from jobs.stopping import GracefulStop
 from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
@@ -31,7 +33,7 @@ class Exit(IntEnum):
     COMPLETE = 0
     FAILED = 1  # what is committed stays
     BAD_CONFIGURATION = 2
-    INTERRUPTED = 3  # the same command goes on
+    INCOMPLETE = 3  # stopped or interrupted; the same command goes on
 
 
 class TooManyErrors(Exception):
@@ -78,10 +80,18 @@ def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirec
             return Exit.COMPLETE
     run_directory.unmark_success()
     new = Counts()
+    num_done = 0
     for counts in _generate(plan, config, pool, run_directory, missing):
         new += counts
+        num_done += 1
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
             _refuse_too_many_errors(run_directory, new, config)
+    if num_done < len(missing):
+        print(
+            f"stopped with {len(missing) - num_done} units to go; the same command goes on from what is committed",
+            file=sys.stderr,
+        )
+        return Exit.INCOMPLETE
     seconds = time.monotonic() - started
     check = check_run(run_directory)
     run_directory.write_report(make_report(run_directory, check, seconds))
@@ -104,20 +114,34 @@ def _generate(
     if not missing:
         return
     start_ray(config)
+    ledger = start_ledger()
     worker_arguments = {
         "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,
+        "ledger": ledger,
+        "hang_timeout_s": config.run.hang_timeout_s,
     }
     num_rows = sum(unit.num_rows for unit in missing)
-    with Progress(len(missing), num_rows, config.run.progress) as progress:
+    stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
+    with stop, Progress(len(missing), num_rows, config.run.progress) as progress:
         most_tokens = plan.settings.sampling.n * plan.settings.sampling.max_tokens
         missing = sorted(missing, key=lambda unit: unit.most_tokens(most_tokens), reverse=True)
         receipts = stream_units(missing, Generator, worker_arguments, pool, config.run.no_progress_timeout_s)
         for receipt in receipts:
             progress.add(receipt.counts)
             yield receipt.counts
+    repeated = ray.get(ledger.summary.remote())
+    if any(repeated.values()):
+        print(_describe_repeats(repeated), file=sys.stderr)
+
+
+def _describe_repeats(repeated: dict[str, int]) -> str:
+    return (
+        f"{repeated['num_deaths']} worker processes died over units, {repeated['num_repeated_units']} attempts were "
+        f"repeated, {repeated['num_condemned_rows']} rows were given up because they kill their process"
+    )
 
 
 def _refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
@@ -141,7 +165,7 @@ def _print_problems(check: CheckReport) -> None:
 
 def _interrupted() -> Exit:
     print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
-    return Exit.INTERRUPTED
+    return Exit.INCOMPLETE
 
 
 def _explain(error: Exception) -> str:

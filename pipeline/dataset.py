@@ -20,9 +20,9 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
 
-# How often Ray may repeat a call whose actor died. Ray Data's default is for ever, even for a row that kills its actor.
-# Actors that died are replaced without limit.
-MAX_TASK_RETRIES = 4
+# How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
+# that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
+MAX_TASK_RETRIES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,9 @@ def stream_units(
     """The receipts of the units as they are committed.
 
     `worker` takes tables with a column "unit" of JSON texts and returns, row for row, tables with the columns "receipt"
-    (JSON text) and "failure" (a message), one of them null: a failure that travels as data keeps its message, which
-    Ray Data's own wrapping loses. Raises UnitError at the first failure, RayError if actors die again and again.
+    (JSON text) and "failure" (a message): a failure that travels as data keeps its message, which Ray Data's own
+    wrapping loses. A unit with neither was not begun, since the run is stopping. Raises UnitError at the first failure,
+    RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
     descriptors = [{"unit": json.dumps(unit.to_dict())} for unit in units]
@@ -85,7 +86,8 @@ def stream_units(
         for row in batch.to_pylist():
             if row["failure"] is not None:
                 raise UnitError(row["failure"])
-            yield Receipt.from_dict(json.loads(row["receipt"]))
+            if row["receipt"] is not None:
+                yield Receipt.from_dict(json.loads(row["receipt"]))
 
 
 def map_rows(

@@ -41,6 +41,10 @@ class WorkUnit:
         assert 0 <= index < self.num_rows
         return self.unit_id << 32 | index
 
+    def row_index(self, row_id: int) -> int:
+        """The place in the unit of the row with this run-wide id."""
+        return row_id - self.row_id(0)
+
     def most_tokens(self, num_output_tokens: int) -> int:
         """Tokens of prompts and outputs, about, if every row yields so many; the largest unit should not come last."""
         return self.estimated_tokens + self.num_rows * num_output_tokens

@@ -1,6 +1,8 @@
 """Helpers of the command tests: write an input, make the command line, read what came out."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,11 @@ def content(output: Path) -> str:
 def commits(output: Path) -> dict[str, tuple[int, int]]:
     """Each part's inode and time of change: equal only if nobody wrote it again."""
     return {part.name: (part.stat().st_ino, part.stat().st_mtime_ns) for part in output.glob("data/*.parquet")}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Return when it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)  # between looks, not instead of one

@@ -6,15 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from jobs import generate, verify
-from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, write_jsonl
+from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
@@ -88,7 +86,7 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
 
     command = [sys.executable, "-m", "jobs.generate", *arguments(source, output, text_pair, *slow)]
     driver = subprocess.Popen([*command, f"--run.ray_address={ray_address}"])
-    _wait_until(lambda: len(commits(output)) >= 3 or driver.poll() is not None)
+    wait_until(lambda: len(commits(output)) >= 3 or driver.poll() is not None)
     os.kill(driver.pid, signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL, "the driver finished before it could be killed: make the run longer"
     before = commits(output)
@@ -306,7 +304,7 @@ def test_an_interrupted_driver_says_so_and_can_go_on(tmp_path: Path, text_pair: 
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=2", "--actors.units_in_flight=1")
     command = [sys.executable, "-m", "jobs.generate", *arguments(source, output, text_pair, *slow)]
     driver = subprocess.Popen([*command, f"--run.ray_address={ray_address}"], stderr=subprocess.PIPE, text=True)
-    _wait_until(lambda: bool(commits(output)) or driver.poll() is not None)
+    wait_until(lambda: bool(commits(output)) or driver.poll() is not None)
     driver.send_signal(signal.SIGINT)
     _, stderr = driver.communicate(timeout=120)
     assert (driver.returncode, "the same command goes on" in stderr) == (3, True)
@@ -337,10 +335,3 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_add
     source = write_jsonl(folder / "in.jsonl", prompts(30))
     assert generate.main(arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed")) == 0
     return folder
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)  # between looks, not instead of one

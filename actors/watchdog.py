@@ -1,0 +1,49 @@
+"""Watchdog: ends a process whose engine hangs. Ray then starts another one, and the ledger counts a death."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+EXIT_CODE = 70  # of a process that was ended for hanging
+
+
+class Watchdog:
+    """Entered around each piece of work; if one takes longer than `timeout_s`, the process ends.
+
+    A GPU that hangs holds its thread for ever, in native code that no exception reaches.
+    """
+
+    def __init__(self, timeout_s: float, bite: Callable[[], None] | None = None) -> None:
+        """`bite` is what happens then; by default all threads' stacks go to stderr and the process ends."""
+        self._timeout_s, self._bite = timeout_s, bite or self._end_process
+        self._started: float | None = None
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def __enter__(self) -> None:
+        """Work begins."""
+        self._started = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Work has ended, well or not."""
+        self._started = None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._timeout_s / 8)
+            started = self._started
+            if started is not None and time.monotonic() - started > self._timeout_s:
+                self._bite()
+                return
+
+    def _end_process(self) -> None:
+        sys.stderr.write(f"the engine has hung for {self._timeout_s:g} s: this process ends\n")
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(EXIT_CODE)

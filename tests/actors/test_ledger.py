@@ -1,0 +1,125 @@
+"""The ledger condemns the rows that kill their process, and no others."""
+
+import random
+
+import pytest
+
+from actors.ledger import MOST_DEATHS, Attempt, Ledger, UnitAbandoned
+
+
+class Cluster:
+    """Processes that run units by the ledger's word, and die over some rows. Nothing but the dying is played."""
+
+    def __init__(self, killers: set[int]) -> None:
+        self.killers, self.alive, self.num_processes = killers, {"node"}, 0
+        self.ledger = Ledger(self.alive.__contains__)
+        self.ran_to_death: list[tuple[int, ...]] = []
+
+    def run(self, unit_id: int, num_rows: int) -> tuple[set[int], set[int]]:
+        """Rows that came through and rows that were condemned."""
+        while True:
+            self.num_processes += 1
+            done = self._attempt(unit_id, num_rows, f"process-{self.num_processes}")
+            if done is not None:
+                self.ledger.finish(unit_id)
+                return done
+
+    def _attempt(self, unit_id: int, num_rows: int, process: str) -> tuple[set[int], set[int]] | None:
+        attempt = self.ledger.begin(unit_id, num_rows, process, "node")
+        assert attempt is not None
+        condemned: set[int] = set()
+        through: set[int] = set()
+        if attempt.is_careful:
+            while (group := self.ledger.next_group(unit_id)).rows:
+                if self.killers & set(group.rows):
+                    self.ran_to_death.append(group.rows)
+                    return None
+                through |= set(group.rows)
+            condemned = set(group.condemned)
+        rest = set(range(num_rows)) - condemned - through
+        if self.killers & rest:
+            self.ran_to_death.append(tuple(sorted(rest)))
+            return None
+        return through | rest, condemned
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 64, 256])
+def test_the_row_that_kills_is_condemned_and_no_other(num_rows: int) -> None:
+    for killer in {0, num_rows // 2, num_rows - 1}:
+        cluster = Cluster({killer})
+        assert cluster.run(0, num_rows) == (set(range(num_rows)) - {killer}, {killer})
+        assert len(cluster.ran_to_death) <= 5
+        assert cluster.ran_to_death[-2:] == [(killer,), (killer,)]
+        assert cluster.ledger.summary()["num_condemned_rows"] == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_killers_in_one_unit_are_condemned(seed: int) -> None:
+    killers = set(random.Random(seed).sample(range(100), 4))
+    cluster = Cluster(killers)
+    assert cluster.run(3, 100) == (set(range(100)) - killers, killers)
+
+
+def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
+    ledger = Ledger(lambda node: True)
+    assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
+    assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
+    assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
+    groups = []
+    while (group := ledger.next_group(0)).rows:
+        groups.append(group.rows)
+    assert groups == [(0, 1), (2, 3)]
+    assert group.condemned == ()
+
+
+def test_one_death_alone_condemns_nobody() -> None:
+    ledger = Ledger(lambda node: True)
+    for process in "abc":
+        ledger.begin(0, 1, process, "node")
+    assert ledger.next_group(0).rows == (0,)
+    ledger.begin(0, 1, "d", "node")
+    again = ledger.next_group(0)
+    assert (again.rows, again.condemned) == ((0,), ())
+    assert ledger.next_group(0).condemned == ()
+
+
+def test_a_node_that_died_is_held_against_nobody() -> None:
+    alive = {"spot", "other"}
+    ledger = Ledger(alive.__contains__)
+    for process in ("a", "b"):
+        ledger.begin(0, 9, process, "other")
+    ledger.begin(0, 9, "c", "spot")
+    assert ledger.next_group(0).rows == (0, 1, 2)
+    alive.remove("spot")
+    assert ledger.begin(0, 9, "d", "other") == Attempt(3, is_careful=True)
+    assert ledger.next_group(0).rows == (0, 1, 2), "the group is tried as it was"
+    assert ledger.summary()["num_deaths"] == 2
+
+
+def test_a_call_that_is_repeated_in_the_same_process_is_no_death() -> None:
+    ledger = Ledger(lambda node: True)
+    for number in range(5):
+        assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
+
+
+def test_a_unit_begun_again_after_its_commit_is_no_death() -> None:
+    ledger = Ledger(lambda node: True)
+    for process in "abcd":
+        attempt = ledger.begin(0, 4, process, "node")
+        assert attempt is not None
+        assert not attempt.is_careful
+        ledger.finish(0)
+
+
+def test_a_run_that_stops_begins_nothing() -> None:
+    ledger = Ledger(lambda node: True)
+    ledger.stop()
+    assert ledger.begin(0, 4, "a", "node") is None
+
+
+def test_a_unit_that_kills_whatever_is_tried_fails_the_run() -> None:
+    ledger = Ledger(lambda node: True)
+    for number in range(MOST_DEATHS):
+        ledger.begin(0, 400, f"process-{number}", "node")
+    with pytest.raises(UnitAbandoned, match=f"{MOST_DEATHS} processes died over unit 0"):
+        ledger.begin(0, 400, "last", "node")

@@ -1,0 +1,99 @@
+"""When memory runs out: half the slots, the same texts; what is too large even alone fails alone."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from actors.engine_loop import EngineLoop
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.memory import is_out_of_memory
+
+Pair = tuple[str, str]
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
+
+
+def sequences(count: int) -> list[Sequence]:
+    return [Sequence.create([5, 6, 7 + i], PARAMS, row=i) for i in range(count)]
+
+
+def texts(count: int, text_pair: Pair) -> list[list[int]]:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=4))
+    expected = sequences(count)
+    for _ in engine.stream(expected):
+        pass
+    return [sequence.output_token_ids for sequence in expected]
+
+
+def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_same(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, sizes = Engine.step, []
+
+    def too_large(self: Engine) -> list[Sequence]:
+        finished = step(self)
+        sizes.append(self.options.num_slots)
+        if self.num_running > 2 and self.in_flight[0].num_rounds >= 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return finished
+
+    expected = texts(9, text_pair)
+    monkeypatch.setattr(Engine, "step", too_large)
+    running = sequences(9)
+    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=8)))
+    asyncio.run(asyncio.wait_for(loop.finish(running), timeout=120))
+    assert [sequence.output_token_ids for sequence in running] == expected
+    assert sorted(set(sizes)) == [2, 4, 8]
+    assert all(len(sequence.output_token_ids) == 12 for sequence in running)
+    counted = [sequence.num_accepted_tokens + sequence.num_rounds for sequence in running]
+    assert counted == [12] * 9, "rounds of before it began again are counted"
+
+
+def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Engine.step
+    running = sequences(5)
+    giant = running[3]
+
+    def too_large(self: Engine) -> list[Sequence]:
+        finished = step(self)
+        if giant in self.in_flight:
+            raise MemoryError
+        return finished
+
+    expected = texts(5, text_pair)
+    monkeypatch.setattr(Engine, "step", too_large)
+    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    asyncio.run(asyncio.wait_for(loop.finish(running), timeout=120))
+    assert giant.finish_reason == "error"
+    assert "memory ran out although nothing else ran" in str(giant.error)
+    others = [row for row in range(5) if row != 3]
+    assert [running[row].output_token_ids for row in others] == [expected[row] for row in others]
+
+
+def test_memory_that_runs_out_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(real.value)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("expected scalar type Float"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_process_whose_engine_hangs_ends_and_says_where() -> None:
+    program = """
+import threading
+from actors.watchdog import Watchdog
+watchdog = Watchdog(0.2)
+for _ in range(3):
+    with watchdog:
+        pass
+with watchdog:
+    threading.Event().wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 70
+    assert "the engine has hung for 0.2 s" in ended.stderr
+    assert "threading.py" in ended.stderr

@@ -1,0 +1,156 @@
+"""Generators that die where they are told to. They die for real: `os._exit` in the worker's process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from actors.generator import Generator
+from actors.translation import EncodedRow
+from pipeline import commit, whole_file
+
+# What a unit goes through, in order.
+POINTS = (
+    "before begin",
+    "after begin",
+    "before reading",
+    "after reading",
+    "generating",
+    "before errors",
+    "after errors",
+    "before part",
+    "before link",
+    "after link",
+    "after part",
+    "after commit",
+    "after finish",
+)
+
+
+def dies_at_every_point(folder: Path) -> type[Generator]:
+    """A generator that dies at POINTS[k] of unit k, once; `folder` remembers where it has died."""
+
+    class Dying(Generator):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._unit_id = -1
+            commit.replace_file = self._between("before errors", commit.replace_file, "after errors")
+            commit.create_file = self._between("before part", commit.create_file, "after part")
+            whole_file.os = _Os(self)  # type: ignore[assignment]
+            self._ledger = _Ledger(self, self._ledger)
+
+        def here(self, point: str) -> None:
+            seen = folder / f"{point} {self._unit_id}"
+            if 0 <= self._unit_id < len(POINTS) and POINTS[self._unit_id] == point and not seen.exists():
+                seen.touch()
+                os._exit(9)
+
+        def _between(self, before: str, function: Any, after: str) -> Any:
+            def call(*args: Any) -> Any:
+                self.here(before)
+                result = function(*args)
+                self.here(after)
+                return result
+
+            return call
+
+        async def _generate_unit(self, unit: Any) -> Any:
+            self._unit_id = unit.unit_id
+            self.here("before begin")
+            receipt = await super()._generate_unit(unit)
+            self.here("after finish")
+            return receipt
+
+        def _read(self, unit: Any) -> Any:
+            self.here("before reading")
+            result = super()._read(unit)
+            self.here("after reading")
+            return result
+
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            step = self._loop.engine.step
+
+            def step_and_die() -> Any:
+                self.here("generating")
+                return step()
+
+            self._loop.engine.step = step_and_die  # type: ignore[method-assign]
+            await super()._finish(rows)
+
+    return Dying
+
+
+class _Os:
+    """The module `os`, dying around links."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def link(self, *args: Any) -> None:
+        self._generator.here("before link")
+        os.link(*args)
+        self._generator.here("after link")
+
+
+class _Ledger:
+    """The run's ledger, dying around its calls."""
+
+    def __init__(self, generator: Any, ledger: Any) -> None:
+        self._generator, self._ledger = generator, ledger
+        self.begin, self.finish, self.next_group = (
+            _Call(self, "begin"),
+            _Call(self, "finish"),
+            _Call(self, "next_group"),
+        )
+
+
+class _Call:
+    def __init__(self, ledger: _Ledger, name: str) -> None:
+        self._ledger, self._name = ledger, name
+
+    async def remote(self, *args: Any) -> Any:
+        if self._name == "finish":
+            self._ledger._generator.here("after commit")
+        result = await getattr(self._ledger._ledger, self._name).remote(*args)
+        if self._name == "begin":
+            self._ledger._generator.here("after begin")
+        return result
+
+
+def dies_over_poison(word: str) -> type[Generator]:
+    """A generator whose process dies when a row with this word in its prompt runs."""
+
+    class Poisoned(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            if any(word in row.prompt for row in rows):
+                os._exit(9)
+            await super()._finish(rows)
+
+    return Poisoned
+
+
+def hangs_once(folder: Path) -> type[Generator]:
+    """A generator whose engine hangs in its third step, in one process; `folder` remembers that it has."""
+
+    class Hanging(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            step, num_steps = self._loop.engine.step, 0
+
+            def step_or_hang() -> Any:
+                nonlocal num_steps
+                num_steps += 1
+                seen = folder / "hung"
+                if num_steps == 3 and not seen.exists():
+                    seen.touch()
+                    threading.Event().wait()
+                return step()
+
+            self._loop.engine.step = step_or_hang  # type: ignore[method-assign]
+            await super()._finish(rows)
+
+    return Hanging
