@@ -79,10 +79,12 @@ class Engine:
         schedule: Schedule | None = None
         if options.draft_length == "adaptive" and parts.drafter_name != "none":
             num_slots, most = options.num_slots, options.num_speculative_tokens
+            parts.target.allocate(num_slots, parts.max_model_len)
+            drafter = parts.make_drafter(num_slots)
             costs = with_overhead(
                 measure_costs(parts.target, parts.draft, num_slots, most),
                 parts.target,
-                parts.make_drafter(num_slots) if parts.draft is not None else None,
+                drafter if parts.draft is not None else None,
                 num_slots,
                 most,
                 lambda model, drafter: cls(model, drafter, options, max_model_len=64),
