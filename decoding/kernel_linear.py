@@ -31,7 +31,8 @@ class KernelLinear(torch.nn.Module):
         """Lay out a copy of the weight, in this memory, for the function of its dtype."""
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
-        self.bias = bias_O
+        # A copy that is no parameter: the kernel knows its address, so nobody may move it.
+        self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = function
         depth = _DEPTHS[weight_OI.dtype]
         missing = -self.out_features % _COLUMNS

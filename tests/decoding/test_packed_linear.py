@@ -99,3 +99,14 @@ def test_input_of_another_kind_is_refused():
 
 def test_an_odd_number_of_inputs_is_left_to_others():
     assert not isinstance(pack(torch.zeros(4, 5, dtype=torch.bfloat16), None), KernelLinear)
+
+
+def test_a_layer_does_not_mind_what_becomes_of_the_parameters_it_was_made_of():
+    linear = random_linear((33, 80), torch.bfloat16)
+    layer = kernel_layer(linear)
+    x = torch.randn(5, 80).bfloat16()
+    expected = layer(x)
+    for parameter in (linear.weight, linear.bias):
+        parameter.data = torch.full_like(parameter, float("nan"))
+    assert list(layer.parameters()) == []
+    assert torch.equal(layer(x), expected)
