@@ -24,7 +24,9 @@ from decoding.rows import Tail
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
-_PROBE_ROWS = 8  # one row in so many probes the draft model, which must first catch up with what it missed
+_PROBE_ROWS = (
+    8  # one row in so many probes: the draft model must catch up first, and a lookup takes a better plan's place
+)
 _LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
 
 
@@ -84,8 +86,8 @@ class AdaptiveSchedule(Schedule):
         # Of tails where the model's tokens stood: tokens that stood, less what the time of them all would have earned.
         self._tail_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         self._tail_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)  # rows that fill a column of verification
-        num_slots = costs.draft[-1][0]
-        self._own_time = OwnTime(costs, num_slots, num_slots * (1 + num_speculative_tokens))
+        most_tokens = costs.target[-1][0]  # about those of all slots at the ceiling: what matters is to be far apart
+        self._own_time = OwnTime(costs, max(1, most_tokens // (1 + num_speculative_tokens)), max(2, most_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
         self._plan = DraftPlan((), ())
 
@@ -153,9 +155,7 @@ class AdaptiveSchedule(Schedule):
             if survival_BK is None or self._rounds_without[name] % _PROBE_EVERY:
                 continue
             rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
-            if is_lookup:  # what is planned already is worth more than knowing
-                rows = [row for row in rows if not lengths[row]]
-            else:  # the shortest have missed the least
+            if not is_lookup:  # the shortest have missed the least
                 rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
             for row in rows:
                 lengths[row], looks_up[row] = 1, is_lookup
