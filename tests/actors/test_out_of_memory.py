@@ -35,7 +35,8 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
     def too_large(self: Engine) -> list[Sequence]:
         finished = step(self)
         sizes.append(self.options.num_slots)
-        if self.num_running > 2 and self.in_flight[0].num_rounds >= 2:
+        is_measured = self._parts is None  # the engine over a stand-in that measures its own time
+        if not is_measured and self.num_running > 2 and self.in_flight[0].num_rounds >= 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return finished
 
