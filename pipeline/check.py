@@ -153,8 +153,11 @@ def _count_problems(generations: pa.Table) -> Iterator[str]:
 
 
 def _read(location: Location, columns: list[str] | None = None) -> pa.Table:
-    with location.filesystem.open_input_file(location.path) as file:
-        return pq.ParquetFile(file).read(columns)
+    def read() -> pa.Table:
+        with location.open_file() as file:
+            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+
+    return location.retrying("reading", read)
 
 
 def _some(row_ids: set[int]) -> str:

@@ -14,7 +14,6 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -58,7 +57,7 @@ class RunDirectory:
         assert "manifest" not in run
         _refuse_occupied(location)
         for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
-            location.filesystem.create_dir(location.child(folder).path, recursive=True)
+            location.child(folder).make_folder()
         temporary = location.child("_tmp")
         replace_file(location.child(_CREATING), b"", temporary)
         manifest, run_json = location.child("manifest"), location.child("run.json")
@@ -69,10 +68,10 @@ class RunDirectory:
         won = not run_json.exists() and create_file(run_json, content, temporary)
         if not won:
             for part in own_parts:
-                _delete(part)
+                part.remove()
         elif location.is_local:  # elsewhere another creation may yet replace run.json, and need its parts
             _delete_other_parts(manifest, own_parts)
-        _delete(location.child(_CREATING))
+        location.child(_CREATING).remove()
         if not won:
             raise ValueError(f"{location.name}: another process created a run here just now; run the command again")
         return cls.open(location)
@@ -151,7 +150,7 @@ class RunDirectory:
 
     def unmark_success(self) -> None:
         """Remove _SUCCESS if it is there: what it says is about to be untrue, or not known."""
-        _delete(self.location.child("_SUCCESS"))
+        self.location.child("_SUCCESS").remove()
 
     def is_success(self) -> bool:
         """Whether the run was checked and is complete."""
@@ -162,18 +161,12 @@ def _location(path: str | Location) -> Location:
     return path if isinstance(path, Location) else Location.parse(path)
 
 
-def _delete(location: Location) -> None:
-    """Delete the file, unless another process has done so."""
-    with suppress(FileNotFoundError):
-        location.filesystem.delete_file(location.path)
-
-
 def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
     """Delete the manifest parts of creations that died, and of those that are about to find that they lost."""
     own_paths = {part.path for part in own_parts}
     for info in folder.list():
         if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
-            _delete(folder.at(info.path))
+            folder.at(info.path).remove()
 
 
 def _missing_keys(run: Any) -> list[str]:
