@@ -134,6 +134,9 @@ class RunSection(_Section):
     no_progress_timeout_s: float = Field(
         3600.0, gt=0, description="Fail when no unit is committed for so many seconds."
     )
+    lease_timeout_s: float = Field(
+        60.0, gt=0, description="A driver that gives no sign of life for so many seconds loses the run to the next one."
+    )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."
     )

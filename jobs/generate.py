@@ -19,6 +19,7 @@ from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, UnitError, stream_units
+from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(plan, config, pool, run_directory)
     except KeyboardInterrupt:
         return _interrupted()
-    except TooManyErrors as error:
+    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
     except (UnitError, OSError, ray.exceptions.RayError) as error:
@@ -68,17 +69,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
-    started = time.monotonic()
-    missing = list(run_directory.missing_units())
-    if not missing and run_directory.is_success():
+    if run_directory.is_success() and not any(run_directory.missing_units()):
         check = check_run(run_directory)
         if check.is_complete:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
             return Exit.COMPLETE
+    with hold_lease(run_directory, config.run.lease_timeout_s) as lease:
+        return _run_alone(plan, config, pool, run_directory, lease)
+
+
+def _run_alone(
+    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, lease: Lease
+) -> Exit:
+    """Generate what is missing, as the only driver, and verify the whole."""
+    started = time.monotonic()
     run_directory.unmark_success()
     new = Counts()
-    for counts in _generate(plan, config, pool, run_directory, missing):
+    for counts in _generate(plan, config, pool, run_directory, list(run_directory.missing_units())):
+        lease.refuse_if_lost()
         new += counts
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
             _refuse_too_many_errors(run_directory, new, config)

@@ -16,7 +16,7 @@ from pipeline.commit import receipt_of
 from pipeline.counts import Counts, count_generations
 from pipeline.identities import COLUMNS, contradictions
 from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.schema import ERRORS, generations_schema
 from pipeline.units import WorkUnit
 
@@ -67,7 +67,7 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     for folder in ("data", "errors"):
         names = {info.path.rpartition("/")[2] for info in location.child(folder).list()}
         problems += [f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)]
-    leftovers = sorted(info.base_name for info in run_directory.temporary.list() if info.base_name != "commit.lock")
+    leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
     notes = [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
     return CheckReport(problems, notes, counts, num_units, num_committed)
 

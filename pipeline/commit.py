@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.counts import Counts
 from pipeline.location import Location
 from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import COMMIT_LOCK, RunDirectory
 from pipeline.units import WorkUnit
 from pipeline.whole_file import create_file, replace_file
 
@@ -97,7 +97,7 @@ def _commit_lock(run_directory: RunDirectory) -> Iterator[None]:
     if not run_directory.location.is_local:
         yield
         return
-    with open(run_directory.temporary.child("commit.lock").path, "ab") as lock:
+    with open(run_directory.temporary.child(COMMIT_LOCK).path, "ab") as lock:
         with suppress(OSError):  # a mount without locks: the link still lets one attempt win
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

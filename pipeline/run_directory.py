@@ -5,6 +5,7 @@ manifest/part-*.parquet    the work units, in the parts that run.json names; oth
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
 report.json  _SUCCESS      written at the end
+_LEASE                     which driver works on the run, while one does
 _tmp/                      files on their way (local disks only)
 """
 
@@ -24,6 +25,7 @@ from pipeline.manifest import ManifestSummary, manifest_parts, read_manifest, wr
 from pipeline.units import WorkUnit
 from pipeline.whole_file import create_file, replace_file
 
+COMMIT_LOCK, DRIVER_LOCK = "commit.lock", "driver.lock"  # in _tmp/, on local disks
 _CREATING = "_CREATING"  # there from the first to the last moment of a creation
 _MANIFEST_PART_NAME = re.compile(r"part-[0-9a-f]{16}-\d{5,}\.parquet")
 _PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
