@@ -20,6 +20,7 @@ from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, UnitError, stream_units
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
+from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
-    except (UnitError, OSError, ray.exceptions.RayError) as error:
+    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
         return Exit.FAILED
@@ -85,6 +86,8 @@ def _run_alone(
     """Generate what is missing, as the only driver, and verify the whole."""
     started = time.monotonic()
     run_directory.unmark_success()
+    for name in quarantine(run_directory, run_directory.stunted_parts()):
+        print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
     new = Counts()
     for counts in _generate(plan, config, pool, run_directory, list(run_directory.missing_units())):
         lease.refuse_if_lost()
@@ -143,7 +146,8 @@ def _print_problems(check: CheckReport) -> None:
     for problem in check.problems:
         print(f"problem: {problem}", file=sys.stderr)
     print(
-        "the run is not complete; remove a damaged part from data/ and run the same command again to redo it",
+        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, and the same command "
+        "as now then redoes their units",
         file=sys.stderr,
     )
 
@@ -154,7 +158,7 @@ def _interrupted() -> Exit:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, UnitError):
+    if isinstance(error, UnitError | ValueError):
         return str(error)
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
         return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"
