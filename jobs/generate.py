@@ -80,9 +80,7 @@ def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirec
         return _run_alone(plan, config, pool, run_directory, lease)
 
 
-def _run_alone(
-    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, lease: Lease
-) -> Exit:
+def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, lease: Lease) -> Exit:
     """Generate what is missing, as the only driver, and verify the whole."""
     started = time.monotonic()
     run_directory.unmark_success()
@@ -146,8 +144,8 @@ def _print_problems(check: CheckReport) -> None:
     for problem in check.problems:
         print(f"problem: {problem}", file=sys.stderr)
     print(
-        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, and the same command "
-        "as now then redoes their units",
+        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
+        "and the same command as now then redoes their units",
         file=sys.stderr,
     )
 

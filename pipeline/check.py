@@ -109,9 +109,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         generations = _read(part)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return Counts(), [
-            f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"
-        ]
+        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"]
     if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
         return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"]
     try:
@@ -120,9 +118,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
         failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
     except (OSError, pa.ArrowException, ValueError) as error:
-        return Counts(), [
-            f"errors/{where.removeprefix('data/')}: damaged ({error})"
-        ]
+        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
     if receipt.unit_id != unit.unit_id:

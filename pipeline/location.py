@@ -16,6 +16,7 @@ from pipeline.retries import RetryPolicy
 
 _Result = TypeVar("_Result")
 
+
 @dataclass(frozen=True)
 class Location:
     """A place on a local disk or in an object store; `Location.parse(location.name)` is the same place.

@@ -69,7 +69,7 @@ def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temp
 
 
 def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkUnit]:
-    """The units of a manifest, in order. Raises ValueError, naming the part, if one is gone or not as it was written."""
+    """The units of a manifest, in order. Raises ValueError, naming the part, if one is gone or was changed."""
     for location, digest in zip(manifest_parts(folder, manifest), manifest.digests, strict=True):
         try:
             content = location.read_bytes()

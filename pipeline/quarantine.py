@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import count
 
 from pyarrow import fs
@@ -30,7 +30,7 @@ def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[
     for name in sorted(damaged, key=lambda name: (not name.startswith("data/"), name)):
         source, place = run_directory.location.child(name), _free_place(run_directory, name)
         place.at(place.path.rpartition("/")[0]).make_folder()
-        reason = {"file": name, "reason": damaged[name], "moved": datetime.now(timezone.utc).isoformat("T", "seconds")}
+        reason = {"file": name, "reason": damaged[name], "moved": datetime.now(UTC).isoformat("T", "seconds")}
         note = (json.dumps(reason, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         replace_file(place.at(f"{place.path}.json"), note, run_directory.temporary)
         _move(source, place)

@@ -44,7 +44,7 @@ _PASSING_TEXT = re.compile(
 class RetryPolicy:
     """How often and how long. Waits double from `first_wait_s`, each drawn at random below its bound (full jitter).
 
-    pyarrow's S3 client tries each request for about 6 seconds by itself, at a fixed pace; this is for what lasts longer.
+    pyarrow's S3 client tries a request for about 6 seconds by itself, at a fixed pace; this is for what lasts longer.
     """
 
     max_tries: int = 8

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
@@ -124,10 +124,8 @@ def flaky_proxy(upstream: str) -> Iterator[FlakyProxy]:
                 self.close_connection = True
 
         def finish(self) -> None:
-            try:
+            with suppress(OSError, ValueError):
                 super().finish()
-            except (OSError, ValueError):
-                pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -92,8 +92,9 @@ def test_every_corruption_is_found_or_harmless_and_repair_redoes_exactly_the_dam
             run_directory = RunDirectory.open(str(run))
             report = check_run(run_directory)
         except ValueError as failure:
+            text = str(failure)
             assert kind == "plan", what
-            assert changed[0].name in str(failure) or "no run here" in str(failure), what
+            assert changed[0].name in text or "no run here" in text, what
             outcomes[kind, "found"] += 1
             shutil.rmtree(run)
             continue

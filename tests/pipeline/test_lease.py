@@ -89,13 +89,18 @@ def test_a_living_driver_of_a_run_in_s3_is_seen_by_its_renewals(run_in_s3: RunDi
     assert time.monotonic() - started < 8
 
 
+def _fail_while_holding(run_directory: RunDirectory) -> None:
+    with hold_lease(run_directory, 0.2):
+        assert run_directory.location.child("_LEASE").exists()
+        raise KeyError("mine")
+
+
 @pytest.mark.parametrize("where", ["run_directory", "run_in_s3"])
 def test_a_lease_is_given_back_at_the_end_also_of_a_run_that_fails(where: str, request: pytest.FixtureRequest) -> None:
     run_directory = request.getfixturevalue(where)
     for _ in range(2):
-        with pytest.raises(KeyError, match="mine"), hold_lease(run_directory, 0.2):
-            assert run_directory.location.child("_LEASE").exists()
-            raise KeyError("mine")
+        with pytest.raises(KeyError, match="mine"):
+            _fail_while_holding(run_directory)
         assert not run_directory.location.child("_LEASE").exists()
 
 

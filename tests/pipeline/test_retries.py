@@ -43,7 +43,7 @@ def test_after_the_last_try_the_error_says_what_was_tried_and_how_often() -> Non
 def test_tries_end_with_the_time_as_well() -> None:
     started = time.monotonic()
     policy = RetryPolicy(max_tries=1000, max_seconds=0.1, first_wait_s=0.02, longest_wait_s=0.02)
-    with pytest.raises(OSError, match="failed .* times"):
+    with pytest.raises(OSError, match=r"failed .* times"):
         policy.call("reading", Flaky(*[OSError(errno.EIO, "i/o")] * 1000))
     assert time.monotonic() - started < 5
 

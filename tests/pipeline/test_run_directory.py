@@ -28,9 +28,7 @@ def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
     created = RunDirectory.create(str(tmp_path / "run"), RUN, (unit(i) for i in range(25_000)))
     opened = RunDirectory.open(str(tmp_path / "run"))
     assert opened.run == created.run == {**RUN, "manifest": opened.manifest.to_dict()}
-    assert opened.manifest == ManifestSummary(
-        1, 25_000, 75_000, 50_000, opened.manifest.token, opened.manifest.digests
-    )
+    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000, opened.manifest.token, opened.manifest.digests)
     assert list(opened.units()) == [unit(i) for i in range(25_000)]
 
 
@@ -201,7 +199,7 @@ def test_a_run_json_that_was_edited_is_refused(finished_run: RunDirectory) -> No
     path = Path(finished_run.location.child("run.json").path)
     content = path.read_text()
     path.write_text(content.replace('"seed": 7', '"seed": 8'))
-    with pytest.raises(ValueError, match="run.json is damaged, or was edited: its digest"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged, or was edited: its digest"):
         RunDirectory.open(finished_run.location)
     path.write_text(json.dumps(dict(reversed(json.loads(content).items()))))
     assert RunDirectory.open(finished_run.location) == finished_run
