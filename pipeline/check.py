@@ -93,7 +93,7 @@ def content_hash(run_directory: RunDirectory) -> str:
     digest = hashlib.sha256()
     columns = ["row_id", "sample", "token_ids", "finish_reason"]
     for unit in run_directory.units():
-        rows = _read(run_directory.part_path(unit.unit_id), columns).to_pylist()
+        rows = _read_columns(run_directory.part_path(unit.unit_id), columns).to_pylist()
         for row in sorted(rows, key=lambda row: (row["row_id"], row["sample"])):
             token_ids, reason = row["token_ids"], row["finish_reason"].encode()
             digest.update(struct.pack("<qiii", row["row_id"], row["sample"], len(token_ids), len(reason)))
@@ -105,15 +105,17 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
     """What the unit's files hold, and what is wrong with them."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
+    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it.
+    part_bytes, errors_bytes = part.read_bytes(), errors_path.read_bytes() if has_errors else None
     try:
-        generations = _read(part)
+        generations = _parse(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"]
     if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
         return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"]
     try:
-        errors = _read(errors_path) if has_errors else ERRORS.empty_table()
+        errors = ERRORS.empty_table() if errors_bytes is None else _parse(errors_bytes)
         if not errors.schema.equals(ERRORS):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
         failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
@@ -161,7 +163,12 @@ def _count_problems(generations: pa.Table) -> Iterator[str]:
                 yield f"row {row['row_id']} sample {row['sample']}: {problem}"
 
 
-def _read(location: Location, columns: list[str] | None = None) -> pa.Table:
+def _parse(content: bytes) -> pa.Table:
+    """The table of a Parquet file. Raises OSError or ArrowException if it is none, or a checksum is wrong."""
+    return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+
+
+def _read_columns(location: Location, columns: list[str]) -> pa.Table:
     def read() -> pa.Table:
         with location.open_file() as file:
             return pq.ParquetFile(file, page_checksum_verification=True).read(columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import resource
 import signal
 from dataclasses import replace
@@ -165,3 +166,30 @@ def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> Non
     commit_rows(run_directory, unit(2), sound_rows(unit(2), [0, 1, 2]), [])
     assert check_run(run_directory).is_complete
     assert check_run(run_directory).notes == []
+
+
+@pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
+def test_a_part_that_the_store_does_not_hand_out_is_not_called_damaged(
+    run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str
+) -> None:
+    _commit(run_directory)
+    proxy.failures.append(Failure("GET .*/(data|errors)/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
+    with pytest.raises(OSError, match=text):
+        check_run(run_directory)
+    proxy.failures.clear()
+    assert check_run(run_directory).is_complete
+
+
+def test_a_link_whose_answer_is_lost_is_known_for_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def link_and_lose_the_answer(*paths: str) -> None:
+        monkeypatch.setattr("pipeline.whole_file.os.link", link)
+        link(*paths)
+        raise OSError(errno.ESTALE, "Stale file handle")  # as NFS does when the server is back
+
+    monkeypatch.setattr("pipeline.whole_file.os.link", link_and_lose_the_answer)
+    place = replace(Location.parse(str(tmp_path)), retries=ONCE_MORE)
+    assert create_file(place.child("part"), b"ours", place)
+    assert not create_file(place.child("part"), b"theirs", place)
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
