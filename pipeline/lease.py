@@ -113,6 +113,8 @@ def hold_lease(
     Raises LeaseHeld, naming the holder, if it is alive, and OSError.
     """
     place = run_directory.location.child("_LEASE")
+    retries = replace(place.retries, max_seconds=min(place.retries.max_seconds, timeout_s / 2))
+    place = replace(place, retries=retries)  # a sign of life that comes after the timeout is none
     with _driver_lock(run_directory, place) as is_locked:
         _refuse_living_holder(place, timeout_s, is_locked)
         lease = Lease(place, run_directory.temporary, Holder.this_process(timeout_s))

@@ -168,12 +168,13 @@ def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> Non
     assert check_run(run_directory).notes == []
 
 
+@pytest.mark.parametrize("folder", ["data", "errors"])
 @pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
 def test_a_part_that_the_store_does_not_hand_out_is_not_called_damaged(
-    run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str
+    run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str, folder: str
 ) -> None:
     _commit(run_directory)
-    proxy.failures.append(Failure("GET .*/(data|errors)/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
+    proxy.failures.append(Failure(f"GET .*/{folder}/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
     with pytest.raises(OSError, match=text):
         check_run(run_directory)
     proxy.failures.clear()
