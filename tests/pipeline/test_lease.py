@@ -35,17 +35,23 @@ def run_in_s3(s3_folder: str) -> RunDirectory:
     return RunDirectory.create(s3_folder, RUN, [unit()])
 
 
-def _hold_for_ever(path: str, timeout_s: float, held: Any) -> None:
-    with hold_lease(RunDirectory.open(path), timeout_s):
-        held.set()
-        time.sleep(600)
+def _hold_until_it_is_lost(path: str, timeout_s: float, held: Any) -> None:
+    """Exit code 7 when another driver took the lease."""
+    try:
+        with hold_lease(RunDirectory.open(path), timeout_s) as lease:
+            held.set()
+            while True:
+                time.sleep(0.02)
+                lease.refuse_if_lost()
+    except LeaseLost:
+        raise SystemExit(7) from None
 
 
 def _other_driver(path: str, timeout_s: float) -> Any:
     """A real process that holds the lease."""
     context = multiprocessing.get_context("spawn")
     held = context.Event()
-    process = context.Process(target=_hold_for_ever, args=(path, timeout_s, held))
+    process = context.Process(target=_hold_until_it_is_lost, args=(path, timeout_s, held))
     process.start()
     assert held.wait(60)
     return process
@@ -149,6 +155,20 @@ def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(run_i
             assert found.token == second.holder.token
 
 
+def test_a_suspended_driver_stops_when_it_wakes_and_another_has_its_run(run_in_s3: RunDirectory) -> None:
+    process = _other_driver(run_in_s3.location.name, 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with hold_lease(run_in_s3, LONG) as lease:
+            os.kill(process.pid, signal.SIGCONT)
+            process.join(60)
+            assert process.exitcode == 7
+            lease.renew()
+            lease.refuse_if_lost()
+    finally:
+        process.kill()
+
+
 def test_a_driver_whose_lease_file_somebody_deleted_stops(run_directory: RunDirectory) -> None:
     with hold_lease(run_directory, 0.1) as lease:
         run_directory.location.child("_LEASE").remove()
@@ -186,3 +206,33 @@ def test_what_a_lease_leaves_behind_is_no_problem_of_the_run(tmp_path: Path) -> 
     with hold_lease(run_directory, LONG):
         assert check_run(run_directory).problems == check_run(run_directory).notes == []
     assert check_run(run_directory).problems == check_run(run_directory).notes == []
+
+
+def test_of_two_drivers_that_come_to_a_store_at_once_one_goes_on(run_in_s3: RunDirectory) -> None:
+    together, outcomes = threading.Barrier(2), []
+
+    def drive() -> None:
+        together.wait(30)
+        try:
+            with hold_lease(run_in_s3, 4.0, renew_every_s=LONG) as lease:
+                together.wait(30)
+                lease.renew()
+                lease.refuse_if_lost()
+                outcomes.append("goes on")
+                together.wait(30)
+        except (LeaseHeld, LeaseLost) as refusal:
+            outcomes.append(type(refusal).__name__)
+            together.abort()
+        except threading.BrokenBarrierError:
+            outcomes.append("goes on")
+
+    for _ in range(3):
+        together.reset()
+        outcomes.clear()
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(outcomes) == 2
+        assert outcomes.count("goes on") == 1, outcomes

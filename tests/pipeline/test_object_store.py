@@ -20,7 +20,7 @@ from pipeline.input_options import InputOptions
 from pipeline.location import Location
 from pipeline.manifest import manifest_parts
 from pipeline.run_directory import RunDirectory
-from pipeline.whole_file import replace_file
+from pipeline.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
 from tests.pipeline.s3_server import s3_uri
@@ -152,6 +152,23 @@ def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path)
         assert [file.size for file in remote] == [file.size for file in local]
         assert list_files([uri.replace(folder + "?", folder + "/*?")]) == remote
         assert read_all(remote, options, 8) == read_all(local, options, 8) != []
+
+
+def test_an_export_to_s3_is_there_whole_or_what_was_there_stays(s3_folder: str) -> None:
+    place = Location.parse(s3_folder).child("out.jsonl")
+    _put(s3_folder, "out.jsonl", b"old")
+    with pytest.raises(KeyError, match="mine"):
+        _fail_while_writing(place)
+    assert place.read_bytes() == b"old"
+    with replacement(place) as stream:
+        stream.write(bytes(12_000_000))
+    assert place.read_bytes() == bytes(12_000_000)
+
+
+def _fail_while_writing(place: Location) -> None:
+    with replacement(place) as stream:
+        stream.write(bytes(12_000_000))
+        raise KeyError("mine")
 
 
 def test_the_manifest_in_s3_is_whole_before_run_json_is_there(s3_folder: str) -> None:
