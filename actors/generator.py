@@ -23,6 +23,7 @@ from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_unit
+from pipeline.location import Location
 from pipeline.receipt import Receipt
 from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
@@ -151,7 +152,7 @@ class Generator:
         """Every row of the unit, encoded or as an error."""
         rows: list[EncodedRow] = []
         errors: list[ErrorRow] = []
-        for index, row in enumerate(read_unit(unit, self._input_options, self._carried)):
+        for index, row in enumerate(self._read_rows(unit)):
             if isinstance(row, ErrorRow):
                 errors.append(row)
                 continue
@@ -161,6 +162,11 @@ class Generator:
             except RowError as error:
                 errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
+
+    def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
+        """The unit's rows; read again from the start where the storage failed midway by something that can pass."""
+        source = Location.parse(unit.file)
+        return source.retrying("reading", lambda: list(read_unit(unit, self._input_options, self._carried)))
 
     def _commit(
         self, unit: WorkUnit, rows: list[EncodedRow], errors: list[ErrorRow], attempt: int, started: float

@@ -141,6 +141,9 @@ class RunSection(_Section):
     grace_period_s: float = Field(
         120.0, ge=0, description="Seconds that units in flight get to finish after SIGTERM; then they are dropped."
     )
+    lease_timeout_s: float = Field(
+        60.0, gt=0, description="A driver that gives no sign of life for so many seconds loses the run to the next one."
+    )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."
     )

@@ -21,6 +21,8 @@ from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, UnitError, stream_units
+from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
+from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
 
@@ -60,28 +62,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(plan, config, pool, run_directory)
     except KeyboardInterrupt:
         return _interrupted()
-    except TooManyErrors as error:
+    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
-    except (UnitError, OSError, ray.exceptions.RayError) as error:
+    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
         return Exit.FAILED
 
 
 def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
-    started = time.monotonic()
-    missing = list(run_directory.missing_units())
-    if not missing and run_directory.is_success():
+    if run_directory.is_success() and not any(run_directory.missing_units()):
         check = check_run(run_directory)
         if check.is_complete:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
             return Exit.COMPLETE
+    with hold_lease(run_directory, config.run.lease_timeout_s) as lease:
+        return _run_alone(plan, config, pool, run_directory, lease)
+
+
+def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, lease: Lease) -> Exit:
+    """Generate what is missing, as the only driver, and verify the whole."""
+    started = time.monotonic()
     run_directory.unmark_success()
+    for name in quarantine(run_directory, run_directory.stunted_parts()):
+        print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
     new = Counts()
     num_done = 0
+    missing = list(run_directory.missing_units())
     for counts in _generate(plan, config, pool, run_directory, missing):
+        lease.refuse_if_lost()
         new += counts
         num_done += 1
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
@@ -158,7 +169,8 @@ def _print_problems(check: CheckReport) -> None:
     for problem in check.problems:
         print(f"problem: {problem}", file=sys.stderr)
     print(
-        "the run is not complete; remove a damaged part from data/ and run the same command again to redo it",
+        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
+        "and the same command as now then redoes their units",
         file=sys.stderr,
     )
 
@@ -169,7 +181,7 @@ def _interrupted() -> Exit:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, UnitError):
+    if isinstance(error, UnitError | ValueError):
         return str(error)
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
         return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from jobs.summary import print_summary
-from pipeline.check import check_run, content_hash
+from pipeline.check import CheckReport, check_run, content_hash
+from pipeline.lease import LeaseHeld, hold_lease
+from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
 
 
@@ -16,13 +18,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jobs.verify", description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("--hash", action="store_true", help="also print the content hash of all generations")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="move damaged and foreign files to quarantine/, so that jobs.generate redoes their units",
+    )
     options = parser.parse_args(arguments)
     try:
         run_directory = RunDirectory.open(options.output)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    check = check_run(run_directory)
+    try:
+        check = _repair(run_directory) if options.repair else check_run(run_directory)
+    except (ValueError, OSError, LeaseHeld) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print_summary(run_directory, check)
     for note in check.notes:
         print(f"note: {note}")
@@ -30,11 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"problem: {problem}")
     if not check.is_complete:
         print(f"NOT COMPLETE: {len(check.problems)} problems, {check.num_committed_units} of {check.num_units} units")
+        if check.damaged:
+            print(f"{len(check.damaged)} files are damaged or foreign; --repair moves them to quarantine/")
         return 1
     if options.hash:
         print(f"content {content_hash(run_directory)}")
     print(f"OK: {check.num_units} units, {check.counts.num_rows} rows, each in data or in errors exactly once")
     return 0
+
+
+def _repair(run_directory: RunDirectory) -> CheckReport:
+    """The report on the run when its damaged files are moved away, each with a line that says why."""
+    with hold_lease(run_directory):
+        damaged = check_run(run_directory).damaged
+        for name in quarantine(run_directory, damaged):
+            print(f"moved to {name} (why: {name}.json)")
+        return check_run(run_directory)
 
 
 if __name__ == "__main__":

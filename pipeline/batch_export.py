@@ -67,7 +67,7 @@ def _unit_lines(
 
 
 def _read_rows(location: Location) -> list[dict[str, Any]]:
-    with location.filesystem.open_input_file(location.path) as file:
+    with location.open_file() as file:
         rows: list[dict[str, Any]] = pq.ParquetFile(file).read().to_pylist()
     return rows
 

@@ -6,17 +6,18 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.carried import types_from_dict
 from pipeline.commit import receipt_of
 from pipeline.counts import Counts, count_generations
 from pipeline.identities import COLUMNS, contradictions
 from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.schema import ERRORS, generations_schema
 from pipeline.units import WorkUnit
 
@@ -27,7 +28,8 @@ _MAX_PROBLEMS_PER_UNIT = 20
 class CheckReport:
     """What is wrong with a run: nothing, if `problems` is empty. `notes` are oddities that harm nothing.
 
-    `counts` are those of the rows that were read, not of the footers.
+    `counts` are those of the rows that were read, not of the footers. `damaged` are the files ("data/part-...") that
+    must go before the run can be completed, and why: of a damaged unit its part and its error rows, and foreign ones.
     """
 
     problems: list[str]
@@ -35,6 +37,7 @@ class CheckReport:
     counts: Counts
     num_units: int
     num_committed_units: int
+    damaged: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -43,12 +46,17 @@ class CheckReport:
 
 
 def check_run(run_directory: RunDirectory) -> CheckReport:
-    """The report on a run: every unit has a part, every row is in data or in errors once, counts add up."""
+    """The report on a run: every unit has a part, every row is in data or in errors once, counts add up.
+
+    Raises ValueError if the manifest is damaged, as nothing says then what the run should hold; OSError if the storage
+    does not answer.
+    """
     location = run_directory.location
     committed = run_directory.committed_unit_ids()
     with_errors = {info.path.rpartition("/")[2] for info in location.child("errors").list()}
     expected = set()
     problems: list[str] = []
+    damaged: dict[str, str] = {}
     counts = Counts()
     num_units = num_committed = 0
     for unit in run_directory.units():
@@ -61,15 +69,19 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
         num_committed += 1
         unit_counts, unit_problems = _check_unit(run_directory, unit, has_errors=name in with_errors)
         counts += unit_counts
+        if unit_problems:
+            folders = ("data", "errors") if name in with_errors else ("data",)
+            damaged |= {f"{folder}/{name}": unit_problems[0] for folder in folders}
         problems += unit_problems[:_MAX_PROBLEMS_PER_UNIT]
         if len(unit_problems) > _MAX_PROBLEMS_PER_UNIT:
             problems.append(f"data/{name}: and {len(unit_problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
     for folder in ("data", "errors"):
         names = {info.path.rpartition("/")[2] for info in location.child(folder).list()}
         problems += [f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)]
-    leftovers = sorted(info.base_name for info in run_directory.temporary.list() if info.base_name != "commit.lock")
+        damaged |= {f"{folder}/{name}": "not a part of this run" for name in sorted(names - expected)}
+    leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
     notes = [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
-    return CheckReport(problems, notes, counts, num_units, num_committed)
+    return CheckReport(problems, notes, counts, num_units, num_committed, damaged)
 
 
 def content_hash(run_directory: RunDirectory) -> str:
@@ -81,7 +93,7 @@ def content_hash(run_directory: RunDirectory) -> str:
     digest = hashlib.sha256()
     columns = ["row_id", "sample", "token_ids", "finish_reason"]
     for unit in run_directory.units():
-        rows = _read(run_directory.part_path(unit.unit_id), columns).to_pylist()
+        rows = _read_columns(run_directory.part_path(unit.unit_id), columns).to_pylist()
         for row in sorted(rows, key=lambda row: (row["row_id"], row["sample"])):
             token_ids, reason = row["token_ids"], row["finish_reason"].encode()
             digest.update(struct.pack("<qiii", row["row_id"], row["sample"], len(token_ids), len(reason)))
@@ -93,23 +105,22 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
     """What the unit's files hold, and what is wrong with them."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
+    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it.
+    part_bytes, errors_bytes = part.read_bytes(), errors_path.read_bytes() if has_errors else None
     try:
-        generations = _read(part)
+        generations = _parse(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return Counts(), [
-            f"{where}: damaged, or no part of a run ({type(error).__name__}: {error}); delete it and run again"
-        ]
-    own_schema = generations_schema({})
-    if not own_schema.equals(pa.schema(list(generations.schema)[: len(own_schema)])):
+        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"]
+    if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
         return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"]
     try:
-        errors = _read(errors_path) if has_errors else ERRORS.empty_table()
+        errors = ERRORS.empty_table() if errors_bytes is None else _parse(errors_bytes)
+        if not errors.schema.equals(ERRORS):
+            raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
         failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
-    except (OSError, pa.ArrowException, KeyError) as error:
-        return Counts(), [
-            f"errors/{where.removeprefix('data/')}: damaged ({error}); delete it and {where}, and run again"
-        ]
+    except (OSError, pa.ArrowException, ValueError) as error:
+        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
     if receipt.unit_id != unit.unit_id:
@@ -152,9 +163,17 @@ def _count_problems(generations: pa.Table) -> Iterator[str]:
                 yield f"row {row['row_id']} sample {row['sample']}: {problem}"
 
 
-def _read(location: Location, columns: list[str] | None = None) -> pa.Table:
-    with location.filesystem.open_input_file(location.path) as file:
-        return pq.ParquetFile(file).read(columns)
+def _parse(content: bytes) -> pa.Table:
+    """The table of a Parquet file. Raises OSError or ArrowException if it is none, or a checksum is wrong."""
+    return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+
+
+def _read_columns(location: Location, columns: list[str]) -> pa.Table:
+    def read() -> pa.Table:
+        with location.open_file() as file:
+            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+
+    return location.retrying("reading", read)
 
 
 def _some(row_ids: set[int]) -> str:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.counts import Counts
 from pipeline.location import Location
 from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import COMMIT_LOCK, RunDirectory
 from pipeline.units import WorkUnit
 from pipeline.whole_file import create_file, replace_file
 
@@ -54,7 +54,7 @@ def commit_part(
             if errors is not None and num_errors:
                 replace_file(errors_path, _to_parquet(errors), run_directory.temporary)
             else:
-                _remove(errors_path)  # an attempt that failed on some row, and then died, left them
+                errors_path.remove()  # an attempt that failed on some row, and then died, left them
             if create_file(part, content, run_directory.temporary):
                 return receipt
     return replace(read_receipt(run_directory, unit.unit_id), already_committed=True)
@@ -67,11 +67,10 @@ def read_receipt(run_directory: RunDirectory, unit_id: int) -> Receipt:
     damaged.
     """
     part = run_directory.part_path(unit_id)
-    with part.filesystem.open_input_file(part.path) as file:
-        try:
-            return receipt_of(pq.ParquetFile(file).schema_arrow)
-        except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{part.name}: not a part of a run, or damaged: {error}") from error
+    try:
+        return receipt_of(part.retrying("reading", lambda: _footer_schema(part)))
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{part.name}: not a part of a run, or damaged: {error}") from error
 
 
 def receipt_of(schema: pa.Schema) -> Receipt:
@@ -80,15 +79,16 @@ def receipt_of(schema: pa.Schema) -> Receipt:
     return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
 
 
+def _footer_schema(part: Location) -> pa.Schema:
+    with part.open_file() as file:
+        return pq.ParquetFile(file).schema_arrow
+
+
 def _to_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP)
+    # Checksums let `check_run` find a flipped bit in any column, not only in those whose numbers it adds up.
+    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
-
-
-def _remove(location: Location) -> None:
-    if location.exists():
-        location.filesystem.delete_file(location.path)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _commit_lock(run_directory: RunDirectory) -> Iterator[None]:
     if not run_directory.location.is_local:
         yield
         return
-    with open(run_directory.temporary.child("commit.lock").path, "ab") as lock:
+    with open(run_directory.temporary.child(COMMIT_LOCK).path, "ab") as lock:
         with suppress(OSError):  # a mount without locks: the link still lets one attempt win
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -103,7 +103,9 @@ def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Ite
 def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
     """The file's bytes from `byte_start` on."""
     if is_gzip(location.path):
-        with location.filesystem.open_input_stream(location.path, compression="gzip") as decompressed:
+        with location.retrying(
+            "opening", lambda: location.filesystem.open_input_stream(location.path, compression="gzip")
+        ) as decompressed:
             stream = io.BufferedReader(cast(Any, decompressed), _BUFFER_BYTES)
             skipped = 0
             while skipped < byte_start:
@@ -113,6 +115,6 @@ def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
                 skipped += len(block)
             yield cast(BinaryIO, stream)
     else:
-        with location.filesystem.open_input_file(location.path) as file:
+        with location.open_file() as file:
             file.seek(byte_start)
             yield cast(BinaryIO, io.BufferedReader(cast(Any, file), _BUFFER_BYTES))

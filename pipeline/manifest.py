@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
 from typing import Any
@@ -13,9 +14,11 @@ import pyarrow.parquet as pq
 from pipeline.location import Location
 from pipeline.schema import MANIFEST
 from pipeline.units import WorkUnit
+from pipeline.whole_file import replace_file
 
 _UNITS_PER_ROW_GROUP = 10_000
 _ROW_GROUPS_PER_PART = 10
+_NO_WAY_ON = "restore it from a copy, or begin a new output directory; the rows in data/ are not touched"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class ManifestSummary:
     """What a manifest holds, kept in run.json: a plan's totals without reading the plan.
 
     `token` is in the names of its parts, so that the parts of another creation are never taken for this one's.
+    `digests` are the sha256 of each part, in order.
     """
 
     num_parts: int = 0
@@ -30,40 +34,54 @@ class ManifestSummary:
     num_rows: int = 0
     estimated_tokens: int = 0
     token: str = ""
+    digests: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict."""
-        return asdict(self)
+        return asdict(self) | {"digests": list(self.digests)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ManifestSummary:
+        """The summary that `to_dict` wrote."""
+        return cls(**{**values, "digests": tuple(values["digests"])})
 
 
-def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str) -> ManifestSummary:
+def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temporary: Location) -> ManifestSummary:
     """The summary of what was written: `folder`/part-{token}-00000.parquet and on, in the order of the units."""
     row_groups = _row_groups(iter(units))
-    num_parts = num_units = num_rows = estimated_tokens = 0
+    num_units = num_rows = estimated_tokens = 0
+    digests: list[str] = []
     for part in count():
         first = next(row_groups, None)
         if first is None:
             break
-        path = _part(folder, token, part).path
-        with (
-            folder.filesystem.open_output_stream(path) as stream,
-            pq.ParquetWriter(stream, MANIFEST) as writer,
-        ):
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, MANIFEST) as writer:
             for group in chain([first], islice(row_groups, _ROW_GROUPS_PER_PART - 1)):
                 writer.write_table(pa.Table.from_pylist([unit.to_dict() for unit in group], schema=MANIFEST))
                 num_units += len(group)
                 num_rows += sum(unit.num_rows for unit in group)
                 estimated_tokens += sum(unit.estimated_tokens for unit in group)
-        num_parts += 1
-    return ManifestSummary(num_parts, num_units, num_rows, estimated_tokens, token)
+        content = sink.getvalue().to_pybytes()
+        replace_file(_part(folder, token, part), content, temporary)
+        digests.append(hashlib.sha256(content).hexdigest())
+    return ManifestSummary(len(digests), num_units, num_rows, estimated_tokens, token, tuple(digests))
 
 
 def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkUnit]:
-    """The units of a manifest, in order."""
-    for location in manifest_parts(folder, manifest):
-        with folder.filesystem.open_input_file(location.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(_UNITS_PER_ROW_GROUP):
-                yield from (WorkUnit.from_dict(row) for row in batch.to_pylist())
+    """The units of a manifest, in order. Raises ValueError, naming the part, if one is gone or was changed."""
+    for location, digest in zip(manifest_parts(folder, manifest), manifest.digests, strict=True):
+        try:
+            content = location.read_bytes()
+        except FileNotFoundError as error:
+            raise ValueError(f"{location.name}: this part of the manifest is gone; {_NO_WAY_ON}") from error
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ValueError(
+                f"{location.name}: damaged: {len(content)} bytes that are not those of the plan (sha256 differs from "
+                f"run.json); {_NO_WAY_ON}"
+            )
+        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(_UNITS_PER_ROW_GROUP):
+            yield from (WorkUnit.from_dict(row) for row in batch.to_pylist())
 
 
 def manifest_parts(folder: Location, manifest: ManifestSummary) -> list[Location]:

@@ -16,13 +16,13 @@ _BATCH_ROWS = 256
 
 def parquet_schema(location: Location) -> pa.Schema:
     """The Arrow schema of the file."""
-    with location.filesystem.open_input_file(location.path) as file:
+    with location.open_file() as file:
         return pq.ParquetFile(file).schema_arrow
 
 
 def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
     """(rows in the file, uncompressed bytes of those of `columns` that it has), from its footer."""
-    with location.filesystem.open_input_file(location.path) as file:
+    with location.open_file() as file:
         metadata = pq.ParquetFile(file).metadata
     num_bytes = 0
     for group in range(metadata.num_row_groups):
@@ -38,7 +38,7 @@ def read_parquet_rows(
     location: Location, row_start: int, num_rows: int, columns: Sequence[str] | None
 ) -> Iterator[dict[str, Any] | RowError]:
     """Rows [row_start, row_start + num_rows), with those of `columns` that the file has (None: all)."""
-    with location.filesystem.open_input_file(location.path) as file:
+    with location.open_file() as file:
         parquet = pq.ParquetFile(file)
         present = parquet.schema_arrow.names
         wanted = present if columns is None else [name for name in present if name in columns]

@@ -5,16 +5,18 @@ manifest/part-*.parquet    the work units, in the parts that run.json names; oth
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
 report.json  _SUCCESS      written at the end
+_LEASE                     which driver works on the run, while one does
+quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
 _tmp/                      files on their way (local disks only)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,8 +27,11 @@ from pipeline.manifest import ManifestSummary, manifest_parts, read_manifest, wr
 from pipeline.units import WorkUnit
 from pipeline.whole_file import create_file, replace_file
 
+COMMIT_LOCK, DRIVER_LOCK = "commit.lock", "driver.lock"  # in _tmp/, on local disks
 _CREATING = "_CREATING"  # there from the first to the last moment of a creation
 _MANIFEST_PART_NAME = re.compile(r"part-[0-9a-f]{16}-\d{5,}\.parquet")
+_CREATION_SCRATCH_NAME = re.compile(rf"_tmp/({_CREATING}|run\.json|{_MANIFEST_PART_NAME.pattern})\.")
+_SHORTEST_PARQUET = 12  # bytes: the magic twice and a length
 _PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
 
 
@@ -58,28 +63,29 @@ class RunDirectory:
         assert "manifest" not in run
         _refuse_occupied(location)
         for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
-            location.filesystem.create_dir(location.child(folder).path, recursive=True)
+            location.child(folder).make_folder()
         temporary = location.child("_tmp")
         replace_file(location.child(_CREATING), b"", temporary)
         manifest, run_json = location.child("manifest"), location.child("run.json")
-        summary = write_manifest(manifest, units, token=secrets.token_hex(8))
+        summary = write_manifest(manifest, units, secrets.token_hex(8), temporary)
         own_parts = manifest_parts(manifest, summary)
-        content = _to_json({**run, "manifest": summary.to_dict()})
+        run = {**run, "manifest": summary.to_dict()}
+        content = _to_json({**run, "digest": _digest(run)})
         # On a store that cannot refuse a second run.json, looking first leaves only a moment for two winners.
         won = not run_json.exists() and create_file(run_json, content, temporary)
         if not won:
             for part in own_parts:
-                _delete(part)
+                part.remove()
         elif location.is_local:  # elsewhere another creation may yet replace run.json, and need its parts
             _delete_other_parts(manifest, own_parts)
-        _delete(location.child(_CREATING))
+        location.child(_CREATING).remove()
         if not won:
             raise ValueError(f"{location.name}: another process created a run here just now; run the command again")
         return cls.open(location)
 
     @classmethod
     def open(cls, path: str | Location) -> RunDirectory:
-        """The run at `path`. Raises ValueError if there is none, or run.json lacks what every run has."""
+        """The run at `path`. Raises ValueError if there is none, or run.json is not as it was written."""
         location = _location(path)
         try:
             run = json.loads(location.child("run.json").read_bytes())
@@ -92,12 +98,17 @@ class RunDirectory:
                 f"{location.name}: not a run of this version, or damaged: run.json has no {', '.join(missing)}; "
                 "restore it from a copy, or use a new output directory"
             )
+        if run.pop("digest") != _digest(run):
+            raise ValueError(
+                f"{location.name}: run.json is damaged, or was edited: its digest is not that of its content; "
+                "restore it from a copy, or use a new output directory"
+            )
         return cls(location, run)
 
     @property
     def manifest(self) -> ManifestSummary:
         """The plan's totals."""
-        return ManifestSummary(**self.run["manifest"])
+        return ManifestSummary.from_dict(self.run["manifest"])
 
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
@@ -122,6 +133,14 @@ class RunDirectory:
         """The units that are done, from one listing of data/."""
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
         return {int(name[1]) for name in names if name}
+
+    def stunted_parts(self) -> dict[str, str]:
+        """Parts that are too short to be Parquet, and why ("data/part-..." -> reason), from one listing of data/."""
+        return {
+            f"data/{info.base_name}": f"it has {info.size} bytes, and the shortest Parquet file {_SHORTEST_PARQUET}"
+            for info in self.location.child("data").list()
+            if info.is_file and info.size < _SHORTEST_PARQUET and _PART_NAME.fullmatch(info.base_name)
+        }
 
     def missing_units(self) -> Iterator[WorkUnit]:
         """The units that are not done, in order."""
@@ -151,7 +170,7 @@ class RunDirectory:
 
     def unmark_success(self) -> None:
         """Remove _SUCCESS if it is there: what it says is about to be untrue, or not known."""
-        _delete(self.location.child("_SUCCESS"))
+        self.location.child("_SUCCESS").remove()
 
     def is_success(self) -> bool:
         """Whether the run was checked and is complete."""
@@ -162,18 +181,12 @@ def _location(path: str | Location) -> Location:
     return path if isinstance(path, Location) else Location.parse(path)
 
 
-def _delete(location: Location) -> None:
-    """Delete the file, unless another process has done so."""
-    with suppress(FileNotFoundError):
-        location.filesystem.delete_file(location.path)
-
-
 def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
     """Delete the manifest parts of creations that died, and of those that are about to find that they lost."""
     own_paths = {part.path for part in own_parts}
     for info in folder.list():
         if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
-            _delete(folder.at(info.path))
+            folder.at(info.path).remove()
 
 
 def _missing_keys(run: Any) -> list[str]:
@@ -181,6 +194,8 @@ def _missing_keys(run: Any) -> list[str]:
     if not isinstance(run, dict):
         return ["object in it"]
     missing = [key for key in ("identity", "manifest", "carried") if not isinstance(run.get(key), dict)]
+    if not isinstance(run.get("digest"), str):
+        missing.append("digest")
     if "manifest" in missing:
         return missing
     return missing + [
@@ -197,13 +212,18 @@ def _refuse_occupied(location: Location) -> None:
     root = location.path.rstrip("/") + "/"
     files = {info.path.removeprefix(root) for info in location.list(recursive=True) if info.is_file}
     parts = {name for name in files if name.startswith("manifest/") and _MANIFEST_PART_NAME.fullmatch(name[9:])}
-    ours = {_CREATING} | {name for name in files if name.startswith((f"_tmp/{_CREATING}.", "_tmp/run.json."))}
+    ours = {_CREATING} | {name for name in files if _CREATION_SCRATCH_NAME.match(name)}
     foreign = sorted(files - ours - parts)
     if foreign or (parts and _CREATING not in files):
         raise ValueError(
             f"{location.name} is not empty and is not a run: it has {(foreign or sorted(files))[:5]}; "
             "use a new output directory (nothing here was touched)"
         )
+
+
+def _digest(run: Mapping[str, Any]) -> str:
+    """The sha256 of run.json's content, however it is spaced and ordered."""
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
 def _to_json(value: Mapping[str, Any]) -> bytes:

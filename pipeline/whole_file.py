@@ -21,36 +21,35 @@ def create_file(location: Location, content: bytes, temporary: Location) -> bool
     """True if this call made the file, False if another writer's was there first (theirs stays).
 
     On a local disk: a temporary file in the folder `temporary`, fsync, link to the final name, which fails if
-    the name is taken. An object store has no such link: one PUT to the final name, which replaces what was
-    there; two writers of one part write the same generations, so the last one is harmless.
+    the name is taken. On an object store: one PUT to the final name, which replaces what was there. S3 could refuse a
+    second one (`If-None-Match: *`), but pyarrow has no way to send that header (26.0: `metadata=` knows a few others
+    and drops it); two writers of one part write the same generations, so the last one is harmless. Raises OSError,
+    and leaves nothing behind then.
     """
     if not location.is_local:
-        _put(location, content)
+        location.retrying("writing", lambda: _put(location, content))
         return True
-    scratch = _write_scratch(location, content, temporary)
+    scratch = location.retrying("writing", lambda: _write_scratch(location, content, temporary))
     try:
-        os.link(scratch, location.path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        os.rename(scratch, location.path)
-        return True
+        return location.retrying("writing", lambda: _link(scratch, location))
     finally:
         if os.path.lexists(scratch):
             os.unlink(scratch)
-        _sync_folder(location)
-    return True
+        location.retrying("writing", lambda: _sync_folder(location))
 
 
 def replace_file(location: Location, content: bytes, temporary: Location) -> None:
-    """Write the file, in place of what may be there."""
+    """Write the file, in place of what may be there. Raises OSError; what was there stays then."""
     if not location.is_local:
-        _put(location, content)
+        location.retrying("writing", lambda: _put(location, content))
         return
-    os.replace(_write_scratch(location, content, temporary), location.path)
-    _sync_folder(location)
+    scratch = location.retrying("writing", lambda: _write_scratch(location, content, temporary))
+    try:
+        location.retrying("writing", lambda: os.replace(scratch, location.path))
+    finally:
+        if os.path.lexists(scratch):
+            os.unlink(scratch)
+    location.retrying("writing", lambda: _sync_folder(location))
 
 
 @contextmanager
@@ -63,7 +62,8 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
     if not location.is_local:
         with tempfile.TemporaryFile() as scratch:
             yield scratch
-            _upload(scratch, location)
+            num_bytes = scratch.tell()
+            location.retrying("writing", lambda: _upload(scratch, num_bytes, location))
         return
     path = os.path.realpath(location.path)  # a link stays one
     if os.path.exists(path) and not os.path.isfile(path):
@@ -86,11 +86,29 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
 def _write_scratch(location: Location, content: bytes, temporary: Location) -> str:
     """The path of a new, synced file in `temporary` that holds `content`."""
     scratch = os.path.join(temporary.path, f"{os.path.basename(location.path)}.{uuid.uuid4().hex}")
-    with open(scratch, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(scratch, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # half a file on a full disk would keep it full
+        if os.path.lexists(scratch):
+            os.unlink(scratch)
+        raise
     return scratch
+
+
+def _link(scratch: str, location: Location) -> bool:
+    """Whether the scratch file got the final name, in this try or in one whose answer was lost."""
+    try:
+        os.link(scratch, location.path)
+    except FileExistsError:
+        return os.stat(scratch).st_nlink > 1
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.rename(scratch, location.path)
+    return True
 
 
 def _sync_folder(location: Location) -> None:
@@ -108,8 +126,7 @@ def _put(location: Location, content: bytes) -> None:
     _refuse_short(location, len(content))
 
 
-def _upload(scratch: IO[bytes], location: Location) -> None:
-    num_bytes = scratch.tell()
+def _upload(scratch: IO[bytes], num_bytes: int, location: Location) -> None:
     scratch.seek(0)
     with location.filesystem.open_output_stream(location.path) as stream:
         shutil.copyfileobj(scratch, stream)

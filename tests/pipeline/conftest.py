@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
+from tests.pipeline.flaky_proxy import FlakyProxy, flaky_proxy
 from tests.pipeline.made_up import committed_run
+from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if not loop.last or "
@@ -83,3 +87,39 @@ def write(tmp_path: Path) -> Callable[[str, bytes], str]:
 def finished_run(tmp_path: Path) -> RunDirectory:
     """A run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
     return committed_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The host:port of an S3 server that lives as long as the tests."""
+    with pytest.MonkeyPatch.context() as patch, running_s3_server() as address:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield address
+
+
+@pytest.fixture
+def s3_folder(s3_server: str) -> str:
+    """The URI of a folder in a bucket of the test's own."""
+    return s3_uri(s3_server, f"bucket-{uuid.uuid4().hex}/folder")
+
+
+@pytest.fixture
+def proxy(s3_server: str) -> Iterator[FlakyProxy]:
+    """A proxy in front of the S3 server that fails as it is told."""
+    with flaky_proxy(s3_server) as running:
+        yield running
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB, for tests that fill it; where this process may not mount one, the test is skipped."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"cannot mount a disk of our own: {mount.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)

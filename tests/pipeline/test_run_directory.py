@@ -28,7 +28,7 @@ def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
     created = RunDirectory.create(str(tmp_path / "run"), RUN, (unit(i) for i in range(25_000)))
     opened = RunDirectory.open(str(tmp_path / "run"))
     assert opened.run == created.run == {**RUN, "manifest": opened.manifest.to_dict()}
-    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000, opened.manifest.token)
+    assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000, opened.manifest.token, opened.manifest.digests)
     assert list(opened.units()) == [unit(i) for i in range(25_000)]
 
 
@@ -156,27 +156,31 @@ def test_of_two_creations_that_end_together_the_later_link_loses(
     assert list(RunDirectory.open(str(tmp_path)).units()) == [unit(0), unit(1)]
 
 
-def test_a_creation_deletes_no_part_of_another_before_it_has_won(tmp_path: Path) -> None:
+def test_a_creation_deletes_no_part_of_another_before_it_has_won(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
     with pytest.raises(KeyboardInterrupt):
-        RunDirectory.create(str(tmp_path), RUN, _interrupted(20_000))
+        RunDirectory.create(str(tmp_path), RUN, _interrupted(45))
     (left,) = (tmp_path / "manifest").iterdir()
     with pytest.raises(KeyboardInterrupt):
         RunDirectory.create(str(tmp_path), RUN, _interrupted(0))
     assert left.exists()
 
 
-@pytest.mark.parametrize("key", ["identity", "manifest", "carried"])
+@pytest.mark.parametrize("key", ["identity", "manifest", "carried", "digest"])
 def test_a_run_json_that_lacks_what_every_run_has_is_refused_by_name(finished_run: RunDirectory, key: str) -> None:
-    run = {name: value for name, value in finished_run.run.items() if name != key}
-    Path(finished_run.location.child("run.json").path).write_text(json.dumps(run))
+    path = Path(finished_run.location.child("run.json").path)
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
     with pytest.raises(ValueError, match=f"not a run of this version, or damaged: run.json has no {key};"):
         RunDirectory.open(finished_run.location)
 
 
 def test_a_run_json_of_another_version_or_that_is_no_object_is_refused(finished_run: RunDirectory) -> None:
     path = Path(finished_run.location.child("run.json").path)
-    manifest = {name: value for name, value in finished_run.run["manifest"].items() if name != "token"}
-    path.write_text(json.dumps({**finished_run.run, "manifest": manifest}))
+    run = json.loads(path.read_text())
+    manifest = {name: value for name, value in run["manifest"].items() if name != "token"}
+    path.write_text(json.dumps({**run, "manifest": manifest}))
     with pytest.raises(ValueError, match=r"run.json has no manifest\.token;"):
         RunDirectory.open(finished_run.location)
     path.write_text("[]")
@@ -189,3 +193,33 @@ def test_the_success_mark_can_be_taken_back_twice(finished_run: RunDirectory) ->
     finished_run.unmark_success()
     finished_run.unmark_success()
     assert not finished_run.is_success()
+
+
+def test_a_run_json_that_was_edited_is_refused(finished_run: RunDirectory) -> None:
+    path = Path(finished_run.location.child("run.json").path)
+    content = path.read_text()
+    path.write_text(content.replace('"seed": 7', '"seed": 8'))
+    with pytest.raises(ValueError, match=r"run\.json is damaged, or was edited: its digest"):
+        RunDirectory.open(finished_run.location)
+    path.write_text(json.dumps(dict(reversed(json.loads(content).items()))))
+    assert RunDirectory.open(finished_run.location) == finished_run
+
+
+def test_a_manifest_part_that_is_gone_or_changed_is_named(finished_run: RunDirectory) -> None:
+    (part,) = (Path(finished_run.location.path) / "manifest").iterdir()
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{part.name}: damaged: \d+ bytes that are not those of the plan"):
+        list(finished_run.units())
+    part.unlink()
+    with pytest.raises(ValueError, match=f"{part.name}: this part of the manifest is gone; restore it from a copy"):
+        list(finished_run.missing_units())
+
+
+def test_parts_too_short_for_parquet_are_seen_in_the_listing(finished_run: RunDirectory) -> None:
+    assert finished_run.stunted_parts() == {}
+    Path(finished_run.part_path(1).path).write_bytes(b"")
+    assert finished_run.stunted_parts() == {
+        "data/part-000000001.parquet": "it has 0 bytes, and the shortest Parquet file 12"
+    }

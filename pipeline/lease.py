@@ -1,0 +1,206 @@
+"""The lease of a run: one driver at a time. It saves work; no row depends on it, as commits can be repeated."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+
+from pipeline.location import Location
+from pipeline.run_directory import DRIVER_LOCK, RunDirectory
+from pipeline.whole_file import replace_file
+
+_RENEWALS_PER_TIMEOUT = 6
+_LOOKS_PER_TIMEOUT = 40
+_LONGEST_LOOK_S = 1.0
+
+
+class LeaseHeld(Exception):
+    """Another driver works on the run, and is alive."""
+
+
+class LeaseLost(Exception):
+    """This driver was silent for so long that another one took over."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease: the content of `_LEASE`. The times are the holder's clock, for people alone."""
+
+    token: str
+    host: str
+    pid: int
+    started: str
+    renewed: str
+    num_renewals: int
+    timeout_s: float
+
+    @classmethod
+    def this_process(cls, timeout_s: float) -> Holder:
+        """A holder with a token of its own."""
+        now = _now()
+        return cls(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Holder | None:
+        """The holder that `to_bytes` wrote; None if that is not what it is."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return None
+
+    def to_bytes(self) -> bytes:
+        """The content of `_LEASE`."""
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+    def __str__(self) -> str:
+        return f"host {self.host}, pid {self.pid}, since {self.started}, last sign of life {self.renewed}"
+
+
+@dataclass
+class Lease:
+    """A lease that is held; `renew` is called by a thread of `hold_lease`."""
+
+    place: Location
+    temporary: Location
+    holder: Holder
+    lost_to: str | None = None
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def renew(self) -> None:
+        """Give a sign of life, or learn that the lease is lost. Raises OSError if the storage does not answer."""
+        with self._writing:
+            if self.lost_to is not None:
+                return
+            content = _read(self.place)
+            found = Holder.from_bytes(content or b"")
+            if found is None or found.token != self.holder.token:
+                self.lost_to = "nobody: the file _LEASE is gone" if content is None else str(found or "a damaged file")
+                return
+            self.holder = replace(self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1)
+            self.write()
+
+    def write(self) -> None:
+        """Put the holder into `_LEASE`, in place of what may be there."""
+        replace_file(self.place, self.holder.to_bytes(), self.temporary)
+
+    def refuse_if_lost(self) -> None:
+        """Raise LeaseLost if another driver took over."""
+        if self.lost_to is not None:
+            raise LeaseLost(
+                f"this driver gave no sign of life for over {self.holder.timeout_s:g} s (suspended, or cut off from "
+                f"the storage), and its lease {self.place.name} went to {self.lost_to}. It stops here; "
+                "what is committed stays, and the other driver goes on"
+            )
+
+
+@contextmanager
+def hold_lease(
+    run_directory: RunDirectory, timeout_s: float = 60.0, renew_every_s: float | None = None
+) -> Iterator[Lease]:
+    """Be the only driver of the run while the block lasts; the holder is written to `_LEASE`, and renewed.
+
+    A holder that died is known at once on its own machine's disks (its lock is gone), elsewhere when its file has not
+    changed for its `timeout_s` as measured here: clocks of two machines are never compared. So this may wait that long.
+    Raises LeaseHeld, naming the holder, if it is alive, and OSError.
+    """
+    place = run_directory.location.child("_LEASE")
+    retries = replace(place.retries, max_seconds=min(place.retries.max_seconds, timeout_s / 2))
+    place = replace(place, retries=retries)  # a sign of life that comes after the timeout is none
+    with _driver_lock(run_directory, place) as is_locked:
+        _refuse_living_holder(place, timeout_s, is_locked)
+        lease = Lease(place, run_directory.temporary, Holder.this_process(timeout_s))
+        lease.write()
+        if not is_locked:  # two may have come this far at once: the later one's file stays
+            time.sleep(min(_LONGEST_LOOK_S, timeout_s / _LOOKS_PER_TIMEOUT))
+            lease.renew()
+            if lease.lost_to is not None:
+                raise LeaseHeld(_held(place, lease.lost_to, timeout_s))
+        end = threading.Event()
+        period = timeout_s / _RENEWALS_PER_TIMEOUT if renew_every_s is None else renew_every_s
+        thread = threading.Thread(target=_renew_until, args=(end, lease, period), name="lease", daemon=True)
+        thread.start()
+        try:
+            yield lease
+        finally:
+            end.set()
+            thread.join(5)
+            _give_back(lease)
+
+
+def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
+    while not end.wait(period_s):
+        with suppress(OSError):  # the storage is away; whether the lease is, too, shows when it is back
+            lease.renew()
+
+
+def _give_back(lease: Lease) -> None:
+    """Delete the file if it is ours still; one that cannot be deleted expires."""
+    with suppress(OSError):
+        found = Holder.from_bytes(_read(lease.place) or b"")
+        if found is not None and found.token == lease.holder.token:
+            lease.place.remove()
+
+
+def _refuse_living_holder(place: Location, timeout_s: float, is_locked: bool) -> None:
+    """Return when nobody alive holds the lease; raise LeaseHeld at the first sign of life."""
+    first = _read(place)
+    if first is None:
+        return
+    holder = Holder.from_bytes(first)
+    if holder is not None and is_locked and holder.host == socket.gethostname():
+        return  # it would have the lock if it lived
+    patience_s = timeout_s if holder is None else holder.timeout_s
+    give_up = time.monotonic() + patience_s
+    while (left := give_up - time.monotonic()) > 0:
+        time.sleep(min(left, _LONGEST_LOOK_S, patience_s / _LOOKS_PER_TIMEOUT))
+        content = _read(place)
+        if content is None:
+            return  # given back
+        if content != first:
+            raise LeaseHeld(_held(place, str(Holder.from_bytes(content) or "unknown"), patience_s))
+
+
+@contextmanager
+def _driver_lock(run_directory: RunDirectory, place: Location) -> Iterator[bool]:
+    """Hold the lock that a process loses when it dies; False where there are no locks. Raises LeaseHeld."""
+    if not run_directory.location.is_local:
+        yield False
+        return
+    with open(run_directory.temporary.child(DRIVER_LOCK).path, "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        except BlockingIOError as error:
+            holder = Holder.from_bytes(_read(place) or b"")
+            raise LeaseHeld(_held(place, str(holder or "unknown"), None)) from error
+        except OSError:  # a mount without locks: the file's expiry decides
+            is_locked = False
+        yield is_locked
+
+
+def _held(place: Location, holder: str, timeout_s: float | None) -> str:
+    expiry = "" if timeout_s is None else f" One that dies without a word is noticed after {timeout_s:g} s."
+    return (
+        f"another driver works on this run ({holder}; it says so in {place.name}). "
+        f"Wait for it or stop it, or use a new output directory.{expiry}"
+    )
+
+
+def _read(place: Location) -> bytes | None:
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

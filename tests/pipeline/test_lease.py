@@ -1,0 +1,238 @@
+"""One driver at a time: a second one is refused while the first lives, and only then."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.check import check_run
+from pipeline.lease import Holder, LeaseHeld, LeaseLost, hold_lease
+from pipeline.run_directory import RunDirectory
+from pipeline.whole_file import replace_file
+from tests.pipeline.flaky_proxy import Failure, FlakyProxy
+from tests.pipeline.made_up import RUN, committed_run, unit
+
+LONG = 600.0  # nobody waits for it
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(str(tmp_path / "run"), RUN, [unit()])
+
+
+@pytest.fixture
+def run_in_s3(s3_folder: str) -> RunDirectory:
+    return RunDirectory.create(s3_folder, RUN, [unit()])
+
+
+def _hold_until_it_is_lost(path: str, timeout_s: float, held: Any) -> None:
+    """Exit code 7 when another driver took the lease."""
+    try:
+        with hold_lease(RunDirectory.open(path), timeout_s) as lease:
+            held.set()
+            while True:
+                time.sleep(0.02)
+                lease.refuse_if_lost()
+    except LeaseLost:
+        raise SystemExit(7) from None
+
+
+def _other_driver(path: str, timeout_s: float) -> Any:
+    """A real process that holds the lease."""
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    process = context.Process(target=_hold_until_it_is_lost, args=(path, timeout_s, held))
+    process.start()
+    assert held.wait(60)
+    return process
+
+
+def _write_holder(run_directory: RunDirectory, holder: Holder) -> None:
+    replace_file(run_directory.location.child("_LEASE"), holder.to_bytes(), run_directory.temporary)
+
+
+def test_a_second_driver_is_refused_by_name_and_a_killed_one_is_noticed_at_once(run_directory: RunDirectory) -> None:
+    process = _other_driver(run_directory.location.path, LONG)
+    try:
+        who = f"another driver works on this run \\(host {socket.gethostname()}, pid {process.pid}, since 20"
+        with pytest.raises(LeaseHeld, match=who), hold_lease(run_directory):
+            pass
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    started = time.monotonic()
+    with hold_lease(run_directory) as lease:
+        assert lease.holder.pid == os.getpid()
+    assert time.monotonic() - started < LONG / 20
+
+
+def test_a_driver_of_a_run_in_s3_that_was_killed_is_noticed_when_its_time_is_up(run_in_s3: RunDirectory) -> None:
+    process = _other_driver(run_in_s3.location.name, 0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert run_in_s3.location.child("_LEASE").exists()
+    with hold_lease(run_in_s3, LONG / 1000) as lease:
+        assert lease.holder.pid == os.getpid()
+
+
+def test_a_living_driver_of_a_run_in_s3_is_seen_by_its_renewals(run_in_s3: RunDirectory) -> None:
+    started = time.monotonic()
+    with hold_lease(run_in_s3, 8.0, renew_every_s=0.02) as lease:
+        who = f"pid {os.getpid()}, since .*One that dies without a word is noticed after 8 s"
+        with pytest.raises(LeaseHeld, match=who), hold_lease(run_in_s3, 8.0):
+            pass
+        lease.refuse_if_lost()
+    assert time.monotonic() - started < 8
+
+
+def _fail_while_holding(run_directory: RunDirectory) -> None:
+    with hold_lease(run_directory, 0.2):
+        assert run_directory.location.child("_LEASE").exists()
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize("where", ["run_directory", "run_in_s3"])
+def test_a_lease_is_given_back_at_the_end_also_of_a_run_that_fails(where: str, request: pytest.FixtureRequest) -> None:
+    run_directory = request.getfixturevalue(where)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            _fail_while_holding(run_directory)
+        assert not run_directory.location.child("_LEASE").exists()
+
+
+def test_the_file_says_who_holds_the_lease_and_changes_with_every_renewal(run_directory: RunDirectory) -> None:
+    place = run_directory.location.child("_LEASE")
+    with hold_lease(run_directory, LONG) as lease:
+        before = json.loads(place.read_bytes())
+        lease.renew()
+        after = json.loads(place.read_bytes())
+    assert list(before) == ["token", "host", "pid", "started", "renewed", "num_renewals", "timeout_s"]
+    assert (before["pid"], before["host"]) == (os.getpid(), socket.gethostname())
+    assert after["num_renewals"] == before["num_renewals"] + 1
+    assert after["token"] == before["token"]
+
+
+@pytest.mark.parametrize("hours", [-9, 9])
+def test_a_holder_whose_clock_is_wrong_is_judged_by_whether_its_file_changes(
+    run_directory: RunDirectory, hours: int
+) -> None:
+    clock = f"2026-01-01T{12 + hours:02}:00:00+00:00"
+    silent = Holder("abc", "elsewhere", 7, clock, clock, 0, 0.15)
+    _write_holder(run_directory, silent)
+    started = time.monotonic()
+    with hold_lease(run_directory):
+        assert time.monotonic() - started >= 0.15
+    living = replace(silent, timeout_s=30.0)
+    _write_holder(run_directory, living)
+    timer = threading.Timer(0.05, _write_holder, (run_directory, replace(living, num_renewals=1)))
+    timer.start()
+    with pytest.raises(LeaseHeld, match="host elsewhere, pid 7"), hold_lease(run_directory):
+        pass
+    timer.join()
+
+
+def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(run_in_s3: RunDirectory) -> None:
+    with hold_lease(run_in_s3, 0.1, renew_every_s=LONG) as first:
+        first.refuse_if_lost()
+        with hold_lease(run_in_s3, LONG) as second:
+            first.renew()
+            with pytest.raises(LeaseLost, match=r"no sign of life for over 0.1 s .* went to host .*what is committed"):
+                first.refuse_if_lost()
+            second.renew()
+            second.refuse_if_lost()
+            found = Holder.from_bytes(run_in_s3.location.child("_LEASE").read_bytes())
+            assert found is not None
+            assert found.token == second.holder.token
+
+
+def test_a_suspended_driver_stops_when_it_wakes_and_another_has_its_run(run_in_s3: RunDirectory) -> None:
+    process = _other_driver(run_in_s3.location.name, 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with hold_lease(run_in_s3, LONG) as lease:
+            os.kill(process.pid, signal.SIGCONT)
+            process.join(60)
+            assert process.exitcode == 7
+            lease.renew()
+            lease.refuse_if_lost()
+    finally:
+        process.kill()
+
+
+def test_a_driver_whose_lease_file_somebody_deleted_stops(run_directory: RunDirectory) -> None:
+    with hold_lease(run_directory, 0.1) as lease:
+        run_directory.location.child("_LEASE").remove()
+        give_up = time.monotonic() + 20
+        while lease.lost_to is None and time.monotonic() < give_up:
+            time.sleep(0.02)  # until the thread looks
+        with pytest.raises(LeaseLost, match="the file _LEASE is gone"):
+            lease.refuse_if_lost()
+
+
+def test_a_store_that_is_away_for_a_while_takes_nobodys_lease(
+    run_in_s3: RunDirectory, s3_server: str, proxy: FlakyProxy
+) -> None:
+    behind = RunDirectory.open(run_in_s3.location.name.replace(s3_server, proxy.address))
+    with hold_lease(behind, LONG, renew_every_s=0.02) as lease:
+        proxy.failures.append(Failure("_LEASE", 403, 6))  # the client does not repeat these
+        give_up = time.monotonic() + 30
+        while proxy.failures[0].times and time.monotonic() < give_up:
+            time.sleep(0.02)
+        lease.renew()
+        lease.refuse_if_lost()
+    assert proxy.failures[0].times == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b'{"token": 1}'])
+def test_a_lease_file_that_says_nothing_expires_like_any_other(run_directory: RunDirectory, content: bytes) -> None:
+    replace_file(run_directory.location.child("_LEASE"), content, run_directory.temporary)
+    with hold_lease(run_directory, 0.1) as lease:
+        lease.renew()
+        lease.refuse_if_lost()
+
+
+def test_what_a_lease_leaves_behind_is_no_problem_of_the_run(tmp_path: Path) -> None:
+    run_directory = committed_run(tmp_path / "run")
+    with hold_lease(run_directory, LONG):
+        assert check_run(run_directory).problems == check_run(run_directory).notes == []
+    assert check_run(run_directory).problems == check_run(run_directory).notes == []
+
+
+def test_of_two_drivers_that_come_to_a_store_at_once_one_goes_on(run_in_s3: RunDirectory) -> None:
+    together, outcomes = threading.Barrier(2), []
+
+    def drive() -> None:
+        together.wait(30)
+        try:
+            with hold_lease(run_in_s3, 4.0, renew_every_s=LONG) as lease:
+                together.wait(30)
+                lease.renew()
+                lease.refuse_if_lost()
+                outcomes.append("goes on")
+                together.wait(30)
+        except (LeaseHeld, LeaseLost) as refusal:
+            outcomes.append(type(refusal).__name__)
+            together.abort()
+        except threading.BrokenBarrierError:
+            outcomes.append("goes on")
+
+    for _ in range(3):
+        together.reset()
+        outcomes.clear()
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(outcomes) == 2
+        assert outcomes.count("goes on") == 1, outcomes

@@ -1,0 +1,178 @@
+"""A run in a real S3 server is the same run as on a local disk."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.report import acceptance_by
+from pipeline.check import check_run, content_hash
+from pipeline.commit import read_receipt
+from pipeline.files import list_files
+from pipeline.input_options import InputOptions
+from pipeline.location import Location
+from pipeline.manifest import manifest_parts
+from pipeline.run_directory import RunDirectory
+from pipeline.whole_file import replace_file, replacement
+from tests.pipeline.flaky_proxy import FlakyProxy
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
+from tests.pipeline.s3_server import s3_uri
+
+
+def _put(folder: str, name: str, content: bytes) -> None:
+    place = Location.parse(folder).child(name)
+    place.at(place.path.rpartition("/")[0]).make_folder()
+    replace_file(place, content, place)
+
+
+def test_a_run_in_s3_holds_what_the_local_one_holds(s3_folder: str, tmp_path: Path) -> None:
+    local, remote = committed_run(tmp_path / "run"), committed_run(Location.parse(s3_folder))
+    again = RunDirectory.open(s3_folder)
+    assert list(again.units()) == list(local.units()) == [unit(0), unit(1)]
+    assert again.committed_unit_ids() == {0, 1}
+    assert list(again.missing_units()) == []
+    assert check_run(again) == check_run(local)
+    assert check_run(again).is_complete
+    assert content_hash(again) == content_hash(local)
+    assert read_receipt(again, 1) == read_receipt(local, 1)
+    assert dict(acceptance_by(again, "sample")) == dict(acceptance_by(local, "sample"))
+    remote.write_report({"rows": 6})
+    remote.mark_success()
+    assert again.is_success()
+    again.unmark_success()
+    again.unmark_success()
+    assert not remote.is_success()
+    assert json.loads(again.location.child("report.json").read_bytes()) == {"rows": 6}
+
+
+def test_what_is_missing_in_s3_is_what_has_no_part(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(3)])
+    assert run_directory.committed_unit_ids() == set()
+    with pytest.raises(FileNotFoundError):
+        read_receipt(run_directory, 1)
+    commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 1, 2]), [])
+    assert [u.unit_id for u in run_directory.missing_units()] == [0, 2]
+    assert len(check_run(run_directory).problems) == 2
+
+
+def test_more_parts_than_one_listing_answers_are_all_seen(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(1003)])
+    with ThreadPoolExecutor(8) as threads:
+        parts = [run_directory.part_path(unit_id) for unit_id in range(1001)]
+        list(threads.map(lambda part: replace_file(part, b"x", part), parts))
+    assert run_directory.committed_unit_ids() == set(range(1001))
+    assert [u.unit_id for u in run_directory.missing_units()] == [1001, 1002]
+
+
+def test_a_second_attempt_in_s3_leaves_the_part_alone(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
+    first = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
+    content = run_directory.part_path(0).read_bytes()
+    second = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [error(unit(), 2)])
+    assert second.already_committed
+    assert second.counts == first.counts
+    assert run_directory.part_path(0).read_bytes() == content
+    assert check_run(run_directory).is_complete
+
+
+def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_survive(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
+    replace_file(run_directory.errors_path(0), b"of an attempt that died", run_directory.temporary)
+    commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
+    assert not run_directory.errors_path(0).exists()
+    assert check_run(run_directory).is_complete
+
+
+def test_error_rows_reach_s3_before_their_part(s3_server: str, s3_folder: str, proxy: FlakyProxy) -> None:
+    run_directory = RunDirectory.create(s3_folder.replace(s3_server, proxy.address), RUN, [unit()])
+    proxy.requests.clear()
+    commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+    written = [request.split("/")[-2] for request in proxy.requests if request.startswith("PUT")]
+    assert written == ["errors", "data"], proxy.requests  # a multipart upload would be three requests each
+    assert len(proxy.requests) <= 6
+
+
+def _commit_all(uri: str, barrier: Any) -> None:
+    run_directory = RunDirectory.open(uri)
+    for unit_id in range(5):
+        barrier.wait(30)
+        rows, errors = sound_rows(unit(unit_id), [0, 2]), [error(unit(unit_id), 1)]
+        commit_rows(run_directory, unit(unit_id), rows, errors)
+
+
+def test_two_processes_that_commit_the_same_units_to_s3_leave_each_whole(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(5)])
+    context = multiprocessing.get_context("spawn")  # pyarrow's S3 client does not survive a fork
+    barrier = context.Barrier(2)
+    processes = [context.Process(target=_commit_all, args=(s3_folder, barrier)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    report = check_run(run_directory)
+    assert report.problems == []
+    assert (report.counts.num_rows, report.counts.num_errors) == (15, 5)
+
+
+def test_a_run_is_not_created_twice_in_s3_nor_over_somebody_elses_files(s3_folder: str) -> None:
+    committed_run(Location.parse(s3_folder))
+    with pytest.raises(ValueError, match="holds a run already"):
+        RunDirectory.create(s3_folder, RUN, [unit(0)])
+    _put(s3_folder.replace("/folder", "/other"), "notes.txt", b"mine")
+    with pytest.raises(ValueError, match=r"is not empty and is not a run: it has \['notes.txt'\]"):
+        RunDirectory.create(s3_folder.replace("/folder", "/other"), RUN, [unit(0)])
+
+
+def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(s3_server: str) -> None:
+    uri = s3_uri(s3_server, "no-such-bucket/run").replace("&allow_bucket_creation=true", "")
+    with pytest.raises(OSError, match="no-such-bucket"):
+        RunDirectory.create(uri, RUN, [unit(0)])
+
+
+def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"prompt": f"number {i}", "id": str(i)}) + "\n" for i in range(50)).encode()
+    table = pa.table({"prompt": [f"number {i}" for i in range(50)], "id": [str(i) for i in range(50)]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=7)
+    for folder, name, content in [("jsonl", "a.jsonl", lines), ("parquet", "b.parquet", sink.getvalue().to_pybytes())]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+        _put(s3_folder, f"{folder}/{name}", content)
+        options = InputOptions(id_column="id")
+        uri = s3_folder.replace("/folder", f"/folder/{folder}")
+        remote, local = list_files([uri]), list_files([str(tmp_path / folder)])
+        assert [file.size for file in remote] == [file.size for file in local]
+        assert list_files([uri.replace(folder + "?", folder + "/*?")]) == remote
+        assert read_all(remote, options, 8) == read_all(local, options, 8) != []
+
+
+def test_an_export_to_s3_is_there_whole_or_what_was_there_stays(s3_folder: str) -> None:
+    place = Location.parse(s3_folder).child("out.jsonl")
+    _put(s3_folder, "out.jsonl", b"old")
+    with pytest.raises(KeyError, match="mine"):
+        _fail_while_writing(place)
+    assert place.read_bytes() == b"old"
+    with replacement(place) as stream:
+        stream.write(bytes(12_000_000))
+    assert place.read_bytes() == bytes(12_000_000)
+
+
+def _fail_while_writing(place: Location) -> None:
+    with replacement(place) as stream:
+        stream.write(bytes(12_000_000))
+        raise KeyError("mine")
+
+
+def test_the_manifest_in_s3_is_whole_before_run_json_is_there(s3_folder: str) -> None:
+    run_directory = RunDirectory.create(s3_folder, RUN, (unit(i) for i in range(25_000)))
+    assert [u.unit_id for u in RunDirectory.open(s3_folder).units()] == list(range(25_000))
+    parts = manifest_parts(run_directory.location.child("manifest"), run_directory.manifest)
+    assert all(part.exists() for part in parts)

@@ -1,0 +1,70 @@
+"""What can pass is tried again, a bounded number of times; what cannot is raised at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+
+from pipeline.retries import RetryPolicy, is_passing
+
+QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
+
+
+class Flaky:
+    """Raises its errors one by one, then returns how often it was called."""
+
+    def __init__(self, *errors: OSError) -> None:
+        self.errors = list(errors)
+        self.num_calls = 0
+
+    def __call__(self) -> int:
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.num_calls
+
+
+def test_an_operation_that_fails_by_what_passes_is_tried_until_it_works() -> None:
+    stale = OSError(errno.ESTALE, "Stale file handle")
+    slow = OSError("When listing objects: AWS Error SLOW_DOWN during ListObjectsV2 operation: Please reduce your rate")
+    assert QUICK.call("listing", Flaky(stale, slow)) == 3
+
+
+def test_after_the_last_try_the_error_says_what_was_tried_and_how_often() -> None:
+    flaky = Flaky(*[OSError(errno.ETIMEDOUT, "timed out")] * 9)
+    with pytest.raises(TimeoutError, match=r"writing out/x failed 4 times in 0\.\d s; the last time: .*timed out"):
+        QUICK.call("writing out/x", flaky)
+    assert flaky.num_calls == 4
+
+
+def test_tries_end_with_the_time_as_well() -> None:
+    started = time.monotonic()
+    policy = RetryPolicy(max_tries=1000, max_seconds=0.1, first_wait_s=0.02, longest_wait_s=0.02)
+    with pytest.raises(OSError, match=r"failed .* times"):
+        policy.call("reading", Flaky(*[OSError(errno.EIO, "i/o")] * 1000))
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EDQUOT, errno.EPERM])
+def test_what_waiting_does_not_mend_is_raised_at_once_as_it_is(number: int) -> None:
+    flaky = Flaky(OSError(number, os.strerror(number)))
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        QUICK.call("writing", flaky)
+    assert flaky.num_calls == 1
+    assert caught.value.errno == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AWS Error ACCESS_DENIED during HeadObject operation: No response body.",
+        "AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation: The specified bucket does not exist",
+        "Unexpected end of stream",
+    ],
+)
+def test_a_refusal_of_a_store_or_a_damaged_file_does_not_pass(text: str) -> None:
+    assert not is_passing(OSError(text))
+    assert not is_passing(ValueError("AWS Error SLOW_DOWN"))

@@ -1,0 +1,196 @@
+"""What a store or a disk does wrong for a while is survived; what it does for good loses no unit."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pipeline.check import check_run
+from pipeline.commit import read_receipt
+from pipeline.location import Location
+from pipeline.retries import RetryPolicy
+from pipeline.run_directory import RunDirectory
+from pipeline.whole_file import create_file, replace_file
+from tests.pipeline.flaky_proxy import Failure, FlakyProxy
+from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
+from tests.pipeline.s3_server import s3_uri
+
+ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, longest_wait_s=0.01)
+ONE_CLIENT_GIVES_UP = 31  # requests that pyarrow's own client makes of one operation before it reports a failure
+
+
+def _behind(proxy: FlakyProxy, s3_folder: str, retries: RetryPolicy = ONCE_MORE) -> Location:
+    """The same folder, through the proxy."""
+    place = Location.parse(s3_folder)
+    return replace(Location.parse(s3_uri(proxy.address, place.path)), retries=retries)
+
+
+@pytest.fixture
+def run_directory(proxy: FlakyProxy, s3_folder: str) -> RunDirectory:
+    """A run with one unit behind the proxy, whose operations are tried twice."""
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
+    return replace(run_directory, location=_behind(proxy, s3_folder))
+
+
+def _commit(run_directory: RunDirectory) -> None:
+    commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+
+
+@pytest.mark.parametrize("how", [503, 500, "reset"])
+def test_a_commit_survives_a_store_that_fails_longer_than_its_client_tries(
+    run_directory: RunDirectory, proxy: FlakyProxy, how: int | Literal["reset"]
+) -> None:
+    proxy.failures.append(Failure("PUT .*/data/", how, ONE_CLIENT_GIVES_UP))
+    _commit(run_directory)
+    assert proxy.failures[0].times == 0
+    assert check_run(run_directory).is_complete
+
+
+@pytest.mark.parametrize(
+    "request_pattern", ["HEAD .*/data/", "GET .*list-type=2", "PUT .*/errors/", "PUT .*/data/", "GET .*/data/part"]
+)
+def test_whatever_request_is_throttled_the_commit_and_the_check_go_on(
+    run_directory: RunDirectory, proxy: FlakyProxy, request_pattern: str
+) -> None:
+    proxy.failures.append(Failure(request_pattern, 429, 1))  # pyarrow's client gives up on most of these at once
+    _commit(run_directory)
+    assert check_run(run_directory).is_complete
+    assert proxy.failures[0].times == 0
+
+
+def test_an_answer_that_is_lost_after_the_part_was_written_does_no_harm(
+    run_directory: RunDirectory, proxy: FlakyProxy
+) -> None:
+    proxy.failures.append(Failure("PUT .*/(data|errors)/", "reset", 2, after_forwarding=True))
+    _commit(run_directory)
+    assert check_run(run_directory).is_complete
+
+
+def test_a_store_that_stays_down_is_an_error_that_says_what_was_tried(
+    run_directory: RunDirectory, proxy: FlakyProxy
+) -> None:
+    proxy.failures.append(Failure("PUT .*/data/", 503, 1000))
+    with pytest.raises(OSError, match=r"writing s3://.*/data/part-000000000.parquet\?.* failed 2 times in .*SLOW_DOWN"):
+        _commit(run_directory)
+    proxy.failures.clear()
+    assert run_directory.committed_unit_ids() == set()
+    _commit(run_directory)
+    assert check_run(run_directory).is_complete
+
+
+def test_a_refusal_is_not_tried_again(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
+    proxy.failures.append(Failure("PUT", 403, 1000))
+    proxy.requests.clear()
+    with pytest.raises(OSError, match="ACCESS_DENIED") as caught:
+        _commit(run_directory)
+    assert "times" not in str(caught.value)
+    assert len([request for request in proxy.requests if request.startswith("PUT")]) == 1
+    proxy.requests.clear()
+    with pytest.raises(FileNotFoundError):
+        read_receipt(run_directory, 0)
+    assert len(proxy.requests) <= 3
+
+
+def test_a_large_part_whose_upload_breaks_midway_is_not_there(s3_folder: str, proxy: FlakyProxy) -> None:
+    place = _behind(proxy, s3_folder)
+    place.make_folder()
+    proxy.failures.append(Failure("PUT .*partNumber=2", 403, 1000))
+    content = bytes(25_000_000)
+    with pytest.raises(OSError, match="ACCESS_DENIED"):
+        create_file(place.child("part"), content, place)
+    assert not place.child("part").exists()
+    proxy.failures.clear()
+    create_file(place.child("part"), content, place)
+    assert place.child("part").info().size == len(content)
+
+
+def _commit_with_little_space(path: str, num_bytes: int) -> None:
+    """Exit code 0 if the commit fails for want of space, as the disk would say it."""
+    run_directory = RunDirectory.open(path)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+    try:
+        _commit(run_directory)
+    except OSError as failure:
+        raise SystemExit(0 if failure.errno == errno.EFBIG else 2) from None
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 3500])
+def test_a_disk_that_takes_only_so_many_bytes_keeps_no_half_file_and_loses_no_unit(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit()])
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_commit_with_little_space, args=(str(tmp_path), num_bytes))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    assert run_directory.committed_unit_ids() == set()
+    assert [info.base_name for info in run_directory.temporary.list()] == ["commit.lock"]
+    _commit(run_directory)
+    assert check_run(run_directory).is_complete
+    assert check_run(run_directory).notes == []
+
+
+def test_a_write_to_a_full_device_fails_at_once_and_leaves_what_was_there(full_disk: Path) -> None:
+    place = Location.parse(str(full_disk))
+    replace_file(place.child("small"), b"old", place)
+    with pytest.raises(OSError, match="No space left") as caught:
+        replace_file(place.child("small"), bytes(1 << 20), place)
+    assert caught.value.errno == errno.ENOSPC
+    assert "times" not in str(caught.value)
+    assert place.child("small").read_bytes() == b"old"
+    assert [path.name for path in full_disk.iterdir()] == ["small"]
+
+
+def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> None:
+    ballast = full_disk / "ballast"
+    run_directory = RunDirectory.create(str(full_disk / "run"), RUN, [unit(i) for i in range(3)])
+    commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space left"):
+        commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
+    assert run_directory.committed_unit_ids() == {0}
+    ballast.unlink()
+    commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
+    commit_rows(run_directory, unit(2), sound_rows(unit(2), [0, 1, 2]), [])
+    assert check_run(run_directory).is_complete
+    assert check_run(run_directory).notes == []
+
+
+@pytest.mark.parametrize("folder", ["data", "errors"])
+@pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
+def test_a_part_that_the_store_does_not_hand_out_is_not_called_damaged(
+    run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str, folder: str
+) -> None:
+    _commit(run_directory)
+    proxy.failures.append(Failure(f"GET .*/{folder}/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
+    with pytest.raises(OSError, match=text):
+        check_run(run_directory)
+    proxy.failures.clear()
+    assert check_run(run_directory).is_complete
+
+
+def test_a_link_whose_answer_is_lost_is_known_for_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def link_and_lose_the_answer(*paths: str) -> None:
+        monkeypatch.setattr("pipeline.whole_file.os.link", link)
+        link(*paths)
+        raise OSError(errno.ESTALE, "Stale file handle")  # as NFS does when the server is back
+
+    monkeypatch.setattr("pipeline.whole_file.os.link", link_and_lose_the_answer)
+    place = replace(Location.parse(str(tmp_path)), retries=ONCE_MORE)
+    assert create_file(place.child("part"), b"ours", place)
+    assert not create_file(place.child("part"), b"theirs", place)
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
