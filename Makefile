@@ -9,7 +9,7 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo test check fmt bench bench-quick peers clean
+.PHONY: help setup demo test test-faults check fmt bench bench-quick peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -27,6 +27,9 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 test: setup  ## run the tests: no network, no GPU, under 15 minutes
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4 tests/decoding
 	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
+
+test-faults: setup  ## run the fault tests, the slow ones too
+	$(BIN)/python -m pytest tests/jobs/test_faults.py
 
 check: setup  ## lint, format, types, imports
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
