@@ -55,13 +55,11 @@ class EngineLoop:
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
-                if is_out_of_memory(error) and self._unfinished:
-                    clear_frames(error.__traceback__)  # they hold the tensors of the step that failed
-                    culprit = await loop.run_in_executor(self._thread, self._go_on_smaller)
-                    if culprit is not None:
-                        self._unfinished.pop(culprit).set_result(None)
-                    self._inbox = list(self._unfinished)
-                    continue
+                if is_out_of_memory(error):
+                    # They hold the tensors of the failed step. (Clearing a suspended coroutine would end it: not in the thread.)
+                    clear_frames(error.__traceback__)
+                    if await loop.run_in_executor(self._thread, self._go_on_smaller):
+                        continue
                 for future in self._unfinished.values():
                     if not future.done():
                         future.set_exception(error)
@@ -79,17 +77,23 @@ class EngineLoop:
             self.engine.submit(newcomers)
             return self.engine.step()
 
-    def _go_on_smaller(self) -> Sequence | None:
-        """Half the slots; with a single one, without the sequence that stood in it, which is returned."""
+    def _go_on_smaller(self) -> bool:
+        """Half the slots; with a single one, without the sequence that stood in it. False if that cannot be done."""
         num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
+        if num_slots == 1 and not in_flight:
+            return False
         _log.warning("memory ran out with %d slots; going on with %d", num_slots, max(1, num_slots // 2))
-        self.engine = self.engine.with_slots(max(1, num_slots // 2))
+        try:
+            self.engine = self.engine.with_slots(max(1, num_slots // 2))
+        except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
+            _log.exception("the engine could not be made anew")
+            return False
         for sequence in self._unfinished:
             sequence.restart()
-        culprit = in_flight[0] if num_slots == 1 and in_flight else None
-        if culprit is not None:
-            culprit.fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use a larger machine")
-        return culprit
+        if num_slots == 1:  # the engine hands a failed sequence back with its next step
+            in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
+        self._inbox = list(self._unfinished)
+        return True
 
 
 def _estimated_length(sequence: Sequence) -> int:

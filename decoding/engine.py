@@ -124,6 +124,9 @@ class Engine:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
         for sequence in sequences:
+            if sequence.is_finished:  # failed before it came
+                self._refused.append(sequence)
+                continue
             problem = self._problem_with(sequence)
             if problem is None:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))

@@ -23,11 +23,6 @@ class GracefulStop:
         self._watcher = threading.Thread(target=self._watch, name="graceful-stop", daemon=True)
         self._before: Callable[[int, FrameType | None], object] | int | None = None
 
-    @property
-    def was_asked(self) -> bool:
-        """Whether SIGTERM came."""
-        return self._asked.is_set()
-
     def __enter__(self) -> GracefulStop:
         """Listen from now on. Only the main thread can."""
         if threading.current_thread() is threading.main_thread():

@@ -73,6 +73,19 @@ def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: 
     assert [running[row].output_token_ids for row in others] == [expected[row] for row in others]
 
 
+def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    monkeypatch.setattr(Engine, "step", no_memory)
+    monkeypatch.setattr(Engine, "with_slots", no_memory)
+    with pytest.raises(MemoryError):
+        asyncio.run(asyncio.wait_for(loop.finish(sequences(3)), timeout=60))
+
+
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as real:
         torch.empty(1 << 60)
