@@ -56,7 +56,7 @@ class EngineLoop:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
                 if is_out_of_memory(error):
-                    # They hold the tensors of the failed step. Not in the thread: it would end this coroutine, suspended.
+                    # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
                     if await loop.run_in_executor(self._thread, self._go_on_smaller):
                         continue
