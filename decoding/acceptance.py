@@ -53,10 +53,11 @@ class Acceptance:
         if len(self._of_row) > 2 * len(sequences):  # some were dropped without finishing
             self._of_row = {s: self._of_row[s] for s in sequences if s in self._of_row}
 
-    def survival_BK(self, sequences: Seq[Sequence]) -> npt.NDArray[np.float64]:
-        """The chance that the first 1, 2, ..., K drafted tokens of each sequence all stand, [B, K]."""
+    def survival_BK(self, sequences: Seq[Sequence | None]) -> npt.NDArray[np.float64]:
+        """The chance that a sequence's first 1, 2, ..., K drafted tokens all stand, [B, K]; None is a new sequence."""
         mean = min(self._accepted / self._tried, _MOST)
-        counts_B2 = np.array([self._of_row.get(sequence, (0, 0)) for sequence in sequences], dtype=np.float64)
+        counts = [self._of_row.get(s, (0, 0)) if s is not None else (0, 0) for s in sequences]
+        counts_B2 = np.array(counts, dtype=np.float64)
         rate_B = (counts_B2[:, 0] + mean * _ROW_WEIGHT) / (counts_B2[:, 1] + _ROW_WEIGHT)
         rate_K = (self._accepted_K + mean * _POSITION_WEIGHT) / (self._tried_K + _POSITION_WEIGHT)
         odds_BK = _odds(rate_B)[:, None] * _odds(rate_K) / _odds(np.array(mean))

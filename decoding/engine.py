@@ -76,7 +76,7 @@ class Engine:
 
     @classmethod
     def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":
-        schedule: Schedule | None = None
+        schedule: AdaptiveSchedule | None = None
         if options.draft_length == "adaptive" and parts.drafter_name != "none":
             num_slots, most = options.num_slots, options.num_speculative_tokens
             parts.target.allocate(num_slots, parts.max_model_len)
@@ -92,7 +92,10 @@ class Engine:
             schedule = AdaptiveSchedule(costs, most)
         engine = cls(parts.target, parts.make_drafter(options.num_slots), options, parts.max_model_len)
         engine._parts = parts
-        engine.schedule = schedule or engine.schedule
+        if schedule is not None:
+            engine.schedule = schedule
+            if not schedule.pays_with(options.num_slots):
+                engine.drafter.rest()
         return engine
 
     def with_slots(self, num_slots: int) -> "Engine":

@@ -24,6 +24,7 @@ from decoding.rows import Tail
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
+_REST = 7  # rounds for which nobody thinks of drafting after a round that did and found that it does not pay
 _PROBE_ROWS = (
     8  # one row in so many probes: the draft model must catch up first, and a lookup takes a better plan's place
 )
@@ -89,10 +90,22 @@ class AdaptiveSchedule(Schedule):
         most_tokens = costs.target[-1][0]  # about those of all slots at the ceiling: what matters is to be far apart
         self._own_time = OwnTime(costs, max(1, most_tokens // (1 + num_speculative_tokens)), max(2, most_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
+        self._resting = 0  # rounds to come that draft nothing and are not planned, with at least so many rows:
+        self._least_resting = 0
         self._plan = DraftPlan((), ())
+
+    def pays_with(self, num_rows: int) -> bool:
+        """Whether so many new rows would draft with a model."""
+        survival_BK = self._acceptance.survival_BK([None] * num_rows)
+        return any(best_lengths(survival_BK, None, self._own_time.costs, num_rows).lengths)
 
     def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """The best lengths for these rows now."""
+        if outlook is None and self._resting and len(sequences) >= self._least_resting:
+            self._resting -= 1
+            self._rounds_without["model"] += 1
+            self._plan = _nothing(len(sequences))
+            return self._plan
         limits, costs = self.lengths(sequences), self._own_time.costs
         survival_BK = self._acceptance.survival_BK(sequences)
         by_lookup_BK = None if outlook is None else _cut(_rectangle(outlook, self.ceiling), limits)
@@ -102,8 +115,11 @@ class AdaptiveSchedule(Schedule):
         if any(limits) and (has_model or outlook is not None):
             plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
+            if not any(plan.lengths):
+                until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
+                self._resting, self._least_resting = min(_REST, until_probe), len(limits)
         else:
-            plan = DraftPlan((0,) * len(limits), (False,) * len(limits))
+            plan = _nothing(len(limits))
         if has_model and outlook is not None:
             plan = replace(plan, tails=self._tails(plan, limits, survival_BK, costs))
         self._plan = plan
@@ -152,8 +168,9 @@ class AdaptiveSchedule(Schedule):
                 self._rounds_without[name] = 0
                 continue
             self._rounds_without[name] += 1
-            if survival_BK is None or self._rounds_without[name] % _PROBE_EVERY:
+            if survival_BK is None or self._rounds_without[name] < _PROBE_EVERY:
                 continue
+            self._rounds_without[name] = 0
             rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
             if not is_lookup:  # the shortest have missed the least
                 rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
@@ -178,6 +195,10 @@ class Mean:
         """Count one more."""
         self._sum = self._sum * self._decay + value
         self._weight = self._weight * self._decay + 1
+
+
+def _nothing(num_rows: int) -> DraftPlan:
+    return DraftPlan((0,) * num_rows, (False,) * num_rows)
 
 
 def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:

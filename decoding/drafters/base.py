@@ -47,6 +47,10 @@ class Drafter(Protocol):
         """Learn from a round, whose tokens the rows' sequences hold by now."""
         return None
 
+    def rest(self) -> None:
+        """Nobody is about to draft: what a draft would have to read may wait until somebody does."""
+        return None
+
     def swap(self, first: int, second: int) -> None:
         """Two slots change places; either may have nobody in it, or a prompt that is not complete."""
         return None

@@ -111,6 +111,10 @@ class HybridDrafter(Drafter):
                 self.counts["tail"].add(drafted - by_model, accepted - by_model)
                 self._lookup.learn_worth(tail, drafted - by_model, accepted - by_model)
 
+    def rest(self) -> None:
+        """Only the draft model reads prompts."""
+        self._model.rest()
+
     def swap(self, first: int, second: int) -> None:
         """Both exchange what they know."""
         self._lookup.swap(first, second)

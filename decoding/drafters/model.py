@@ -24,7 +24,8 @@ from decoding.verify import Draft, draw_draft
 
 _MOST_IN_A_STEP = 32  # tokens that a row may lack and still read them in the first step, beside the other rows
 _CHUNK = 512  # tokens of each row that are caught up with in one forward: bounds its memory
-_IDLE_ROUNDS = 16  # rounds without a draft after which new prompts are not read before somebody drafts
+_IDLE_ROUNDS = 16  # rounds with hardly a draft after which new prompts are not read before somebody drafts
+_FEW = 4  # one row in so many, or fewer: hardly a draft
 
 
 class ModelDrafter(Drafter):
@@ -91,7 +92,8 @@ class ModelDrafter(Drafter):
         if not any(limits):
             self._num_idle_rounds += 1
             return Draft(drafted_BK, torch.zeros_like(keys_B), most_B=tuple(limits))
-        self._num_idle_rounds = 0
+        is_idle = _FEW * sum(limit > 0 for limit in limits) <= len(limits)
+        self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
         num_finite_B = torch.zeros_like(keys_B)
         laws: list[torch.Tensor] = []
         stepping: list[int] = []
@@ -131,6 +133,10 @@ class ModelDrafter(Drafter):
             torch.stack(laws, dim=1) if laws else None,
             most_B=tuple(limits),
         )
+
+    def rest(self) -> None:
+        """Read no prompt before somebody drafts."""
+        self._num_idle_rounds = _IDLE_ROUNDS
 
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values; to their last position where some are not finite, so that none stays behind."""

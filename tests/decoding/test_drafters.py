@@ -132,6 +132,20 @@ def test_a_coupled_draft_states_no_law(models):
     assert _propose(drafter, _rows([[1, 2]], [3], "coupled")).probs_BKV is None
 
 
+def test_a_model_drafter_that_rests_reads_no_prompt_before_somebody_drafts_and_then_drafts_the_same(models):
+    rows = _rows([[1, 2, 3] * 20, [9, 8, 7, 6]], [3, 3], temperature=0)
+    drafts = []
+    for rests, num_read in ((False, {0: 59, 1: 3}), (True, {0: 0, 1: 0})):
+        drafter = make_drafter("model", models.good_draft, 48, 2, MAX_LEN)  # over the same cache as the one before it
+        if rests:
+            drafter.rest()
+        with torch.inference_mode():
+            drafter.admit([0, 1], rows.sequences)
+            assert drafter._num_ingested == num_read
+            drafts.append(_drafted(drafter.propose(rows)))
+    assert drafts[0] == drafts[1]
+
+
 def test_the_model_drafter_drafts_the_same_after_swaps(models):
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
     drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)

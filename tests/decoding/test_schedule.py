@@ -74,6 +74,19 @@ def test_a_schedule_learns_that_drafts_fall_and_stops_then_looks_again_now_and_t
     assert found.count(1) == 3
 
 
+def test_a_schedule_that_found_nothing_to_gain_thinks_again_only_some_rounds_later_or_with_fewer_rows(monkeypatch):
+    planned = []
+    monkeypatch.setattr("decoding.schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args))
+    schedule = AdaptiveSchedule(STEEP, 8)
+    assert not schedule.pays_with(2)
+    planned.clear()
+    for _ in range(16):
+        assert lengths(schedule, rows(500, 500)) == (0, 0)
+    assert planned == [2, 2]
+    lengths(schedule, rows(500))
+    assert planned == [2, 2, 1]
+
+
 def test_only_the_shortest_rows_probe_a_draft_model_that_did_not_pay():
     """The others have missed more, all of which the draft would have to read first."""
     schedule = AdaptiveSchedule(DEAR_DRAFTS, 8)
