@@ -30,6 +30,7 @@ from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop, process_logits
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.second_look import SecondLook
 from decoding.sequence import Sequence, TokenLogprobs
 from decoding.verify import Draft, Verdict, judge, verify_rejection
 
@@ -50,8 +51,8 @@ class Engine:
         self.drafter = drafter
         self.options = options
         self.max_model_len = max_model_len
-        self.num_rechecks = 0  # close calls that were scored again alone
         self._parts: Parts | None = None
+        self._second_look = SecondLook(target, drafter, options.verification)
         self._refused: list[Sequence] = []
         self._running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
@@ -155,6 +156,11 @@ class Engine:
         return self._admission.in_flight
 
     @property
+    def num_rechecks(self) -> int:
+        """Close calls that were scored again alone."""
+        return self._second_look.num_rechecks
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens whose keys and values were there already, so that nobody had to compute them."""
         return self._admission.num_cached_tokens
@@ -203,16 +209,16 @@ class Engine:
             logits_JV = logits_BJV[row]
             tokens = [*drafted[:accepted], next_token]
             if not is_finite:
-                logits_JV = self._score_again(row)
+                logits_JV = self._second_look.score_again(row, sequence)
                 if not logits_JV.amax().isfinite():
                     sequence.fail(
                         f"the target's logits are not finite after {len(sequence)} tokens; "
                         "if this is a float16 overflow, use bfloat16 or float32"
                     )
                     continue
-                tokens = [self._decide_alone(sequence, [], logits_JV[0])]
+                tokens = [self._second_look.decide(sequence, [], logits_JV[0])]
             elif close_call <= accepted:
-                tokens = self._recheck(sequence, tokens[:close_call])
+                tokens = self._second_look.recheck(sequence, tokens[:close_call])
             sequence.commit(
                 tokens,
                 num_draft_tokens=num_drafted,
@@ -236,53 +242,6 @@ class Engine:
         picks = rows.pick(logits_BJV, draft.token_ids_BK, 0, close_call)
         return judge(picks, draft, rows.sampling, close_call), picks.is_finite_BJ.all(-1)
 
-    def _recheck(self, sequence: Sequence, accepted: list[int]) -> list[int]:
-        """The accepted tokens and the one after them, decided by the sequence alone: one row, no cache, no draft.
-
-        The decision is then a function of the tokens before it, whatever batch or draft this round had.
-        """
-        self.num_rechecks += 1
-        logits_V = self.target.plain_logits(sequence.token_ids + accepted)
-        return [*accepted, self._decide_alone(sequence, accepted, logits_V)]
-
-    def _score_again(self, row: int) -> torch.Tensor:
-        """Logits [1, V] after a row's tokens, without the draft: a guess that breaks the numbers must not fail it.
-
-        Its slots are cleared (a value that is not finite would poison whatever comes next there) and filled anew.
-        """
-        assert self.target.cache is not None
-        sequence = self._running[row]
-        self.target.cache.zero(row)
-        self.drafter.reset(row)
-        if self.target.is_batch_invariant:  # as any other round would have scored it, bit for bit
-            logits_V = self._logits_alone(row)
-        else:
-            logits_V = self.target.plain_logits(sequence.token_ids)
-            if logits_V.amax().isfinite():
-                self.target.prefill([row], [sequence.token_ids])  # its newest token, too: this round did not feed it
-        if logits_V.amax().isfinite():
-            self.drafter.admit([row], [sequence])
-        return logits_V[None]
-
-    def _logits_alone(self, row: int) -> torch.Tensor:
-        """Logits [V] after a row's tokens, all of which are read into its slot."""
-        *before, newest = self._running[row].token_ids
-        self.target.prefill([row], [before])
-        newest_11 = to_device([[newest]], self.target.device)
-        return self.target.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[row])[0, 0]
-
-    def _decide_alone(self, sequence: Sequence, accepted: list[int], logits_V: torch.Tensor) -> int:
-        """The token after `accepted`, as the verifier decides it where there is no draft."""
-        rows = self._row_alone(sequence)
-        accepted_1K = to_device([accepted], self.target.device, torch.int64)
-        logits_11V = logits_V[None, None]
-        if self.options.verification == "coupled":
-            return int(rows.pick(logits_11V, accepted_1K, len(accepted)).token_ids_BJ)
-        scores_11V = process_logits(logits_11V, rows.sampling, rows.history(accepted_1K, len(accepted), 1))
-        nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
-        verdict = verify_rejection(scores_11V, nothing, rows.sampling, rows.positions(len(accepted), 1))
-        return int(verdict.next_token_B)
-
     def _running_rows(self) -> Rows:
         sequences = tuple(self._running)
         if self._sampling is None:
@@ -290,10 +249,6 @@ class Engine:
         rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self.options.verification)
         plan = self.schedule.plan(sequences, self.drafter.outlook(rows), self.drafter.has_model)
         return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up, tails=plan.tails)
-
-    def _row_alone(self, sequence: Sequence) -> Rows:
-        sampling = sampling_batch((sequence,), self.target.eos_token_ids, self.target.device)
-        return Rows((sequence,), sampling, (0,), self.options.verification)
 
     def _problem_with(self, sequence: Sequence) -> str | None:
         num_tokens, vocab_size = len(sequence.prompt_token_ids), self.target.vocab_size

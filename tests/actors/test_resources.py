@@ -1,9 +1,12 @@
 """What actors hold."""
 
+import pyarrow as pa
 import pytest
+import ray.data
+import torch
 
 from actors.resources import settle_device
-from pipeline.dataset import ActorPool
+from pipeline.dataset import ActorPool, map_rows
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
@@ -32,3 +35,16 @@ def test_cpu_with_gpus_is_refused() -> None:
 def test_an_impossible_pool_is_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="1 <= min <= max"):
         ActorPool(min_actors=sizes[0], max_actors=sizes[1])
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+@pytest.mark.parametrize("num_cpus", [1, 3])  # not what a machine of 2 or 4 cores has anyway
+def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus: int) -> None:
+    dataset = map_rows(ray.data.from_items([{"row": 0}]), _Threads, {}, ActorPool(num_cpus=num_cpus), rows_per_batch=1)
+    assert dataset.take_all() == [{"threads": num_cpus}]
+
+
+class _Threads:
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return pa.table({"threads": [torch.get_num_threads()]})
