@@ -34,6 +34,7 @@ _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
 )
 _RECEIPTS = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
+_LOOK_EVERY_S = 2.0  # whether somebody else has committed a unit that runs here
 
 
 def describe(error: BaseException) -> str:
@@ -88,55 +89,101 @@ class Generator:
             self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
+        ledger.join.remote(self._process)
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Receipts (JSON texts) or failures (messages) for a table of units (JSON texts)."""
-        rows = [await self._receipt_or_failure(str(text)) for text in batch["unit"].to_pylist()]
+        """Receipts (JSON texts) or failures (messages) for a table of tickets: units (JSON texts), copies or not."""
+        rows = [await self._receipt_or_failure(row["unit"], row["is_copy"]) for row in batch.to_pylist()]
         return pa.Table.from_pylist(rows, schema=_RECEIPTS)
 
-    async def _receipt_or_failure(self, unit_text: str) -> dict[str, str | None]:
+    async def _receipt_or_failure(self, unit_text: str, is_copy: bool) -> dict[str, str | None]:
         if self._failure is not None:
             return {"receipt": None, "failure": self._failure}
         unit = WorkUnit.from_dict(json.loads(unit_text))
         try:
-            receipt = await self._generate_unit(unit)
+            receipt = await (self._generate_copy(unit) if is_copy else self._generate_unit(unit))
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
             return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
-        """The unit's receipt; None if the run is stopping and the unit was not begun."""
-        try:
-            return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
-        except FileNotFoundError:
-            pass  # not committed yet: the usual case
+        """The unit's receipt; None if it was not begun: the run is stopping."""
+        return await self._attempt(unit, is_copy=False)
+
+    async def _generate_copy(self, unit: WorkUnit) -> Receipt | None:
+        """The same for a unit that another process may be at work on; None also if no copy is wanted any more."""
+        return await self._attempt(unit, is_copy=True)
+
+    async def _attempt(self, unit: WorkUnit, is_copy: bool) -> Receipt | None:
+        receipt = await self._committed(unit)
+        if receipt is not None:
+            return receipt
         node = ray.get_runtime_context().get_node_id()
-        attempt: Attempt | None = await self._ledger.begin.remote(unit.unit_id, unit.num_rows, self._process, node)
+        attempt: Attempt | None = await self._ledger.begin.remote(
+            unit.unit_id, unit.num_rows, self._process, node, is_copy
+        )
         if attempt is None:
-            return None
+            return await self._committed(unit)  # finished meanwhile, perhaps
         started = time.monotonic()
         async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
             rows, errors = await asyncio.to_thread(self._read, unit)
             if attempt.is_careful:
-                rows, condemned = await self._finish_carefully(unit, rows)
-                errors += condemned
+                through = await self._finish_carefully(unit, rows)
             else:
-                await self._finish(rows)
-            receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
+                through = (rows, []) if await self._finish_first(unit, rows) else None
+            if through is None:
+                return await self._committed(unit)
+            rows, condemned = through
+            receipt = await asyncio.to_thread(self._commit, unit, rows, errors + condemned, attempt.number, started)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
+
+    async def _committed(self, unit: WorkUnit) -> Receipt | None:
+        """The receipt of whoever committed the unit; None if nobody has, which is the usual case."""
+        try:
+            return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
+        except FileNotFoundError:
+            return None
+
+    async def _finish_first(self, unit: WorkUnit, rows: list[EncodedRow]) -> bool:
+        """Whether the rows finished here; if another process commits the unit before, what is left of them is dropped."""
+        work = asyncio.ensure_future(self._finish(rows))
+        elsewhere = asyncio.ensure_future(self._wait_for_another(unit))
+        try:
+            await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()  # raises what it raised
+                return True
+            elsewhere.result()
+            return False
+        finally:
+            work.cancel()
+            elsewhere.cancel()
+            await asyncio.gather(work, elsewhere, return_exceptions=True)
+
+    async def _wait_for_another(self, unit: WorkUnit) -> None:
+        """Return when another process has committed the unit."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if await self._ledger.is_finished.remote(unit.unit_id):
+                return
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         await self._loop.finish([sequence for row in rows for sequence in row.sequences])
 
     async def _finish_carefully(
         self, unit: WorkUnit, rows: list[EncodedRow]
-    ) -> tuple[list[EncodedRow], list[ErrorRow]]:
-        """A few rows at a time, with the ledger's leave; those that came through, and errors for the condemned."""
+    ) -> tuple[list[EncodedRow], list[ErrorRow]] | None:
+        """A few rows at a time, with the ledger's leave; those that came through, and errors for the condemned.
+
+        None if another process has committed the unit.
+        """
         by_index = {unit.row_index(row.row.row_id): row for row in rows}
         unfinished = dict(by_index)
         while True:
-            group: Group = await self._ledger.next_group.remote(unit.unit_id)
+            group: Group | None = await self._ledger.next_group.remote(unit.unit_id)
+            if group is None:
+                return None
             if not group.rows:
                 break
             await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
