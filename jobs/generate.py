@@ -10,7 +10,8 @@ from enum import IntEnum
 import ray
 from rich.console import Console
 
-from actors.generator import Generator, describe
+from actors.generator import Generator
+from actors.unit_worker import describe
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.driving import drive

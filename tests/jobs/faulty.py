@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,8 @@ def dawdles(folder: Path) -> type[Generator]:
     class Dawdling(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
             chosen = folder / "slow"
-            if not chosen.exists():
-                chosen.write_text(self._process)
+            with suppress(FileExistsError), chosen.open("x") as file:
+                file.write(self._process)
             if chosen.read_text() == self._process:
                 await asyncio.Event().wait()
             await super()._finish(rows)
