@@ -28,6 +28,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.workforce import Workforce
 from pipeline.id_set import IdSet
 from pipeline.units import WorkUnit
 
@@ -36,8 +37,6 @@ _CONDEMNED_AFTER = 2  # deaths over a row that ran alone
 # Deaths over a unit after which the run fails: something else is wrong. A row that kills costs four (twice among all,
 # once in a group, twice alone, of which the last condemns it), so this leaves room for several.
 MOST_DEATHS = 24
-# Idle for so many seconds, a process gets a copy: a unit that was just handed out takes some time to reach it.
-_IDLE_AFTER_S = 1.0
 
 
 class UnitAbandoned(RuntimeError):
@@ -92,6 +91,11 @@ class _Unit:
     deaths_alone: dict[int, int] = field(default_factory=dict)
 
     @property
+    def may_be_copied(self) -> bool:
+        """Whether it was handed out once, and nobody died over it."""
+        return self.unit is not None and not self.is_copied and not self.num_deaths
+
+    @property
     def is_on_its_way(self) -> bool:
         """Whether a copy was handed out that nobody has begun."""
         return self.is_copied and not self.is_declined and self.copier is None
@@ -107,15 +111,6 @@ class _Unit:
             "num_condemned_rows": self.num_condemned,
             "num_copies": self.num_copies,
         }
-
-
-@dataclass
-class _Process:
-    """What a process holds, by its calls: unit ids."""
-
-    idle_since: float
-    units: set[int] = field(default_factory=set)
-    copies: set[int] = field(default_factory=set)
 
 
 class Ledger:
@@ -134,12 +129,12 @@ class Ledger:
         A process works on `calls_in_flight` units at once; no more than `most_waiting` are handed out and not begun.
         """
         self._is_node_alive = is_node_alive or _is_node_alive
-        self._calls_in_flight, self._most_waiting, self._clock = calls_in_flight, most_waiting, clock
+        self._most_waiting, self._clock = most_waiting, clock
+        self._workforce = Workforce(calls_in_flight, clock)
         self._units: dict[int, _Unit] = {}  # handed out or begun, not finished
         self._finished = IdSet()
         self._counts_of_finished = _Unit().counts()
         self._num_waiting = 0
-        self._processes: dict[str, _Process] = {}
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -148,11 +143,11 @@ class Ledger:
 
     def join(self, process: str) -> None:
         """This process is ready to work."""
-        self._processes.setdefault(process, _Process(self._clock()))
+        self._workforce.join(process)
 
     def num_joined(self) -> int:
         """Processes that have been ready, less those whose death was noticed."""
-        return len(self._processes)
+        return len(self._workforce)
 
     def hand_out(self, unit: WorkUnit) -> Pace:
         """Whether the unit may be handed out now. Once it was, or is finished, it may again."""
@@ -171,13 +166,13 @@ class Ledger:
 
         Those that nobody has begun come first (they wait behind a slow unit), then those that have run for longest.
         """
-        candidates = [unit for unit in self._units.values() if not unit.is_copied and not unit.num_deaths]
+        candidates = [unit for unit in self._units.values() if unit.may_be_copied]
         if self._is_stopping or not candidates:
             return Pace.STOP
-        if not self._num_free_calls():
+        if self._workforce.num_free_calls() <= sum(unit.is_on_its_way for unit in self._units.values()):
             return Pace.WAIT
         chosen = min(candidates, key=lambda unit: -inf if unit.began == inf else unit.began)
-        assert chosen.unit is not None, "it was handed out"
+        assert chosen.unit is not None
         chosen.is_copied = True
         return chosen.unit
 
@@ -192,7 +187,7 @@ class Ledger:
         unit = self._units.setdefault(unit_id, _Unit())
         before = unit.copier if is_copy else unit.holder
         if before is not None and before.process != process:
-            self._take_over(unit_id, unit, before, is_copy)
+            self._take_over(unit, before, is_copy)
         if is_copy and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):
             unit.is_declined = True
             return None
@@ -204,16 +199,14 @@ class Ledger:
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1
         unit.began = min(unit.began, self._clock())
-        self.join(process)
+        self._workforce.take(process, unit_id, is_copy)
         if is_copy:
             unit.copier = _Holder(process, node)
             unit.num_copies += 1
-            self._processes[process].copies.add(unit_id)
             return Attempt(unit.num_attempts, is_careful=False)
         attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER)
         unit.num_attempts += 1
         unit.holder = _Holder(process, node)
-        self._processes[process].units.add(unit_id)
         if attempt.is_careful and unit.untried is None:
             size = max(1, isqrt(num_rows))
             unit.untried = deque(tuple(range(first, min(first + size, num_rows))) for first in range(0, num_rows, size))
@@ -241,7 +234,7 @@ class Ledger:
             self._counts_of_finished[name] += count
         for holder in (unit.holder, unit.copier):
             if holder is not None:
-                self._let_go(unit_id, holder.process)
+                self._workforce.let_go(holder.process, unit_id)
 
     def is_finished(self, unit_id: int) -> bool:
         """Whether somebody has committed the unit."""
@@ -255,28 +248,9 @@ class Ledger:
                 summary[name] += count
         return summary
 
-    def _num_free_calls(self) -> int:
-        """Calls that are free in processes without a unit of their own, less the copies that are on their way."""
-        now = self._clock()
-        free = sum(
-            self._calls_in_flight - len(process.copies)
-            for process in self._processes.values()
-            if not process.units and now - process.idle_since >= _IDLE_AFTER_S
-        )
-        return max(0, free - sum(unit.is_on_its_way for unit in self._units.values()))
-
-    def _let_go(self, unit_id: int, process: str) -> None:
-        held = self._processes.get(process)
-        if held is None:
-            return
-        held.copies.discard(unit_id)
-        if unit_id in held.units:
-            held.units.remove(unit_id)
-            held.idle_since = self._clock()
-
-    def _take_over(self, unit_id: int, unit: _Unit, before: _Holder, is_copy: bool) -> None:
+    def _take_over(self, unit: _Unit, before: _Holder, is_copy: bool) -> None:
         """The process that held the unit has left it unfinished."""
-        self._processes.pop(before.process, None)
+        self._workforce.leave(before.process)
         suspects: tuple[int, ...] = ()
         if is_copy:
             unit.copier = None
