@@ -1,6 +1,24 @@
 """PROCESSES: where rows and tokens meet. Engines in Ray actors."""
 
-from actors.dataset_generator import generate
-from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.dataset_generator import generate
+    from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
 
 __all__ = ["ChatSettings", "GeneratorSettings", "ModelSettings", "generate"]
+
+_HOMES = {
+    "ChatSettings": "actors.settings",
+    "GeneratorSettings": "actors.settings",
+    "ModelSettings": "actors.settings",
+    "generate": "actors.dataset_generator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: the ledger and the feed live in processes of their own, which need no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'actors' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -11,9 +11,9 @@ import pyarrow as pa
 from actors.engine_loop import EngineLoop
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
-from actors.translation import EncodedRow, decode_row, encode_row, only_this_row
+from actors.translation import EncodedRow, decode_row, encode_row
 from pipeline.dataset import ActorPool, map_rows
-from pipeline.errors import ErrorRow, RowError
+from pipeline.errors import ErrorRow, RowError, only_this_row
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_row
 from pipeline.parquet_rows import to_rows

@@ -38,7 +38,8 @@ class EngineLoop:
     async def finish(self, sequences: Seq[Sequence]) -> None:
         """Return when all these sequences have finished. If the engine itself fails, everybody who waits fails.
 
-        They run longest first, by estimate, so that few are left running alone at the end.
+        They run longest first, by estimate, so that few are left running alone at the end. If the wait is cancelled,
+        nobody wants them any more: those that have not begun are forgotten, the others end with their next token.
         """
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in sequences]
@@ -46,7 +47,19 @@ class EngineLoop:
         self._inbox.extend(sorted(sequences, key=_estimated_length, reverse=True))
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._run())
-        await asyncio.gather(*futures)
+        try:
+            await asyncio.gather(*futures)
+        except asyncio.CancelledError:
+            self._drop(sequences)
+            raise
+
+    def _drop(self, sequences: Seq[Sequence]) -> None:
+        dropped, waiting = set(sequences), set(self._inbox)
+        self._inbox = [sequence for sequence in self._inbox if sequence not in dropped]
+        for sequence in dropped & waiting:
+            del self._unfinished[sequence]
+        begun = [sequence for sequence in dropped - waiting if sequence in self._unfinished]
+        self._thread.submit(lambda: [sequence.cut_short() for sequence in begun])  # between two steps, not in one
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from decoding.device import Device
 from pipeline.dataset import ActorPool
+
+_ROUNDING = 1e-6  # a tenth fits ten times into 1
 
 
 def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> tuple[Literal["cpu", "cuda"], ActorPool]:
@@ -29,3 +33,34 @@ def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> t
             "if the cluster adds GPU nodes when they are asked for"
         )
     return "cuda", replace(pool, num_gpus=1.0)
+
+
+def shortage(pool: ActorPool, nodes: Iterable[Mapping[str, Any]]) -> str | None:
+    """What these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once; None: nothing.
+
+    It counts what the nodes have in all, whoever uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken to
+    fit every node.
+    """
+    selectors = [pool.label_selector, *pool.fallback_label_selectors]
+    alive = [node for node in nodes if node["Alive"]]
+    fitting = [node for node in alive if any(_fits(node, selector) for selector in selectors)]
+    if not fitting:
+        return f"no node has the labels {dict(pool.label_selector)}"
+    demand = {name: amount for name, amount in pool.demand.items() if amount}
+    room = {
+        name: [math.floor(node["Resources"].get(name, 0.0) / amount + _ROUNDING) for node in fitting]
+        for name, amount in demand.items()
+    }
+    num_wanted, num_fit = pool.num_at_once, sum(min(counts) for counts in zip(*room.values(), strict=True))
+    if num_fit >= num_wanted:
+        return None
+    lacking = [name for name, counts in room.items() if sum(counts) < num_wanted] or list(demand)
+    needs = ", ".join(f"{demand[name]:g} {name}" for name in demand)
+    has = ", ".join(f"{sum(node['Resources'].get(name, 0.0) for node in fitting):g} {name}" for name in lacking)
+    where = f" on the {len(fitting)} nodes that fit" if len(fitting) < len(alive) else ""
+    return f"there is room for {num_fit} of {num_wanted} actors: each takes {needs} and there is {has}{where}"
+
+
+def _fits(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
+    labels = node.get("Labels") or {}
+    return all(labels.get(key) == value for key, value in selector.items() if "(" not in value and "!" not in value)

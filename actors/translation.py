@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.settings import GeneratorSettings
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from pipeline.errors import RowError, Stage
+from pipeline.errors import RowError
 from pipeline.inputs import InputRow
 from pipeline.stop_strings import StopStrings
 from pipeline.text import TextCodec
-
-
-@contextmanager
-def only_this_row(stage: Stage) -> Iterator[None]:
-    """Turn whatever a row's own content provokes into a RowError: no single row may stop a job.
-
-    What says nothing about the row (memory, disk) passes.
-    """
-    try:
-        yield
-    except (RowError, MemoryError, OSError):
-        raise
-    except Exception as error:
-        raise RowError(stage, str(error), type(error).__name__) from error
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,10 @@ class Sequence:
         self.num_cached_tokens = self.num_rounds = 0
         self.num_draft_tokens = self.num_accepted_tokens = self.num_tried_tokens = 0
 
+    def cut_short(self) -> None:
+        """End with the next token, whatever it is: nobody wants the rest. The tokens are not a result."""
+        self.max_tokens = len(self.output_token_ids) + 1
+
     def fail(self, message: str) -> None:
         """End with an error; the tokens so far are not a result."""
         self.finish_reason, self.error = "error", message

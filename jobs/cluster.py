@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import ray
 import torch
 
-from actors.resources import settle_device
+from actors.resources import settle_device, shortage
 from jobs.config import RunConfig
 from pipeline.dataset import ActorPool
+
+_LONGEST_PATIENCE_S = 600.0
 
 
 def pick_device(config: RunConfig) -> tuple[str, ActorPool]:
@@ -36,6 +41,49 @@ def start_ray(config: RunConfig) -> None:
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
     with _without_stderr():
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
+
+
+class ShortageWatch:
+    """While it is entered: says what the cluster lacks for the pool when actors fail to appear, instead of waiting mutely.
+
+    First after some seconds, then now and then, until as many are ready as were asked for at once.
+    """
+
+    def __init__(self, pool: ActorPool, ledger: Any, patience_s: float = 20.0) -> None:
+        """`ledger` is the run's Ledger, an actor, which knows who is ready."""
+        self._pool, self._ledger, self._patience_s = pool, ledger, patience_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="shortage-watch", daemon=True)
+
+    def __enter__(self) -> ShortageWatch:
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        patience_s = self._patience_s
+        while not self._ended.wait(patience_s):
+            try:
+                num_ready = ray.get(self._ledger.num_joined.remote())
+            except ray.exceptions.RayError:
+                return  # the run has just ended
+            if num_ready >= self._pool.num_at_once:
+                return
+            lack = shortage(self._pool, ray.nodes())
+            if lack is not None:
+                print(
+                    f"waiting for actors, {num_ready} of {self._pool.num_at_once} ready: {lack}. An autoscaling cluster "
+                    "adds nodes; else lower actors.initial_actors or min_actors, or what an actor takes",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            patience_s = min(3 * patience_s, _LONGEST_PATIENCE_S)
 
 
 def _address(config: RunConfig) -> str | None:

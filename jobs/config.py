@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -117,10 +117,20 @@ class SamplingSection(_Section):
 class ActorsSection(_Section):
     """The pool of engines."""
 
-    min_actors: int = Field(1, description="Actors to keep.")
+    min_actors: int = Field(1, description="Actors to keep while units wait.")
     max_actors: int = Field(1, description="Actors to grow to.")
+    initial_actors: int | None = Field(
+        None, description="Actors to ask for at once, and to keep while units wait; min_actors unless given."
+    )
     num_cpus: float = Field(1.0, gt=0, description="Logical CPUs an actor holds; its threads on CPU.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs an actor holds; 1 when the device is cuda and this is 0.")
+    memory: ByteSize | None = Field(None, description="Memory an actor holds, such as 80GiB.")
+    resources: dict[str, float] = Field({}, description="Custom resources an actor holds, by their names.")
+    accelerator_type: str | None = Field(None, description="Kind of GPU, as Ray names it, such as H100.")
+    label_selector: dict[str, str] = Field({}, description="Labels of the nodes that actors may run on.")
+    fallback_label_selectors: tuple[dict[str, str], ...] = Field(
+        (), description="Labels to be content with where those do not exist, in order of preference."
+    )
     units_in_flight: int = Field(2, description="Work units an actor works on at once.")
 
 
@@ -143,6 +153,9 @@ class RunSection(_Section):
     )
     lease_timeout_s: float = Field(
         60.0, gt=0, description="A driver that gives no sign of life for so many seconds loses the run to the next one."
+    )
+    backup_units: bool = Field(
+        True, description="At the end, let actors that are idle do the units that others are still at; first one wins."
     )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."

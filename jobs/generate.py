@@ -11,20 +11,20 @@ import ray
 from rich.console import Console
 
 from actors.generator import Generator
-from actors.ledger import start_ledger
+from actors.unit_worker import describe
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
+from jobs.driving import drive
 from jobs.plan import Plan, create_run, make_plan
-from jobs.progress import Progress
-from jobs.stopping import GracefulStop
 from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, UnitError, stream_units
+from pipeline.dataset import ActorPool, UnitError
+from pipeline.id_set import IdSet
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
+from pipeline.missing import MissingUnits
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
-from pipeline.units import WorkUnit
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 
@@ -90,16 +90,16 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
         print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
     new = Counts()
     num_done = 0
-    missing = list(run_directory.missing_units())
+    missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     for counts in _generate(plan, config, pool, run_directory, missing):
         lease.refuse_if_lost()
         new += counts
         num_done += 1
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
             _refuse_too_many_errors(run_directory, new, config)
-    if num_done < len(missing):
+    if num_done < missing.num_units:
         print(
-            f"stopped with {len(missing) - num_done} units to go; the same command goes on from what is committed",
+            f"stopped with {missing.num_units - num_done} units to go; the same command goes on from what is committed",
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
@@ -119,40 +119,21 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
 
 
 def _generate(
-    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: list[WorkUnit]
+    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: MissingUnits
 ) -> Iterator[Counts]:
     """The counts of each unit as it is committed."""
-    if not missing:
+    if not missing.num_units:
         return
     start_ray(config)
-    ledger = start_ledger()
     worker_arguments = {
         "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,
-        "ledger": ledger,
         "hang_timeout_s": config.run.hang_timeout_s,
     }
-    num_rows = sum(unit.num_rows for unit in missing)
-    stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
-    with stop, Progress(len(missing), num_rows, config.run.progress) as progress:
-        most_tokens = plan.settings.sampling.n * plan.settings.sampling.max_tokens
-        missing = sorted(missing, key=lambda unit: unit.most_tokens(most_tokens), reverse=True)
-        receipts = stream_units(missing, Generator, worker_arguments, pool, config.run.no_progress_timeout_s)
-        for receipt in receipts:
-            progress.add(receipt.counts)
-            yield receipt.counts
-    repeated = ray.get(ledger.summary.remote())
-    if any(repeated.values()):
-        print(_describe_repeats(repeated), file=sys.stderr)
-
-
-def _describe_repeats(repeated: dict[str, int]) -> str:
-    return (
-        f"{repeated['num_deaths']} worker processes died over units, {repeated['num_repeated_units']} attempts were "
-        f"repeated, {repeated['num_condemned_rows']} rows were given up because they kill their process"
-    )
+    for receipt in drive(missing, Generator, worker_arguments, pool, config):
+        yield receipt.counts
 
 
 def _refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
@@ -181,6 +162,8 @@ def _interrupted() -> Exit:
 
 
 def _explain(error: Exception) -> str:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return describe(error)
     if isinstance(error, UnitError | ValueError):
         return str(error)
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
@@ -192,23 +175,25 @@ def print_plan(plan: Plan, config: RunConfig) -> None:
     """Print what the run would do."""
     console, path = Console(), config.output.path
     if plan.run_directory is None:
-        units = list(plan.new_units(config.run.rows_per_unit))
-        missing = units
+        units, committed = plan.new_units(config.run.rows_per_unit), IdSet()
         console.print(f"New run in {path}")
     else:
-        units = list(plan.run_directory.units())
-        missing = list(plan.run_directory.missing_units())
-        console.print(f"Run in {path}, {len(units) - len(missing)} of {len(units)} units committed")
-    models, engine, num_rows = plan.settings.models, plan.settings.engine, sum(unit.num_rows for unit in units)
-    largest = max((unit.num_rows for unit in units), default=0)
-    most = sum(unit.num_rows for unit in missing) * plan.settings.sampling.n * plan.settings.sampling.max_tokens
+        units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
+        console.print(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
+    num_units = num_rows = largest = num_missing = missing_rows = missing_tokens = 0
+    for unit in units:
+        num_units, num_rows, largest = num_units + 1, num_rows + unit.num_rows, max(largest, unit.num_rows)
+        if unit.unit_id not in committed:
+            num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
+            missing_tokens += unit.estimated_tokens
+    models, engine = plan.settings.models, plan.settings.engine
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     console.print(f"  drafter: {drafter}{f' {models.draft}' if drafter == 'model' else ''}, {engine.verification}")
-    console.print(f"  units:   {len(units):,} of at most {largest:,} rows; {len(missing):,} missing")
-    console.print(f"  prompts: about {sum(unit.estimated_tokens for unit in missing):,} tokens to read (bytes / 4)")
-    console.print(f"  output:  at most {most:,} tokens (rows x n x max_tokens)")
+    console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
+    console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
+    console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ class Plan:
     identity: dict[str, Any]
     run_directory: RunDirectory | None
 
+    @property
+    def tokens_per_row(self) -> int:
+        """Output tokens that a row may have, over its samples."""
+        return self.settings.sampling.n * self.settings.sampling.max_tokens
+
     def new_units(self, rows_per_unit: int) -> Iterator[WorkUnit]:
         """The units of a run that does not exist yet."""
         return plan_units(self.files, self.input_options, rows_per_unit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -27,6 +29,20 @@ class RowError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowError, (self.stage, self.message, self.kind)
+
+
+@contextmanager
+def only_this_row(stage: Stage) -> Iterator[None]:
+    """Turn whatever a row's own content provokes into a RowError: no single row may stop a job.
+
+    What says nothing about the row (memory, disk) passes.
+    """
+    try:
+        yield
+    except (RowError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise RowError(stage, str(error), type(error).__name__) from error
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipeline.location import Location
 
@@ -29,8 +28,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 csv.field_size_limit(1 << 27)
 
 
-@dataclass(frozen=True)
-class TextRecord:
+class TextRecord(NamedTuple):
     """The bytes [byte_start, byte_end) of a file, line end included; no byte order mark in `data`."""
 
     byte_start: int

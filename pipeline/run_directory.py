@@ -22,6 +22,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from pipeline.id_set import IdSet
 from pipeline.location import Location
 from pipeline.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
 from pipeline.units import WorkUnit
@@ -129,10 +130,10 @@ class RunDirectory:
         """Every unit of the run, in order."""
         return read_manifest(self.location.child("manifest"), self.manifest)
 
-    def committed_unit_ids(self) -> set[int]:
+    def committed_unit_ids(self) -> IdSet:
         """The units that are done, from one listing of data/."""
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
-        return {int(name[1]) for name in names if name}
+        return IdSet(int(name[1]) for name in names if name)
 
     def stunted_parts(self) -> dict[str, str]:
         """Parts that are too short to be Parquet, and why ("data/part-..." -> reason), from one listing of data/."""

@@ -30,11 +30,12 @@ class Cluster:
         condemned: set[int] = set()
         through: set[int] = set()
         if attempt.is_careful:
-            while (group := self.ledger.next_group(unit_id)).rows:
+            while (group := self.ledger.next_group(unit_id)) is not None and group.rows:
                 if self.killers & set(group.rows):
                     self.ran_to_death.append(group.rows)
                     return None
                 through |= set(group.rows)
+            assert group is not None
             condemned = set(group.condemned)
         rest = set(range(num_rows)) - condemned - through
         if self.killers & rest:
@@ -66,9 +67,10 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
     assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
     assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
     groups = []
-    while (group := ledger.next_group(0)).rows:
+    while (group := ledger.next_group(0)) is not None and group.rows:
         groups.append(group.rows)
     assert groups == [(0, 1), (2, 3)]
+    assert group is not None
     assert group.condemned == ()
 
 
@@ -102,13 +104,12 @@ def test_a_call_that_is_repeated_in_the_same_process_is_no_death() -> None:
         assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
 
 
-def test_a_unit_begun_again_after_its_commit_is_no_death() -> None:
+def test_a_unit_is_not_begun_again_after_its_commit() -> None:
     ledger = Ledger(lambda node: True)
-    for process in "abcd":
-        attempt = ledger.begin(0, 4, process, "node")
-        assert attempt is not None
-        assert not attempt.is_careful
-        ledger.finish(0)
+    assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
+    ledger.finish(0)
+    assert ledger.begin(0, 4, "b", "node") is None
+    assert ledger.summary()["num_deaths"] == 0
 
 
 def test_a_run_that_stops_begins_nothing() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,9 @@ class _Ledger:
             _Call(self, "next_group"),
         )
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
 
 class _Call:
     def __init__(self, ledger: _Ledger, name: str) -> None:
@@ -154,3 +159,18 @@ def hangs_once(folder: Path) -> type[Generator]:
             await super()._finish(rows)
 
     return Hanging
+
+
+def dawdles(folder: Path) -> type[Generator]:
+    """A generator that never finishes a row in the first process that has one; `folder` remembers which that is."""
+
+    class Dawdling(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            chosen = folder / "slow"
+            with suppress(FileExistsError), chosen.open("x") as file:
+                file.write(self._process)
+            if chosen.read_text() == self._process:
+                await asyncio.Event().wait()
+            await super()._finish(rows)
+
+    return Dawdling

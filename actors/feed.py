@@ -1,0 +1,47 @@
+"""Feed: the units of a run on their way to the actors, at the pace that the ledger sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.ledger import Pace
+from pipeline.dataset import Ticket
+from pipeline.units import WorkUnit
+
+_MOMENT_S = 0.1
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Called in a process beside the driver: every unit once, never far ahead of the actors, then copies of the last.
+
+    `units` yields the same units in the same order each time. `ledger` is the run's Ledger, an actor. With `copies`, it
+    goes on until every unit is finished or has a copy; what remains then needs nobody who is idle, and Ray Data lets the
+    idle actors go.
+    """
+
+    units: Iterable[WorkUnit]
+    ledger: Any
+    copies: bool
+
+    def __call__(self) -> Iterator[Ticket]:
+        """The tickets, waiting between them."""
+        for unit in self.units:
+            while (pace := ray.get(self.ledger.hand_out.remote(unit))) is Pace.WAIT:
+                time.sleep(_MOMENT_S)
+            if pace is Pace.STOP:
+                return
+            yield Ticket(unit)
+        while self.copies:
+            copy: WorkUnit | Pace = ray.get(self.ledger.next_copy.remote())
+            if isinstance(copy, WorkUnit):
+                yield Ticket(copy, is_copy=True)
+            elif copy is Pace.STOP:
+                return
+            else:
+                time.sleep(_MOMENT_S)

@@ -1,0 +1,132 @@
+"""Workers without models, to measure everything around an engine: the stream of units, the ledger, the commits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from actors.unit_worker import UnitWorker
+from pipeline.counts import Counts
+from pipeline.input_options import InputOptions
+from pipeline.inputs import InputRow
+from pipeline.receipt import Receipt
+from pipeline.units import WorkUnit
+
+
+@dataclass(eq=False)
+class SimulatedRow:
+    """A row that takes so many rounds more."""
+
+    row: InputRow
+    num_rounds: int
+    is_done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SimulatedEngine:
+    """Slots and rounds; a round takes `round_s` seconds, however many rows run.
+
+    While there is work, rounds follow each other by the clock: that sixty processes share two cores and wake up late is
+    a trouble of the simulation, not of what it stands for. An engine that found nothing to do begins anew.
+    """
+
+    def __init__(self, num_slots: int, round_s: float) -> None:
+        """Idle."""
+        self._num_slots, self._round_s = num_slots, round_s
+        self._waiting: deque[SimulatedRow] = deque()
+        self._pump: asyncio.Task[None] | None = None
+
+    async def finish(self, rows: list[SimulatedRow]) -> None:
+        """Return when all these rows have had their rounds."""
+        self._waiting.extend(rows)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._run())
+        for row in rows:
+            await row.is_done.wait()
+
+    async def _run(self) -> None:
+        running: list[SimulatedRow] = []
+        now = time.monotonic()
+        while True:
+            while self._waiting and len(running) < self._num_slots:
+                running.append(self._waiting.popleft())
+            if not running:
+                return
+            now += self._round_s
+            await asyncio.sleep(max(0.0, now - time.monotonic()))
+            for row in running:
+                row.num_rounds -= 1
+                if not row.num_rounds:
+                    row.is_done.set()
+            running = [row for row in running if row.num_rounds]
+
+
+class SimulatedWorker(UnitWorker[SimulatedRow]):
+    """A worker like Generator, over a SimulatedEngine: the same units, ledger and commits, other rows."""
+
+    def __init__(
+        self,
+        run_path: str,
+        input_options: InputOptions,
+        carried: Mapping[str, pa.DataType],
+        ledger: Any,
+        num_slots: int,
+        round_s: float,
+        rounds_per_row: int,
+    ) -> None:
+        """Every row takes `rounds_per_row` rounds."""
+        super().__init__(run_path, input_options, carried, ledger)
+        self._num_slots, self._round_s, self._rounds_per_row = num_slots, round_s, rounds_per_row
+        self._engine = SimulatedEngine(num_slots, round_s)
+        self._join()
+
+    def _encode(self, row: InputRow, ordinal: int) -> SimulatedRow:
+        return SimulatedRow(row, self._rounds_per_row)
+
+    async def _finish(self, rows: list[SimulatedRow]) -> None:
+        await self._engine.finish(rows)
+
+    def _decode(self, row: SimulatedRow) -> list[dict[str, Any]]:
+        rounds = self._rounds_per_row
+        return [
+            {
+                "row_id": row.row.row_id,
+                "sample": 0,
+                "prompt": row.row.prompt,
+                "text": "",
+                "token_ids": [0] * rounds,
+                "finish_reason": "length",
+                "num_prompt_tokens": 1,
+                "num_cached_tokens": 0,
+                "num_output_tokens": rounds,
+                "num_rounds": rounds,
+                "num_draft_tokens": 0,
+                "num_accepted_tokens": 0,
+                "accepted_per_position": [],
+            }
+        ]
+
+
+class EmptyWorker:
+    """Takes units and does nothing with them: what is left is the cost of handing them out."""
+
+    def __init__(self, ledger: Any) -> None:
+        """`ledger` is the run's Ledger, an actor."""
+        self._ledger = ledger
+        ledger.join.remote("empty")
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """A receipt of nothing for each unit; no part is written."""
+        receipts = []
+        for text in batch["unit"].to_pylist():
+            unit = WorkUnit.from_dict(json.loads(text))
+            await self._ledger.begin.remote(unit.unit_id, unit.num_rows, "empty", "node")
+            await self._ledger.finish.remote(unit.unit_id)
+            receipts.append(json.dumps(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0).to_dict()))
+        return pa.table({"receipt": receipts, "failure": pa.nulls(len(receipts), pa.string())})

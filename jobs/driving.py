@@ -1,0 +1,73 @@
+"""Driving units through the pool: what commands that generate share, from the ledger to the last receipt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import ray
+
+from actors.feed import Feed
+from actors.ledger import start_ledger
+from jobs.cluster import ShortageWatch
+from jobs.config import RunConfig
+from jobs.progress import Progress
+from jobs.stopping import GracefulStop
+from pipeline.dataset import ActorPool, stream_units
+from pipeline.receipt import Receipt
+from pipeline.units import WorkUnit
+
+
+class Units(Protocol):
+    """Units that can be read as a stream, again and again in the same order, also in another process (pickled)."""
+
+    @property
+    def num_units(self) -> int:
+        """How many there are."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all of them."""
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Each of them."""
+
+
+def drive(
+    units: Units, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool, config: RunConfig
+) -> Iterator[Receipt]:
+    """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
+
+    `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
+    `pipeline.dataset.stream_units` wants. Shows progress; says what was repeated. Raises what `stream_units` raises.
+    """
+    # So many may wait behind those that the actors work on: one for each call, and as many again on the way to it.
+    most_waiting = 2 * pool.max_actors * pool.calls_in_flight + 16
+    ledger = start_ledger(pool.calls_in_flight, most_waiting)
+    feed = Feed(units, ledger, copies=config.run.backup_units and pool.max_actors > 1)
+    stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
+    progress = Progress(units.num_units, units.num_rows, config.run.progress)
+    with stop, progress, ShortageWatch(pool, ledger):
+        for receipt in stream_units(
+            feed,
+            units.num_units,
+            worker,
+            {**worker_arguments, "ledger": ledger},
+            pool,
+            config.run.no_progress_timeout_s,
+        ):
+            progress.add(receipt.counts)
+            yield receipt
+    summary = ray.get(ledger.summary.remote())
+    if any(summary.values()):
+        print(describe_repeats(summary), file=sys.stderr)
+
+
+def describe_repeats(summary: Mapping[str, int]) -> str:
+    """What `Ledger.summary` counted, for a person."""
+    return (
+        f"{summary['num_deaths']} worker processes died over units, {summary['num_repeated_units']} attempts were "
+        f"repeated, {summary['num_condemned_rows']} rows were given up because they kill their process, "
+        f"{summary['num_copies']} units ran twice because an actor was idle"
+    )

@@ -1,0 +1,244 @@
+"""Copies of the last units: for whom, of what, and who answers for the unit then."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from actors.ledger import Attempt, Ledger, Pace
+from tests.pipeline.made_up import unit
+
+
+class Clock:
+    """Seconds, as told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ledger_of(num_units: int, clock: Clock, calls_in_flight: int = 1) -> Ledger:
+    ledger = Ledger(lambda node: node != "lost", calls_in_flight=calls_in_flight, clock=clock)
+    for unit_id in range(num_units):
+        assert ledger.hand_out(unit(unit_id)) is Pace.GO
+    return ledger
+
+
+def test_no_more_units_wait_than_they_should() -> None:
+    ledger = Ledger(lambda node: True, most_waiting=2)
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [Pace.GO, Pace.GO, Pace.WAIT]
+    ledger.begin(1, 3, "a", "node")
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in (2, 3)] == [Pace.GO, Pace.WAIT]
+    ledger.finish(0)  # without having begun: its part was there
+    assert ledger.hand_out(unit(3)) is Pace.GO
+    assert ledger.hand_out(unit(4)) is Pace.WAIT
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)] == [Pace.GO] * 3, "a source that begins again"
+    ledger.stop()
+    assert ledger.hand_out(unit(4)) is Pace.STOP
+
+
+def test_only_a_process_that_has_had_nothing_to_do_for_a_moment_gets_a_copy() -> None:
+    clock = Clock()
+    ledger = ledger_of(2, clock)
+    ledger.begin(0, 3, "a", "node")
+    ledger.begin(1, 3, "b", "node")
+    clock.now = 60.0
+    assert ledger.next_copy() is Pace.WAIT, "both are at work"
+    ledger.finish(1)
+    assert ledger.next_copy() is Pace.WAIT, "b may be about to get another"
+    clock.now = 62.0
+    assert ledger.next_copy() == unit(0)
+    assert ledger.next_copy() is Pace.STOP, "one copy is enough"
+
+
+def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_copy() -> None:
+    clock = Clock()
+    ledger = ledger_of(1, clock)
+    ledger.begin(0, 3, "a", "node")
+    ledger.join("b")
+    clock.now = 2.0
+    assert ledger.next_copy() == unit(0)
+
+
+def test_units_that_nobody_has_begun_are_copied_first_then_those_that_have_run_for_longest() -> None:
+    clock = Clock()
+    ledger = ledger_of(4, clock, calls_in_flight=4)
+    for now, unit_id in ((1.0, 2), (2.0, 0), (3.0, 1)):
+        clock.now = now
+        ledger.begin(unit_id, 3, "slow", "node")
+    ledger.join("idle")
+    clock.now = 9.0
+    assert [ledger.next_copy() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), Pace.STOP]
+
+
+def test_an_idle_process_gets_as_many_copies_as_it_has_calls() -> None:
+    clock = Clock()
+    ledger = ledger_of(5, clock, calls_in_flight=2)
+    for unit_id in range(5):
+        ledger.begin(unit_id, 3, "slow", "node")
+    ledger.join("idle")
+    clock.now = 2.0
+    assert [ledger.next_copy() for _ in range(3)] == [unit(0), unit(1), Pace.WAIT]
+    assert ledger.begin(0, 3, "idle", "node", True) == Attempt(1, is_careful=False)
+    assert ledger.next_copy() is Pace.WAIT, "the other copy is still on its way"
+    ledger.finish(0)
+    assert ledger.next_copy() == unit(2)
+
+
+def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
+    clock = Clock()
+    ledger = ledger_of(2, clock)
+    ledger.begin(0, 3, "a", "node")
+    ledger.begin(1, 3, "a", "node")
+    ledger.join("b")
+    clock.now = 2.0
+    assert ledger.next_copy() == unit(0)
+    assert ledger.begin(0, 3, "a", "node", True) is None
+    assert ledger.next_copy() == unit(1), "the copy that came to nothing holds nobody's call"
+    assert ledger.summary() == {
+        "num_repeated_units": 0,
+        "num_deaths": 0,
+        "num_condemned_rows": 0,
+        "num_copies": 0,
+    }
+
+
+def test_a_copy_is_no_death_and_whoever_is_second_need_not_begin() -> None:
+    clock = Clock()
+    ledger = ledger_of(1, clock)
+    assert ledger.begin(0, 3, "b", "node", True) == Attempt(0, is_careful=False)
+    assert ledger.begin(0, 3, "a", "node") == Attempt(0, is_careful=False)
+    assert not ledger.is_finished(0)
+    ledger.finish(0)
+    assert ledger.is_finished(0)
+    assert ledger.begin(0, 3, "c", "node") is None
+    assert ledger.begin(0, 3, "c", "node", True) is None
+    assert ledger.next_group(0) is None, "a careful attempt learns that it is over"
+    ledger.finish(0)
+    assert (ledger.summary()["num_deaths"], ledger.summary()["num_copies"]) == (0, 1)
+
+
+def test_a_copy_that_kills_counts_and_is_not_repeated() -> None:
+    ledger = ledger_of(1, Clock())
+    ledger.begin(0, 4, "a", "node")
+    ledger.begin(0, 4, "b", "node", True)
+    assert ledger.begin(0, 4, "b2", "node", True) is None
+    assert ledger.summary()["num_deaths"] == 1
+    assert ledger.begin(0, 4, "a2", "node") == Attempt(1, is_careful=True), "two processes died over it"
+    assert ledger.next_group(0) is not None
+
+
+def test_a_copy_whose_node_was_lost_may_begin_again() -> None:
+    ledger = ledger_of(1, Clock())
+    ledger.begin(0, 4, "a", "node")
+    ledger.begin(0, 4, "b", "lost", True)
+    assert ledger.begin(0, 4, "b2", "node", True) == Attempt(1, is_careful=False)
+    assert ledger.summary()["num_deaths"] == 0
+
+
+def test_a_unit_that_somebody_died_over_gets_no_copy() -> None:
+    clock = Clock()
+    ledger = ledger_of(1, clock)
+    ledger.begin(0, 4, "a", "node")
+    ledger.join("idle")
+    ledger.begin(0, 4, "b", "node")
+    clock.now = 5.0
+    assert ledger.next_copy() is Pace.STOP
+
+
+def test_a_run_that_stops_copies_nothing() -> None:
+    clock = Clock()
+    ledger = ledger_of(1, clock)
+    ledger.join("idle")
+    clock.now = 5.0
+    ledger.stop()
+    assert ledger.next_copy() is Pace.STOP
+
+
+def test_what_is_finished_is_forgotten() -> None:
+    ledger = Ledger(lambda node: True)
+    for unit_id in range(1000):
+        assert ledger.hand_out(unit(unit_id)) is Pace.GO
+        ledger.begin(unit_id, 3, "a", "node")
+        ledger.begin(unit_id, 3, "b", "node")
+        ledger.finish(unit_id)
+    assert not ledger._units
+    assert ledger.summary()["num_deaths"] == 1000
+
+
+class Actor:
+    """A call at a time, as Ray gives it: who dies comes back under another name and gets the same call again."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.num_lives = name, 0
+        self.calls: deque[tuple[int, bool]] = deque()
+        self.attempt: Attempt | None = None
+
+    @property
+    def process(self) -> str:
+        return f"{self.name}-{self.num_lives}"
+
+    def die(self) -> None:
+        self.num_lives += 1
+        self.attempt = None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_dies_dawdles_or_is_copied_every_unit_ends_and_only_killers_are_condemned(seed: int) -> None:
+    chance, clock, num_rows, num_units = random.Random(seed), Clock(), 6, 12
+    killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
+    ledger = ledger_of(num_units, clock)
+    actors = [Actor(name) for name in "abc"]
+    committed: dict[int, set[int]] = {}
+    for unit_id in range(num_units):
+        chance.choice(actors).calls.append((unit_id, False))
+    for _ in range(5000):
+        clock.now += 1.0
+        copy = ledger.next_copy()
+        if not isinstance(copy, Pace):
+            min(actors, key=lambda actor: len(actor.calls)).calls.append((copy.unit_id, True))
+        actor = chance.choice(actors)
+        if not actor.calls:
+            ledger.join(actor.process)
+            continue
+        unit_id, is_copy = actor.calls[0]
+        deadly = killers.get(unit_id, set())
+        if actor.attempt is None:
+            actor.attempt = ledger.begin(unit_id, num_rows, actor.process, "node", is_copy)
+            if actor.attempt is None:
+                actor.calls.popleft()
+            continue
+        if chance.random() < 0.4:  # it dawdles, and may be overtaken
+            continue
+        outcome = run(ledger, unit_id, num_rows, deadly, actor.attempt)
+        if outcome == "death" or chance.random() < 0.05:
+            actor.die()
+            continue
+        if isinstance(outcome, set):
+            committed.setdefault(unit_id, outcome)
+            ledger.finish(unit_id)
+        actor.calls.popleft()
+        actor.attempt = None
+    assert set(committed) == set(range(num_units))
+    assert not any(actor.calls for actor in actors)
+    for unit_id, condemned in committed.items():
+        assert condemned == killers.get(unit_id, set())
+
+
+def run(ledger: Ledger, unit_id: int, num_rows: int, deadly: set[int], attempt: Attempt) -> set[int] | str:
+    """The rows condemned, or how else it ended."""
+    through: set[int] = set()
+    condemned: set[int] = set()
+    if attempt.is_careful:
+        while (group := ledger.next_group(unit_id)) is not None and group.rows:
+            if deadly & set(group.rows):
+                return "death"
+            through |= set(group.rows)
+        if group is None:
+            return "overtaken"
+        condemned = set(group.condemned)
+    return "death" if deadly & set(range(num_rows)) - through - condemned else condemned

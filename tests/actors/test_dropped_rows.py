@@ -1,0 +1,55 @@
+"""Rows that nobody wants any more leave the engine to those that somebody waits for."""
+
+import asyncio
+
+import pytest
+
+from actors.engine_loop import EngineLoop
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+
+Pair = tuple[str, str]
+LONG, SHORT = SamplingParams(max_tokens=100, ignore_eos=True), SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def sequences(count: int, params: SamplingParams) -> list[Sequence]:
+    return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
+
+
+def test_whoever_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
+    unwanted, wanted = sequences(6, LONG), sequences(2, SHORT)
+
+    async def scenario() -> None:
+        loop = EngineLoop(engine)
+        waiting = asyncio.ensure_future(loop.finish(unwanted))
+        while not unwanted[0].num_rounds:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await loop.finish(wanted)
+
+    asyncio.run(scenario())
+    assert sum(sequence.num_rounds for sequence in unwanted) < LONG.max_tokens, "the engine ran what nobody wanted"
+    alone = sequences(2, SHORT)
+    for _ in Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none")).stream(alone):
+        pass
+    assert [sequence.output_token_ids for sequence in wanted] == [sequence.output_token_ids for sequence in alone]
+
+
+def test_what_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
+    unwanted, wanted = sequences(2, LONG), sequences(2, SHORT)
+
+    async def scenario() -> None:
+        loop = EngineLoop(engine)
+        first = asyncio.ensure_future(loop.finish(wanted))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(loop.finish(unwanted))
+        await asyncio.sleep(0)
+        second.cancel()
+        await first
+
+    asyncio.run(scenario())
+    assert all(sequence.is_finished for sequence in wanted)
+    assert not any(sequence.num_rounds for sequence in unwanted)

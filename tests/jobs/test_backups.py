@@ -1,0 +1,32 @@
+"""An actor that dawdles keeps nobody waiting: whoever is idle does its units, and each is there once."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs import generate
+from tests.jobs.faulty import dawdles
+from tests.jobs.runs import arguments, commits, content, problems, prompts, write_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+
+
+def test_the_run_ends_without_the_actor_that_dawdles(
+    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, undisturbed, output = write_jsonl(tmp_path / "in.jsonl", prompts(56)), tmp_path / "u", tmp_path / "out"
+    assert generate.main(arguments(source, undisturbed, text_pair)) == 0
+    monkeypatch.setattr(generate, "Generator", dawdles(tmp_path))
+    two = ("--actors.min_actors=2", "--actors.max_actors=2", "--run.no_progress_timeout_s=100")
+    assert generate.main(arguments(source, output, text_pair, *two)) == 0
+    said = capsys.readouterr().err
+    assert "0 worker processes died over units, 0 attempts were repeated" in said
+    assert "units ran twice because an actor was idle" in said
+    assert (tmp_path / "slow").exists()
+    assert content(output) == content(undisturbed)
+    assert problems(output) == []
+    before = commits(output)
+    assert len(before) == 7
+    assert generate.main(arguments(source, output, text_pair, *two)) == 0
+    assert commits(output) == before

@@ -1,0 +1,108 @@
+"""Units stream through Ray Data one a call, and each is counted once, whoever does it."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+
+from pipeline import dataset
+from pipeline.counts import Counts
+from pipeline.dataset import ActorPool, Ticket, UnitError, stream_units
+from pipeline.receipt import Receipt
+from tests.pipeline.made_up import unit
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+
+
+def a_worker(refused: int = -1) -> type:
+    """A worker that does nothing, refuses one unit, and fails when it is called with two at once."""
+
+    class Worker:
+        def __call__(self, batch: pa.Table) -> pa.Table:
+            if batch.num_rows != 1:
+                return pa.table({"receipt": [None], "failure": [f"{batch.num_rows} units in a call"]})
+            unit_id = json.loads(batch["unit"][0].as_py())["unit_id"]
+            attempt = int(batch["is_copy"][0].as_py())
+            if unit_id == refused:
+                return pa.table({"receipt": [None], "failure": ["this one is refused"]})
+            text = json.dumps(Receipt(unit_id, Counts(num_rows=3), attempt).to_dict())
+            return pa.table({"receipt": [text], "failure": pa.nulls(1, pa.string())})
+
+    return Worker
+
+
+def tickets(ids: list[int], copies: tuple[int, ...] = ()) -> Callable[[], Iterator[Ticket]]:
+    def source() -> Iterator[Ticket]:
+        yield from (Ticket(unit(unit_id)) for unit_id in ids)
+        yield from (Ticket(unit(unit_id), is_copy=True) for unit_id in copies)
+
+    return source
+
+
+def stream(source: Any, num_units: int, worker: type, **pool: Any) -> list[Receipt]:
+    return list(stream_units(source, num_units, worker, {}, ActorPool(**pool), 120.0))
+
+
+def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: list[list[int]] = []
+    forget = dataset._ForgetBlocks.on_execution_step
+
+    def watch(self: Any, executor: Any) -> None:
+        forget(self, executor)
+        maps = [operator for operator in executor._topology if "Map" in type(operator).__name__]
+        remembered.append([len(operator._output_blocks_stats) for operator in maps])
+
+    monkeypatch.setattr(dataset._ForgetBlocks, "on_execution_step", watch)
+    receipts = stream(tickets(list(range(40)), copies=(3, 39, 0)), 40, a_worker(), max_actors=2)
+    assert sorted(receipt.unit_id for receipt in receipts) == list(range(40))
+    assert remembered, "nobody was there to forget"
+    assert all(lengths == [0, 0] for lengths in remembered), "the driver grows with every unit"
+
+
+def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way() -> None:
+    def endless() -> Iterator[Ticket]:
+        while True:
+            yield from (Ticket(unit(unit_id)) for unit_id in range(3))
+
+    assert len(stream(endless, 3, a_worker())) == 3
+
+
+def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
+    assert len(stream(tickets([0, 1]), 2, a_worker(), num_cpus=6)) == 2
+
+
+def test_a_failure_keeps_its_message() -> None:
+    with pytest.raises(UnitError, match="^this one is refused$"):
+        stream(tickets(list(range(9))), 9, a_worker(refused=4))
+
+
+def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: Path) -> None:
+    def dying() -> Iterator[Ticket]:
+        for unit_id in range(20):
+            if unit_id == 11 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os._exit(9)
+            yield Ticket(unit(unit_id))
+
+    receipts = stream(dying, 20, a_worker())
+    assert sorted(receipt.unit_id for receipt in receipts) == list(range(20))
+    assert (tmp_path / "died").exists()
+
+
+def test_actors_go_where_labels_and_resources_are() -> None:
+    node = ray.get_runtime_context().get_node_id()
+    receipts = stream(
+        tickets([0, 1]),
+        2,
+        a_worker(),
+        memory=1 << 20,
+        resources={"node:__internal_head__": 0.001},
+        label_selector={"ray.io/node-id": "elsewhere"},
+        fallback_label_selectors=({"ray.io/node-id": node},),
+    )
+    assert len(receipts) == 2
