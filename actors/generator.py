@@ -106,10 +106,9 @@ class Generator:
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
         """The unit's receipt; None if the run is stopping and the unit was not begun."""
-        try:
-            return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
-        except FileNotFoundError:
-            pass  # not committed yet: the usual case
+        done = await asyncio.to_thread(self._receipt_if_done, unit)
+        if done is not None:
+            return done
         node = ray.get_runtime_context().get_node_id()
         attempt: Attempt | None = await self._ledger.begin.remote(unit.unit_id, unit.num_rows, self._process, node)
         if attempt is None:
@@ -125,6 +124,13 @@ class Generator:
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
+
+    def _receipt_if_done(self, unit: WorkUnit) -> Receipt | None:
+        """The receipt of a unit that is committed; None, the usual case, if it is not."""
+        try:
+            return read_receipt(self._run_directory, unit.unit_id)
+        except FileNotFoundError:
+            return None
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         await self._loop.finish([sequence for row in rows for sequence in row.sequences])
@@ -152,13 +158,14 @@ class Generator:
         """Every row of the unit, encoded or as an error."""
         rows: list[EncodedRow] = []
         errors: list[ErrorRow] = []
-        for index, row in enumerate(self._read_rows(unit)):
+        for row in self._read_rows(unit):
             if isinstance(row, ErrorRow):
                 errors.append(row)
                 continue
             try:
                 with only_this_row("encode"):
-                    rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
+                    ordinal = unit.first_ordinal + unit.row_index(row.row_id)
+                    rows.append(encode_row(row, ordinal, self._codec, self._settings))
             except RowError as error:
                 errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
@@ -181,15 +188,14 @@ class Generator:
                 errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
-        return commit_part(
-            self._run_directory,
-            unit,
-            table,
-            errors_table(errors),
-            count_generations(table, len(errors)),
-            attempt=attempt,
-            seconds=time.monotonic() - started,
-        )
+        return self._write(unit, table, errors, attempt, time.monotonic() - started)
+
+    def _write(
+        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
+    ) -> Receipt:
+        counts = count_generations(generations, len(errors))
+        table = errors_table(errors)
+        return commit_part(self._run_directory, unit, generations, table, counts, attempt=attempt, seconds=seconds)
 
 
 def _place(unit: WorkUnit, row: InputRow) -> RowPlace:

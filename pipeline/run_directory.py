@@ -134,6 +134,11 @@ class RunDirectory:
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
         return {int(name[1]) for name in names if name}
 
+    def failed_unit_ids(self) -> set[int]:
+        """The units that have an errors file, from one listing of errors/; an unfinished attempt can have left one."""
+        names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("errors").list())
+        return {int(name[1]) for name in names if name}
+
     def stunted_parts(self) -> dict[str, str]:
         """Parts that are too short to be Parquet, and why ("data/part-..." -> reason), from one listing of data/."""
         return {
