@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_senseless(options)
         run_directory = RunDirectory.open(options.output)
-        models = run_directory.run["models"]
-        codec = TextCodec.load(models["tokenizer"] or models["target"]) if options.format == "openai-batch" else None
+        models = run_directory.run["models"] if options.format == "openai-batch" else {}
+        codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
