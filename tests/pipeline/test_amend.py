@@ -13,11 +13,13 @@ import pytest
 
 from pipeline import amend, whole_file
 from pipeline.amend import amend_part
+from pipeline.carried import types_to_dict
 from pipeline.check import check_run, content_hash
-from pipeline.commit import read_receipt
-from pipeline.errors import ErrorRow
+from pipeline.commit import commit_part, read_receipt
+from pipeline.counts import count_generations
 from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table, generations_schema
 from pipeline.unit_rows import read_errors, read_unit_rows
 from tests.pipeline.made_up import RUN, commit_rows, error, generations, sound_rows, unit
 
@@ -205,11 +207,6 @@ def test_a_unit_in_an_object_store_is_amended_the_same(s3_folder: str, tmp_path:
 
 
 def test_carried_columns_come_along(tmp_path: Path) -> None:
-    from pipeline.carried import types_to_dict
-    from pipeline.commit import commit_part
-    from pipeline.counts import count_generations
-    from pipeline.schema import errors_table, generations_schema
-
     carried = {"point": pa.struct([("x", pa.float32())])}
     run_directory = RunDirectory.create(str(tmp_path), {**RUN, "carried": types_to_dict(carried)}, [unit(0), UNIT])
     schema = generations_schema(carried)
@@ -217,9 +214,9 @@ def test_carried_columns_come_along(tmp_path: Path) -> None:
     def table(indices: list[int]) -> pa.Table:
         return pa.Table.from_pylist([row | {"point": {"x": 1.5}} for row in sound_rows(UNIT, indices)], schema=schema)
 
-    errors: list[ErrorRow] = [error(UNIT, 1)]
+    errors = errors_table([error(UNIT, 1)])
     commit_part(
-        run_directory, UNIT, table([0, 2]), errors_table(errors), count_generations(table([0, 2]), 1), attempt=0
+        run_directory, UNIT, table([0, 2]), errors, count_generations(table([0, 2]), 1), attempt=0
     )
     amend_part(run_directory, UNIT, table([1]), [])
     assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
