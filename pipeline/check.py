@@ -101,8 +101,10 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
     """What the unit's files hold, what is wrong with them, and how many error rows are in data, too: data wins."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
-    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it.
-    part_bytes, errors_bytes = part.read_bytes(), errors_path.read_bytes() if has_errors else None
+    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it. The
+    # error rows before the part: should a retry move a row meanwhile, it is then seen in both, not in neither.
+    errors_bytes = _read_if_there(errors_path) if has_errors else None
+    part_bytes = part.read_bytes()
     try:
         generations = _parse(part_bytes)
         receipt = receipt_of(generations.schema)
@@ -162,6 +164,13 @@ def _count_problems(generations: pa.Table) -> Iterator[str]:
 def _parse(content: bytes) -> pa.Table:
     """The table of a Parquet file. Raises OSError or ArrowException if it is none, or a checksum is wrong."""
     return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+
+
+def _read_if_there(location: Location) -> bytes | None:
+    try:
+        return location.read_bytes()
+    except FileNotFoundError:
+        return None  # deleted since it was listed: its last row came through
 
 
 def _read_columns(location: Location, columns: Sequence[str]) -> pa.Table:

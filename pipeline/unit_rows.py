@@ -42,12 +42,13 @@ def read_unit_rows(
     `has_errors` says whether its errors file may exist. Raises FileNotFoundError if the unit is not committed,
     ValueError, naming the file, if one is damaged, and OSError if the storage does not answer.
     """
+    # The error rows first: should a retry move a row meanwhile, it is then seen in both files, not in neither.
+    written = read_errors(run_directory, unit.unit_id) if has_errors else ERRORS.empty_table()
     part = run_directory.part_path(unit.unit_id)
     generations = _read(part, columns)
     if not {"row_id", "sample"} <= set(generations.schema.names):
         raise ValueError(f"{part.name}: its columns are not those of a generations table: {generations.schema.names}")
     generations = in_row_order(generations)
-    written = read_errors(run_directory, unit.unit_id) if has_errors else ERRORS.empty_table()
     generated = set(generations["row_id"].to_pylist())
     stands = pa.array([row_id not in generated for row_id in written["row_id"].to_pylist()], pa.bool_())
     errors = written.filter(stands).sort_by("row_id")

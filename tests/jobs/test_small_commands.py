@@ -1,6 +1,8 @@
 """verify, report and export on a finished run."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,11 +82,11 @@ def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
     assert (tmp_path / "failed").read_text() == (tmp_path / "out.errors.jsonl").read_text()
 
 
-def test_plain_lines_go_through_a_pipe_alone(output: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert export.main([str(output), "/dev/stdout", "--format=jsonl"]) == 0
-    printed = capfd.readouterr()
-    assert [json.loads(line)["id"] for line in printed.out.splitlines()] == [f"row-{i}" for i in range(9)]
-    assert "1 failed rows are left out; --errors FILE writes them" in printed.err
+def test_plain_lines_go_through_a_pipe_alone(output: Path) -> None:
+    command = [sys.executable, "-m", "jobs.export", str(output), "/dev/stdout", "--format=jsonl"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(9)]
+    assert "1 failed rows are left out; --errors FILE writes them" in ended.stderr
 
 
 @pytest.mark.parametrize(

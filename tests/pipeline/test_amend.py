@@ -221,3 +221,31 @@ def test_carried_columns_come_along(tmp_path: Path) -> None:
     amend_part(run_directory, UNIT, table([1]), [])
     assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
     assert check_run(run_directory).problems == ["unit 0 (rows 0 on of prompts.jsonl) is missing; run again"]
+
+
+def _row_ids(run_directory: RunDirectory) -> list[int]:
+    """The rows of unit 1, as read_unit_rows sees them."""
+    rows = read_unit_rows(run_directory, UNIT)
+    return sorted({*rows.generations["row_id"].to_pylist()}) + rows.errors["row_id"].to_pylist()
+
+
+@pytest.mark.parametrize("moment", ["errors", "data"])
+def test_whoever_reads_a_unit_while_its_rows_move_sees_each_row_once(
+    run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    read_bytes = Location.read_bytes
+    still: list[RunDirectory] = [run_directory, _run(str(tmp_path / "other"))]
+
+    def read_and_amend(self: Location) -> bytes:
+        content = read_bytes(self)
+        if still and f"/{moment}/part-000000001" in self.path:
+            _amend(still.pop(0), [1, 2], [])
+        return content
+
+    one, other = still
+    monkeypatch.setattr(Location, "read_bytes", read_and_amend)
+    still.remove(other)
+    assert check_run(one).problems == []
+    still.append(other)
+    assert _row_ids(other) == [UNIT.row_id(index) for index in range(3)]
+    assert still == []
