@@ -106,9 +106,9 @@ class Generator:
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
         """The unit's receipt; None if the run is stopping and the unit was not begun."""
-        done = await asyncio.to_thread(self._receipt_if_done, unit)
-        if done is not None:
-            return done
+        committed = await self._committed(unit)
+        if committed is not None:
+            return committed
         node = ray.get_runtime_context().get_node_id()
         attempt: Attempt | None = await self._ledger.begin.remote(unit.unit_id, unit.num_rows, self._process, node)
         if attempt is None:
@@ -125,10 +125,10 @@ class Generator:
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
 
-    def _receipt_if_done(self, unit: WorkUnit) -> Receipt | None:
-        """The receipt of a unit that is committed; None, the usual case, if it is not."""
+    async def _committed(self, unit: WorkUnit) -> Receipt | None:
+        """The receipt of whoever committed the unit; None if nobody has, which is the usual case."""
         try:
-            return read_receipt(self._run_directory, unit.unit_id)
+            return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
         except FileNotFoundError:
             return None
 

@@ -28,7 +28,7 @@ class RetryGenerator(Generator):
         super().__init__(*args, **named)
         self._wanted = wanted
 
-    def _receipt_if_done(self, unit: WorkUnit) -> Receipt | None:
+    async def _committed(self, unit: WorkUnit) -> Receipt | None:
         """None: every unit is committed here, and which rows are left shows when they are read."""
         return None
 

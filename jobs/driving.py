@@ -1,61 +1,82 @@
-"""Driving units through a pool of workers on Ray, for a person who watches and may stop it."""
+"""Driving units through the pool: what commands that generate share, from the ledger to the last receipt."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import ray
 
 from actors.ledger import start_ledger
-from jobs.cluster import start_ray
 from jobs.config import RunConfig
-from jobs.plan import Plan
 from jobs.progress import Progress
 from jobs.stopping import GracefulStop
 from pipeline.dataset import ActorPool, stream_units
 from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
 
 
-def drive(
-    units: Sequence[WorkUnit],
-    num_rows: int,
-    worker: type,
-    plan: Plan,
-    config: RunConfig,
-    pool: ActorPool,
-    run_directory: RunDirectory,
-    **worker_arguments: Any,
-) -> Iterator[Receipt]:
-    """The receipts of the units as they are done; fewer than the units if SIGTERM stops it.
+class Units(Protocol):
+    """Units in an order of their own."""
 
-    `worker` is a Generator; `worker_arguments` go to it besides those that each has. `num_rows` are those to do.
+    @property
+    def num_units(self) -> int:
+        """How many there are."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to do in all of them."""
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Each of them."""
+
+
+@dataclass(frozen=True)
+class ListedUnits:
+    """Units of which every row is to be done."""
+
+    units: Sequence[WorkUnit]
+
+    @property
+    def num_units(self) -> int:
+        """How many there are."""
+        return len(self.units)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all of them."""
+        return sum(unit.num_rows for unit in self.units)
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Each of them, in the order of the list."""
+        return iter(self.units)
+
+
+def drive(
+    units: Units, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool, config: RunConfig
+) -> Iterator[Receipt]:
+    """One receipt for each unit as it is done; fewer if the run is stopped by SIGTERM. Ray must have been started.
+
+    `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
+    `pipeline.dataset.stream_units` wants. Shows progress; says what was repeated. Raises what `stream_units` raises.
     """
-    start_ray(config)
     ledger = start_ledger()
-    worker_arguments |= {
-        "settings": plan.settings,
-        "run_path": run_directory.location.name,
-        "input_options": plan.input_options,
-        "carried": plan.carried,
-        "ledger": ledger,
-        "hang_timeout_s": config.run.hang_timeout_s,
-    }
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
-    with stop, Progress(len(units), num_rows, config.run.progress) as progress:
-        for receipt in stream_units(units, worker, worker_arguments, pool, config.run.no_progress_timeout_s):
+    with stop, Progress(units.num_units, units.num_rows, config.run.progress) as progress:
+        arguments = {**worker_arguments, "ledger": ledger}
+        for receipt in stream_units(units, worker, arguments, pool, config.run.no_progress_timeout_s):
             progress.add(receipt.counts)
             yield receipt
     repeated = ray.get(ledger.summary.remote())
     if any(repeated.values()):
-        print(_describe_repeats(repeated), file=sys.stderr)
+        print(describe_repeats(repeated), file=sys.stderr)
 
 
-def _describe_repeats(repeated: dict[str, int]) -> str:
+def describe_repeats(summary: Mapping[str, int]) -> str:
+    """What `Ledger.summary` counted, for a person."""
     return (
-        f"{repeated['num_deaths']} worker processes died over units, {repeated['num_repeated_units']} attempts were "
-        f"repeated, {repeated['num_condemned_rows']} rows were given up because they kill their process"
+        f"{summary['num_deaths']} worker processes died over units, {summary['num_repeated_units']} attempts were "
+        f"repeated, {summary['num_condemned_rows']} rows were given up because they kill their process"
     )

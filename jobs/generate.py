@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from actors.generator import Generator
-from jobs.cluster import pick_device
+from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
-from jobs.driving import drive
+from jobs.driving import ListedUnits, drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
-from jobs.plan import Plan, create_run, make_plan
+from jobs.plan import Plan, create_run, make_plan, worker_arguments
 from jobs.summary import print_summary
 from pipeline.check import check_run
 from pipeline.counts import Counts
@@ -84,10 +84,11 @@ def _generate(
     """The counts of each unit as it is committed."""
     if not missing:
         return
-    num_rows = sum(unit.num_rows for unit in missing)
+    start_ray(config)
     most_tokens = plan.settings.sampling.n * plan.settings.sampling.max_tokens
     missing = sorted(missing, key=lambda unit: unit.most_tokens(most_tokens), reverse=True)
-    for receipt in drive(missing, num_rows, Generator, plan, config, pool, run_directory):
+    arguments = worker_arguments(plan, config, run_directory)
+    for receipt in drive(ListedUnits(missing), Generator, arguments, pool, config):
         yield receipt.counts
 
 

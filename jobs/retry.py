@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.retry_generator import RetryGenerator
-from jobs.cluster import pick_device
+from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config_of
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
-from jobs.plan import Plan, make_plan
+from jobs.plan import Plan, make_plan, worker_arguments
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool
-from pipeline.dead_letters import DeadLetters, Wanted, find_dead_letters
+from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
 from pipeline.errors import Stage
 from pipeline.lease import Lease, hold_lease
 from pipeline.run_directory import RunDirectory
@@ -93,26 +93,27 @@ def _run_alone(
     """Try the wanted rows again, as the only driver, and verify the whole."""
     started = time.monotonic()
     run_directory.unmark_success()
-    units = [unit for unit in run_directory.units() if unit.unit_id in letters.num_wanted]
-    units.sort(key=lambda unit: letters.num_wanted[unit.unit_id], reverse=True)
-    num_rows, num_done, tried = letters.num_wanted.total(), 0, Counts()
-    if units:
-        pool = _with_full_slots(pool, plan, num_rows / len(units))
-        for receipt in drive(units, num_rows, RetryGenerator, plan, config, pool, run_directory, wanted=wanted):
+    units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
+    if units.num_units:
+        start_ray(config)
+        arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
+        pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
+        for receipt in drive(units, RetryGenerator, arguments, pool, config):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1
-    if num_done < len(units):
+    if num_done < units.num_units:
         print(
-            f"stopped with {len(units) - num_done} units to go ({tried.num_rows} of {num_rows} rows tried, "
+            f"stopped with {units.num_units - num_done} units to go ({tried.num_rows} of {units.num_rows} rows tried, "
             f"{tried.num_errors} of them failed again); the same command goes on with what is left in errors/",
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
-    if units:
+    if units.num_units:
         # What a worker moved to data/ before it died has no receipt: the others are counted by what failed again.
         print(
-            f"retried: {num_rows} rows; now succeed: {num_rows - tried.num_errors}; still fail: {tried.num_errors}",
+            f"retried: {units.num_rows} rows; now succeed: {units.num_rows - tried.num_errors}; "
+            f"still fail: {tried.num_errors}"
         )
     if num_missing := sum(1 for _ in run_directory.missing_units()):
         print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipeline.errors import Stage
 from pipeline.read_ahead import read_ahead
 from pipeline.run_directory import RunDirectory
 from pipeline.unit_rows import read_errors
+from pipeline.units import WorkUnit
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,28 @@ class DeadLetters:
             self.examples.setdefault(kind, error["message"])
             if wanted.takes(error):
                 self.num_wanted[unit_id] += 1
+
+
+@dataclass(frozen=True)
+class FailedUnits:
+    """The units of a run that have failed rows to try again, in order. It travels to other processes."""
+
+    run_path: str
+    num_wanted: Counter[int]  # unit id -> rows
+
+    @property
+    def num_units(self) -> int:
+        """How many there are."""
+        return len(self.num_wanted)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to try again in all of them."""
+        return self.num_wanted.total()
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Each of them, read from the manifest."""
+        return (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id in self.num_wanted)
 
 
 def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetters:

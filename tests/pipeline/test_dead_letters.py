@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from pipeline.dead_letters import DeadLetters, Wanted, find_dead_letters
+from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
 from pipeline.errors import ErrorRow, Stage
 from pipeline.run_directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
@@ -69,3 +70,10 @@ def test_damaged_error_rows_are_named(run_directory: RunDirectory) -> None:
     Path(run_directory.errors_path(2).path).write_bytes(b"PAR1 no more PAR1")
     with pytest.raises(ValueError, match=r"errors/part-000000002\.parquet: damaged"):
         find_dead_letters(run_directory, Wanted())
+
+
+def test_the_units_to_try_are_those_with_wanted_rows_each_time_they_are_asked_for(run_directory: RunDirectory) -> None:
+    letters = find_dead_letters(run_directory, Wanted(stages=("read",)))
+    units = FailedUnits(run_directory.location.name, letters.num_wanted)
+    assert (units.num_units, units.num_rows) == (2, 2)
+    assert list(units) == list(pickle.loads(pickle.dumps(units))) == [unit(0), unit(2)]
