@@ -26,7 +26,7 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the files hold what the run holds, 1 if not or the run is not complete, 2 if it cannot begin."""
+    """0 if the files hold what the run holds, 1 if not or the run is incomplete, 2 if it cannot begin, 3 if interrupted."""
     options = _parser().parse_args(arguments)
     by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
     try:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on behind the last whole file", file=sys.stderr)
-        return 1
+        return 3
 
 
 def _compact(compaction: Compaction) -> int:

@@ -38,10 +38,11 @@ class Cut:
     num_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.max_rows is None) == (self.num_bytes is None):
+        limits = [limit for limit in (self.max_rows, self.num_bytes) if limit is not None]
+        if len(limits) != 1:
             raise ValueError("files are cut by rows or by bytes: give one of the two")
-        if min(self.max_rows or 1, self.num_bytes or 1) < 1:
-            raise ValueError(f"a file holds at least one row and one byte, got {self.max_rows or self.num_bytes}")
+        if limits[0] < 1:
+            raise ValueError(f"a file holds at least one row or byte, got {limits[0]}")
 
     @property
     def row_group_bytes(self) -> int:

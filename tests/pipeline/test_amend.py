@@ -108,6 +108,20 @@ def test_to_amend_again_with_the_same_rows_changes_nothing(run_directory: RunDir
     assert read_receipt(run_directory, 1).attempt == 2
 
 
+def test_error_rows_that_a_dead_retry_left_go_with_the_next_amendment(run_directory: RunDirectory) -> None:
+    stale = run_directory.errors_path(1).read_bytes()
+    _amend(run_directory, [1], [])
+    Path(run_directory.errors_path(1).path).write_bytes(stale)
+    before = os.stat(run_directory.part_path(1).path).st_ino
+    _amend(run_directory, [], [])
+    assert _errors(run_directory) == [(2, "bad", 1)]
+    assert os.stat(run_directory.part_path(1).path).st_ino == before
+    _amend(run_directory, [2], [])
+    Path(run_directory.errors_path(1).path).write_bytes(stale)
+    _amend(run_directory, [], [])
+    assert not run_directory.errors_path(1).exists()
+
+
 def test_what_the_part_has_stays(run_directory: RunDirectory) -> None:
     other = [row | {"text": "other"} for row in sound_rows(UNIT, [0, 1])]
     amend_part(run_directory, UNIT, generations(other), [])

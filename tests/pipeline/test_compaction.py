@@ -352,3 +352,9 @@ def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_to_a_store(
         assert pq.read_table(pa.BufferReader(content)).equals(pq.read_table(tmp_path / "out" / file.name))
 
 
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_rows": 3, "num_bytes": 3}, {"max_rows": 0}, {"num_bytes": -1}])
+def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="files are cut by rows or by bytes|at least one row or byte"):
+        Cut(**limits)
