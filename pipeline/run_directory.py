@@ -3,7 +3,7 @@
 run.json                   what the run is; its existence means that the manifest is complete
 manifest/part-*.parquet    the work units, in the parts that run.json names; others are of a creation that lost or died
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
-errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
+errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 report.json  _SUCCESS      written at the end
 _LEASE                     which driver works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
