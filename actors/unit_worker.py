@@ -186,13 +186,13 @@ class UnitWorker(ABC, Generic[_Row]):
         """Every row of the unit, encoded or as an error."""
         rows: list[_Row] = []
         errors: list[ErrorRow] = []
-        for index, row in enumerate(self._read_rows(unit)):
+        for row in self._read_rows(unit):
             if isinstance(row, ErrorRow):
                 errors.append(row)
                 continue
             try:
                 with only_this_row("encode"):
-                    rows.append(self._encode(row, unit.first_ordinal + index))
+                    rows.append(self._encode(row, unit.first_ordinal + unit.row_index(row.row_id)))
             except RowError as error:
                 errors.append(_place(unit, row).error(error, row.user_id))
         return rows, errors
@@ -215,15 +215,14 @@ class UnitWorker(ABC, Generic[_Row]):
                 errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
-        return commit_part(
-            self._run_directory,
-            unit,
-            table,
-            errors_table(errors),
-            count_generations(table, len(errors)),
-            attempt=attempt,
-            seconds=time.monotonic() - started,
-        )
+        return self._write(unit, table, errors, attempt, time.monotonic() - started)
+
+    def _write(
+        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
+    ) -> Receipt:
+        counts = count_generations(generations, len(errors))
+        table = errors_table(errors)
+        return commit_part(self._run_directory, unit, generations, table, counts, attempt=attempt, seconds=seconds)
 
 
 def _place(unit: WorkUnit, row: InputRow) -> RowPlace:

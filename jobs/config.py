@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
@@ -34,6 +34,7 @@ from pipeline.dataset import ActorPool
 from pipeline.input_options import Format, InputOptions
 
 _ENV_PREFIX = "DRAY_"
+_Config = TypeVar("_Config", bound="RunConfig")
 
 
 class _Section(BaseModel):
@@ -229,29 +230,42 @@ def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
 
     `--help` prints all fields and exits.
     """
-    arguments = ["--dry_run" if argument == "--dry-run" else argument for argument in arguments]
+    return load_config_of(RunConfig, arguments, prog)
+
+
+def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
+    """As `load_config`, for a kind of RunConfig with fields of its own; its docstring begins the help."""
+    arguments = [_with_underscore(argument, kind) for argument in arguments]
     yaml_file = _config_file(arguments)
     _check_environment()
     if yaml_file is not None:
         _check_mapping(yaml_file)
 
-    class _Loaded(RunConfig):
-        __doc__ = RunConfig.__doc__
+    class _Loaded(kind):  # type: ignore[valid-type, misc]
+        __doc__ = kind.__doc__
         model_config = SettingsConfigDict(cli_prog_name=prog, title="RunConfig")
         _yaml_file = yaml_file
 
     try:
-        config = _Loaded(_cli_parse_args=list(arguments))
+        config: _Config = _Loaded(_cli_parse_args=list(arguments))
     except ValidationError as error:
         raise ValueError(_explain(error)) from error
     except SettingsError as error:
-        raise ValueError(_explain_arguments(str(error))) from error
+        raise ValueError(_explain_arguments(str(error), kind)) from error
     except yaml.YAMLError as error:
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
     return config
+
+
+def _with_underscore(argument: str, kind: type[RunConfig]) -> str:
+    """`--dry-run` as its field is called; other arguments as they are."""
+    name, equals, value = argument.partition("=")
+    field = name.removeprefix("--").replace("-", "_")
+    is_flag = name.startswith("--") and field in kind.model_fields
+    return f"--{field}{equals}{value}" if is_flag else argument
 
 
 def _config_file(arguments: Sequence[str]) -> Path | None:
@@ -303,9 +317,9 @@ def _explain(error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def _explain_arguments(message: str) -> str:
-    flags = [f"--{section}.{field}" for section, info in RunConfig.model_fields.items() for field in _fields(info)]
-    flags += ["--config", "--dry-run"]
+def _explain_arguments(message: str, kind: type[RunConfig]) -> str:
+    flags = [f"--{section}.{field}" for section, info in kind.model_fields.items() for field in _fields(info)]
+    flags += [f"--{name.replace('_', '-')}" for name, info in kind.model_fields.items() if not _fields(info)]
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:
             near = get_close_matches(word, flags, n=1, cutoff=0.5)

@@ -1,37 +1,96 @@
-"""`python -m jobs.export OUTPUT FILE`: OpenAI batch output of a run, one JSON line for every input row."""
+"""`python -m jobs.export OUTPUT FILE`: a complete run as one JSONL file, in the order of its input.
+
+--format openai-batch  the output of the OpenAI batch API: a line for every input row, its samples as choices; a row
+                       that failed has its line, too, with "error" in place of "response"
+--format jsonl         a line for every generation: id, row_id, sample, prompt, text, finish_reason, counts and carried
+                       columns; rows that failed go to a file of their own, out.errors.jsonl beside out.jsonl
+
+A file appears whole or not at all; one that is there is replaced.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from pipeline.batch_export import export_batch
+from pipeline.jsonl_export import export_jsonl
+from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, 1 if the run is not complete, 2 if there is no run."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.export", description=__doc__)
-    parser.add_argument("output", help="run directory, local or a URI")
-    parser.add_argument("file", help="JSONL file to write, local or a URI")
-    parser.add_argument("--model", help="model name to write into every line; the target's path unless given")
-    options = parser.parse_args(arguments)
+    """0, 1 if the run is not complete or damaged or a file cannot be written, 2 if there is nothing to export."""
+    options = _parser().parse_args(arguments)
     try:
+        _refuse_senseless(options)
         run_directory = RunDirectory.open(options.output)
-        models = run_directory.run["models"]
-        codec = TextCodec.load(models["tokenizer"] or models["target"])
+        models = run_directory.run["models"] if options.format == "openai-batch" else {}
+        codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
+        if codec is None:
+            said = _export_jsonl(run_directory, options.file, options.errors)
+        else:
+            num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
+            said = f"{num_lines} lines in {options.file}"
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{num_lines} lines in {options.file}")
+    print(said, file=sys.stderr if _is_device(options.file) else sys.stdout)
     return 0
+
+
+def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:
+    """Export, and what to say of it."""
+    if errors_file is None and not _is_device(file):
+        beside = errors_beside(file)
+        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older export's would be untrue now
+            errors_file = beside
+    num_generations, num_errors = export_jsonl(run_directory, file, errors_file)
+    where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
+    return f"{num_generations} generations in {file}" + (f"; {num_errors} failed rows {where}" if num_errors else "")
+
+
+def errors_beside(file: str) -> str:
+    """Where the rows that failed go, beside the generations: out.errors.jsonl for out.jsonl, also in a URI."""
+    path, mark, options = file.partition("?") if "://" in file else (file, "", "")
+    return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
+
+
+def _is_device(file: str) -> bool:
+    """Whether this is something like /dev/stdout, which has nothing beside it."""
+    return "://" not in file and os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file)
+
+
+def _refuse_senseless(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not go together, or a place that cannot be."""
+    if options.model is not None and options.format != "openai-batch":
+        raise ValueError("--model is for --format openai-batch: plain lines name no model")
+    if options.errors is not None and options.format != "jsonl":
+        raise ValueError("--errors is for --format jsonl: in OpenAI batch output a failed row has a line of its own")
+    if options.errors is not None and Location.parse(options.errors).name == Location.parse(options.file).name:
+        raise ValueError(f"{options.file} is named for the generations and for the rows that failed; name two files")
+    Location.parse(options.file)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
+    parser.add_argument("file", metavar="FILE", help="JSONL file to write, local or a URI")
+    parser.add_argument(
+        "--format", choices=["openai-batch", "jsonl"], default="openai-batch", help="openai-batch unless given"
+    )
+    parser.add_argument("--model", help="openai-batch: model name to write into every line; the target's path unless given")
+    parser.add_argument("--errors", metavar="FILE", help="jsonl: where rows that failed go; beside FILE unless given")
+    return parser
 
 
 if __name__ == "__main__":

@@ -5,41 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 
-import ray
 from rich.console import Console
 
 from actors.generator import Generator
-from actors.unit_worker import describe
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.driving import drive
-from jobs.plan import Plan, create_run, make_plan
-from jobs.summary import make_report, print_summary
-from pipeline.check import CheckReport, check_run
+from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
+from jobs.plan import Plan, create_run, make_plan, worker_arguments
+from jobs.summary import print_summary
+from pipeline.check import check_run
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, UnitError
+from pipeline.dataset import ActorPool
 from pipeline.id_set import IdSet
-from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
+from pipeline.lease import Lease, hold_lease
 from pipeline.missing import MissingUnits
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
 
 _MIN_ROWS_TO_STOP_EARLY = 100
-
-
-class Exit(IntEnum):
-    """What the exit code says."""
-
-    COMPLETE = 0
-    FAILED = 1  # what is committed stays
-    BAD_CONFIGURATION = 2
-    INCOMPLETE = 3  # stopped or interrupted; the same command goes on
-
-
-class TooManyErrors(Exception):
-    """More rows failed than run.max_error_rate allows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,22 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Exit.COMPLETE
         run_directory = create_run(plan, config)
     except (ValueError, OSError) as error:
-        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        print(f"error: {text}", file=sys.stderr)
-        return Exit.BAD_CONFIGURATION
+        return bad_configuration(error)
     except KeyboardInterrupt:
-        return _interrupted()
-    try:
-        return _run(plan, config, pool, run_directory)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return Exit.FAILED
-    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
-        print(f"error: {_explain(error)}", file=sys.stderr)
-        print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
-        return Exit.FAILED
+        return interrupted()
+    return exit_of(lambda: _run(plan, config, pool, run_directory))
 
 
 def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
@@ -96,26 +69,14 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
         new += counts
         num_done += 1
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
-            _refuse_too_many_errors(run_directory, new, config)
+            refuse_too_many_errors(run_directory, new, config)
     if num_done < missing.num_units:
         print(
             f"stopped with {missing.num_units - num_done} units to go; the same command goes on from what is committed",
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
-    seconds = time.monotonic() - started
-    check = check_run(run_directory)
-    run_directory.write_report(make_report(run_directory, check, seconds))
-    print_summary(run_directory, check, new.num_output_tokens, seconds)
-    if not check.is_complete:
-        _print_problems(check)
-        return Exit.FAILED
-    _refuse_too_many_errors(run_directory, check.counts, config)
-    run_directory.mark_success()
-    if check.counts.num_errors:
-        where = run_directory.location.child("errors").name
-        print(f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message")
-    return Exit.COMPLETE
+    return conclude(run_directory, config, new.num_output_tokens, time.monotonic() - started)
 
 
 def _generate(
@@ -125,50 +86,8 @@ def _generate(
     if not missing.num_units:
         return
     start_ray(config)
-    worker_arguments = {
-        "settings": plan.settings,
-        "run_path": run_directory.location.name,
-        "input_options": plan.input_options,
-        "carried": plan.carried,
-        "hang_timeout_s": config.run.hang_timeout_s,
-    }
-    for receipt in drive(missing, Generator, worker_arguments, pool, config):
+    for receipt in drive(missing, Generator, worker_arguments(plan, config, run_directory), pool, config):
         yield receipt.counts
-
-
-def _refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
-    if counts.num_errors > config.run.max_error_rate * counts.num_rows:
-        raise TooManyErrors(
-            f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
-            f"{config.run.max_error_rate}; {run_directory.location.child('errors').name} says why. Failed rows are "
-            "not tried again in this run: mend the input or the configuration and use a new output directory, "
-            "or accept them with a higher run.max_error_rate"
-        )
-
-
-def _print_problems(check: CheckReport) -> None:
-    for problem in check.problems:
-        print(f"problem: {problem}", file=sys.stderr)
-    print(
-        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
-        "and the same command as now then redoes their units",
-        file=sys.stderr,
-    )
-
-
-def _interrupted() -> Exit:
-    print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
-    return Exit.INCOMPLETE
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return describe(error)
-    if isinstance(error, UnitError | ValueError):
-        return str(error)
-    if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
-        return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def print_plan(plan: Plan, config: RunConfig) -> None:

@@ -92,6 +92,17 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
     return RunDirectory.create(config.output.path, run, plan.new_units(config.run.rows_per_unit))
 
 
+def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory) -> dict[str, Any]:
+    """What a Generator of this run is built with, besides its ledger."""
+    return {
+        "settings": plan.settings,
+        "run_path": run_directory.location.name,
+        "input_options": plan.input_options,
+        "carried": plan.carried,
+        "hang_timeout_s": config.run.hang_timeout_s,
+    }
+
+
 def run_identity(
     settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
 ) -> dict[str, Any]:

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from pipeline.errors import Stage
 from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
-from pipeline.units import WorkUnit
+from pipeline.unit_rows import UnitRows, each_unit, refuse_incomplete
 from pipeline.whole_file import replacement
 
 _ERROR_CODES: Mapping[Stage, str] = {
@@ -28,10 +26,6 @@ _ERROR_CODES: Mapping[Stage, str] = {
 }
 
 
-class IncompleteRunError(FileNotFoundError):
-    """The run has units that are not committed."""
-
-
 def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0) -> int:
     """The number of lines written to `path`: one for each input row of a complete run.
 
@@ -39,37 +33,21 @@ def export_batch(run_directory: RunDirectory, path: str, model: str, codec: Text
     file. The file appears whole or not at all. Raises IncompleteRunError, before anything is written, if a
     unit is not committed, and OSError if the file cannot be written.
     """
-    if missing := list(run_directory.missing_units()):
-        raise IncompleteRunError(
-            f"{run_directory.location.name}: {len(missing)} of {run_directory.manifest.num_units} units are missing, "
-            f"the first is unit {missing[0].unit_id} (rows {missing[0].row_start} on of {missing[0].file})"
-        )
+    refuse_incomplete(run_directory)
     num_lines = 0
     with replacement(Location.parse(path)) as stream:
-        for unit in run_directory.units():
-            for line in _unit_lines(run_directory, unit, model, codec, created):
+        for rows in each_unit(run_directory, run_directory.units()):
+            for line in _unit_lines(rows, model, codec, created):
                 stream.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
                 num_lines += 1
     return num_lines
 
 
-def _unit_lines(
-    run_directory: RunDirectory, unit: WorkUnit, model: str, codec: TextCodec, created: int
-) -> Iterator[dict[str, Any]]:
-    generations = _read_rows(run_directory.part_path(unit.unit_id))
-    errors_path = run_directory.errors_path(unit.unit_id)
-    errors = _read_rows(errors_path) if errors_path.exists() else []
-    lines = {error["row_id"]: _error_line(error) for error in errors}
-    generations.sort(key=lambda row: (row["row_id"], row["sample"]))
-    for row_id, samples in groupby(generations, key=lambda row: row["row_id"]):
+def _unit_lines(rows: UnitRows, model: str, codec: TextCodec, created: int) -> Iterator[dict[str, Any]]:
+    lines = {error["row_id"]: _error_line(error) for error in rows.errors.to_pylist()}
+    for row_id, samples in groupby(rows.generations.to_pylist(), key=lambda row: row["row_id"]):
         lines[row_id] = _response_line(list(samples), model, codec, created)
     yield from (lines[row_id] for row_id in sorted(lines))
-
-
-def _read_rows(location: Location) -> list[dict[str, Any]]:
-    with location.open_file() as file:
-        rows: list[dict[str, Any]] = pq.ParquetFile(file).read().to_pylist()
-    return rows
 
 
 def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -14,6 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.carried import types_from_dict
 from pipeline.commit import receipt_of
+from pipeline.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.counts import Counts, count_generations
 from pipeline.identities import COLUMNS, contradictions
 from pipeline.location import Location
@@ -56,6 +55,7 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     with_errors = {info.path.rpartition("/")[2] for info in location.child("errors").list()}
     expected = set()
     problems: list[str] = []
+    notes: list[str] = []
     damaged: dict[str, str] = {}
     counts = Counts()
     num_units = num_committed = 0
@@ -67,8 +67,13 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
             problems.append(f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again")
             continue
         num_committed += 1
-        unit_counts, unit_problems = _check_unit(run_directory, unit, has_errors=name in with_errors)
+        unit_counts, unit_problems, num_stale = _check_unit(run_directory, unit, has_errors=name in with_errors)
         counts += unit_counts
+        if num_stale:
+            notes.append(
+                f"errors/{name}: {num_stale} of its rows are in data and count as generated; a retry died before it "
+                "deleted them here, and the next jobs.retry does"
+            )
         if unit_problems:
             folders = ("data", "errors") if name in with_errors else ("data",)
             damaged |= {f"{folder}/{name}": unit_problems[0] for folder in folders}
@@ -80,47 +85,42 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
         problems += [f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)]
         damaged |= {f"{folder}/{name}": "not a part of this run" for name in sorted(names - expected)}
     leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
-    notes = [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
+    notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
     return CheckReport(problems, notes, counts, num_units, num_committed, damaged)
 
 
 def content_hash(run_directory: RunDirectory) -> str:
-    """A sha256 over every generation's row, sample, tokens and finish reason, in row order.
-
-    Two runs with the same hash wrote the same tokens. Acceptance counts, texts and the order within parts
-    play no role. Raises FileNotFoundError if a unit is missing.
-    """
-    digest = hashlib.sha256()
-    columns = ["row_id", "sample", "token_ids", "finish_reason"]
+    """The `ContentHash` of all generations. Raises FileNotFoundError if a unit is missing."""
+    content = ContentHash()
     for unit in run_directory.units():
-        rows = _read_columns(run_directory.part_path(unit.unit_id), columns).to_pylist()
-        for row in sorted(rows, key=lambda row: (row["row_id"], row["sample"])):
-            token_ids, reason = row["token_ids"], row["finish_reason"].encode()
-            digest.update(struct.pack("<qiii", row["row_id"], row["sample"], len(token_ids), len(reason)))
-            digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids) + reason)
-    return digest.hexdigest()
+        content.add(_read_columns(run_directory.part_path(unit.unit_id), HASHED_COLUMNS))
+    return content.hexdigest()
 
 
-def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str]]:
-    """What the unit's files hold, and what is wrong with them."""
+def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str], int]:
+    """What the unit's files hold, what is wrong with them, and how many error rows are in data, too: data wins."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
-    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it.
-    part_bytes, errors_bytes = part.read_bytes(), errors_path.read_bytes() if has_errors else None
+    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it. The
+    # error rows before the part: should a retry move a row meanwhile, it is then seen in both, not in neither.
+    errors_bytes = _read_if_there(errors_path) if has_errors else None
+    part_bytes = part.read_bytes()
     try:
         generations = _parse(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"]
+        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0
     if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
-        return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"]
+        return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"], 0
     try:
         errors = ERRORS.empty_table() if errors_bytes is None else _parse(errors_bytes)
         if not errors.schema.equals(ERRORS):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
-        failed_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
+        written_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
     except (OSError, pa.ArrowException, ValueError) as error:
-        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"]
+        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0
+    generated_ids = set(generations["row_id"].to_pylist())
+    failed_ids = [row_id for row_id in written_ids if row_id not in generated_ids]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
     if receipt.unit_id != unit.unit_id:
@@ -131,7 +131,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         for name in written
         if written[name] != found[name]
     ]
-    return counts, [f"{where}: {problem}" for problem in problems]
+    return counts, [f"{where}: {problem}" for problem in problems], len(written_ids) - len(failed_ids)
 
 
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
@@ -147,8 +147,6 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
     if len(set(failed_ids)) != len(failed_ids):
         twice = {row_id for row_id, num_times in Counter(failed_ids).items() if num_times > 1}
         yield f"rows {_some(twice)} are in errors more than once"
-    if both := generated_ids & set(failed_ids):
-        yield f"rows {_some(both)} are in data and in errors"
     if missing := expected - generated_ids - set(failed_ids):
         yield f"rows {_some(missing)} are neither in data nor in errors"
     if foreign := (generated_ids | set(failed_ids)) - expected:
@@ -168,10 +166,17 @@ def _parse(content: bytes) -> pa.Table:
     return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
 
 
-def _read_columns(location: Location, columns: list[str]) -> pa.Table:
+def _read_if_there(location: Location) -> bytes | None:
+    try:
+        return location.read_bytes()
+    except FileNotFoundError:
+        return None  # deleted since it was listed: its last row came through
+
+
+def _read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
     def read() -> pa.Table:
         with location.open_file() as file:
-            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+            return pq.ParquetFile(file, page_checksum_verification=True).read(list(columns))
 
     return location.retrying("reading", read)
 

@@ -2,8 +2,10 @@
 
 Error rows are written before the part, so whoever sees the part sees the error rows that belong to it. On a
 local disk a lock file keeps the two together when two attempts at one unit end in the same moment; the link
-decides without it. On an object store both attempts put the same generations, and `check.check_run` would
-name a unit whose attempts failed on different rows.
+decides without it. On an object store both attempts put the same generations; where they failed on different rows,
+`check.check_run` names a row that is then in neither place, and a row in both counts as generated.
+
+`amend.amend_part` is the only one that replaces a part.
 """
 
 from __future__ import annotations
@@ -46,13 +48,12 @@ def commit_part(
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
-    footer = {_FOOTER_KEY: json.dumps({"unit": unit.unit_id, "counts": counts.to_dict(), "attempt": attempt})}
-    content = _to_parquet(generations.replace_schema_metadata(footer))
+    content = part_content(generations, receipt)
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
-    with _commit_lock(run_directory):
+    with commit_lock(run_directory):
         if not part.exists():
             if errors is not None and num_errors:
-                replace_file(errors_path, _to_parquet(errors), run_directory.temporary)
+                replace_file(errors_path, to_parquet(errors), run_directory.temporary)
             else:
                 errors_path.remove()  # an attempt that failed on some row, and then died, left them
             if create_file(part, content, run_directory.temporary):
@@ -79,12 +80,19 @@ def receipt_of(schema: pa.Schema) -> Receipt:
     return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
 
 
+def part_content(generations: pa.Table, receipt: Receipt) -> bytes:
+    """The part of a unit: its generations, and its receipt in the footer."""
+    footer = {"unit": receipt.unit_id, "counts": receipt.counts.to_dict(), "attempt": receipt.attempt}
+    return to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
+
+
 def _footer_schema(part: Location) -> pa.Schema:
     with part.open_file() as file:
         return pq.ParquetFile(file).schema_arrow
 
 
-def _to_parquet(table: pa.Table) -> bytes:
+def to_parquet(table: pa.Table) -> bytes:
+    """The table as a Parquet file, as all files of a run are written."""
     sink = pa.BufferOutputStream()
     # Checksums let `check_run` find a flipped bit in any column, not only in those whose numbers it adds up.
     pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP, write_page_checksum=True)
@@ -92,7 +100,7 @@ def _to_parquet(table: pa.Table) -> bytes:
 
 
 @contextmanager
-def _commit_lock(run_directory: RunDirectory) -> Iterator[None]:
+def commit_lock(run_directory: RunDirectory) -> Iterator[None]:
     """Hold the run's commit lock; where there are no locks (object stores, some mounts) go on without one."""
     if not run_directory.location.is_local:
         yield

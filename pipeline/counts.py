@@ -72,13 +72,13 @@ def _add_ragged(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 
-_COUNTED_COLUMNS = ["sample", "num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
-_COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position", "num_cached_tokens"]
+COUNTED_COLUMNS = ["sample", "num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
+COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position", "num_cached_tokens"]
 
 
 def count_generations(generations: pa.Table, num_errors: int) -> Counts:
     """The counts of a table of generation rows and of `num_errors` rows that failed beside them."""
-    generations = generations.select(_COUNTED_COLUMNS)  # a filter takes every column, and not of every type
+    generations = generations.select(COUNTED_COLUMNS)  # a filter takes every column, and not of every type
     once_per_prompt = generations.filter(pc.field("sample") == 0)
     per_position: tuple[int, ...] = ()
     for accepted in generations["accepted_per_position"].to_pylist():

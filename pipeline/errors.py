@@ -50,8 +50,8 @@ class ErrorRow:
     """A dead letter: which row failed, at which stage, and why. A row of `errors/part-*.parquet`.
 
     `row_number` is the row's place in `file`, from 0, blank lines and a CSV header not counted. `id` is the
-    user's own id where the row was good enough to have one. `attempt` is the attempt at the unit that wrote
-    this.
+    user's own id where the row was good enough to have one. `attempt` is how often `jobs.retry` has tried the row again
+    in vain.
     """
 
     row_id: int

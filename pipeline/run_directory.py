@@ -3,7 +3,7 @@
 run.json                   what the run is; its existence means that the manifest is complete
 manifest/part-*.parquet    the work units, in the parts that run.json names; others are of a creation that lost or died
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
-errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/
+errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 report.json  _SUCCESS      written at the end
 _LEASE                     which driver works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
@@ -134,6 +134,11 @@ class RunDirectory:
         """The units that are done, from one listing of data/."""
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
         return IdSet(int(name[1]) for name in names if name)
+
+    def failed_unit_ids(self) -> set[int]:
+        """The units that have an errors file, from one listing of errors/; an unfinished attempt can have left one."""
+        names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("errors").list())
+        return {int(name[1]) for name in names if name}
 
     def stunted_parts(self) -> dict[str, str]:
         """Parts that are too short to be Parquet, and why ("data/part-..." -> reason), from one listing of data/."""

@@ -65,11 +65,11 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
             num_bytes = scratch.tell()
             location.retrying("writing", lambda: _upload(scratch, num_bytes, location))
         return
-    path = os.path.realpath(location.path)  # a link stays one
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as stream:
+    if os.path.exists(location.path) and not os.path.isfile(location.path):
+        with open(location.path, "wb") as stream:
             yield stream
         return
+    path = os.path.realpath(location.path)  # a link stays one
     os.makedirs(os.path.dirname(path), exist_ok=True)
     scratch_path = f"{path}.{uuid.uuid4().hex}"
     try:

@@ -1,6 +1,8 @@
 """verify, report and export on a finished run."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,55 @@ def test_an_incomplete_run_is_not_exported(tmp_path: Path, text_pair: Pair) -> N
     (output / "data/part-000000000.parquet").unlink()
     assert export.main([str(output), str(tmp_path / "batch.jsonl")]) == 1
     assert not (tmp_path / "batch.jsonl").exists()
+
+
+def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.jsonl"
+    assert export.main([str(output), str(file), "--format", "jsonl"]) == 0
+    assert capsys.readouterr().out == f"9 generations in {file}; 1 failed rows are in {tmp_path}/out.errors.jsonl\n"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["id"], line["text"], line["kind"]) for line in lines] == [
+        (row["id"], row["text"], row["kind"]) for row in generations(output)
+    ]
+    (failed,) = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert (failed["stage"], failed["row_number"]) == ("read", 9)
+    assert export.main([str(output), str(file), "--format=jsonl", f"--errors={tmp_path}/failed"]) == 0
+    assert (tmp_path / "failed").read_text() == (tmp_path / "out.errors.jsonl").read_text()
+
+
+def test_plain_lines_go_through_a_pipe_alone(output: Path) -> None:
+    command = [sys.executable, "-m", "jobs.export", str(output), "/dev/stdout", "--format=jsonl"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(9)]
+    assert "1 failed rows are left out; --errors FILE writes them" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format=jsonl", "--model=mine"], "--model is for --format openai-batch"),
+        (["--errors=e.jsonl"], "--errors is for --format jsonl"),
+        (["--format=jsonl", "--errors=./out.jsonl"], "named for the generations and for the rows that failed"),
+        (["--format=jsonl", "--errors=what://ever"], "cannot open 'what://ever'"),
+    ],
+)
+def test_export_options_that_do_not_go_together_are_refused(
+    output: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert export.main([str(output), "out.jsonl", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "beside"),
+    [
+        ("out.jsonl", "out.errors.jsonl"),
+        ("a.b/out", "a.b/out.errors.jsonl"),
+        ("s3://bucket/out.jsonl?scheme=http", "s3://bucket/out.errors.jsonl?scheme=http"),
+    ],
+)
+def test_failed_rows_have_a_name_of_their_own_beside_the_generations(file: str, beside: str) -> None:
+    assert export.errors_beside(file) == beside

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from pipeline.batch_export import IncompleteRunError, export_batch
+from pipeline.batch_export import export_batch
 from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
 from pipeline.text import TextCodec
+from pipeline.unit_rows import IncompleteRunError
 from tests.pipeline.made_up import RUN, commit_rows, generation, unit
 
 

@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.check import check_run, content_hash
+from pipeline.commit import to_parquet
 from pipeline.identities import contradictions
 from pipeline.run_directory import RunDirectory
-from tests.pipeline.made_up import committed_run, generation
+from pipeline.schema import errors_table
+from tests.pipeline.made_up import committed_run, error, generation, unit
 
 Rows = list[dict[str, Any]]
 
@@ -50,7 +52,7 @@ def test_a_sound_run_has_no_problems_and_its_counts_are_those_of_its_rows(finish
         (lambda rows: [*rows, rows[0]], "has samples [0, 0, 1], expected [0, 1, 2]"),
         (lambda rows: rows[2:], "rows 4294967296 are neither in data nor in errors"),
         (lambda rows: rows[1:], "has samples [1], expected [0]"),
-        (lambda rows: [*rows, generation(4294967297)], "rows 4294967297 are in data and in errors"),
+        (lambda rows: [*rows, generation(4294967297)], "num_errors is 1 in the footer and 0 in the rows"),
         (lambda rows: [*rows, generation(0)], "rows 0 are not of this unit"),
         (_set(0, num_draft_tokens=6), "num_draft_tokens is 20 in the footer and 21 in the rows"),
         (_set(0, num_prompt_tokens=9), "num_prompt_tokens is 8 in the footer and 13 in the rows"),
@@ -119,6 +121,17 @@ def test_errors_that_vanish_are_named(finished_run: RunDirectory) -> None:
 def test_errors_that_do_not_belong_to_the_part_are_named(finished_run: RunDirectory) -> None:
     Path(finished_run.errors_path(0).path).write_bytes(finished_run.errors_path(1).read_bytes())
     assert any("rows 4294967297 are not of this unit" in problem for problem in check_run(finished_run).problems)
+
+
+def test_an_error_row_of_a_row_that_is_in_data_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:
+    Path(finished_run.errors_path(1).path).write_bytes(
+        to_parquet(errors_table([error(unit(1), index) for index in (0, 1, 2)]))
+    )
+    report = check_run(finished_run)
+    assert report.is_complete
+    assert report.counts.num_errors == 1
+    (note,) = report.notes
+    assert note.startswith("errors/part-000000001.parquet: 2 of its rows are in data and count as generated")
 
 
 def test_a_leftover_temporary_file_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:

@@ -1,0 +1,45 @@
+"""RetryGenerator: a Generator that runs the failed rows of committed units again, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from actors.generator import Generator
+from pipeline.amend import amend_part
+from pipeline.dead_letters import Wanted
+from pipeline.errors import ErrorRow
+from pipeline.inputs import InputRow
+from pipeline.receipt import Receipt
+from pipeline.unit_rows import read_unit_rows
+from pipeline.units import WorkUnit
+
+
+class RetryGenerator(Generator):
+    """A Ray Data worker: each call is one committed unit, of which it does the rows that failed.
+
+    A row's noise comes from its place in the input, so it gets the tokens that it would have had the first time. The
+    receipt counts the rows that were tried again, not the whole unit.
+    """
+
+    def __init__(self, *args: Any, wanted: Wanted, **named: Any) -> None:
+        """As a Generator; `wanted` says which of the failed rows to try."""
+        super().__init__(*args, **named)
+        self._wanted = wanted
+
+    async def _committed(self, unit: WorkUnit) -> Receipt | None:
+        """None: every unit is committed here, and which rows are left shows when they are read."""
+        return None
+
+    def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
+        """The unit's rows that failed, are wanted, and are not in its part: a retry that died may have left some."""
+        errors = read_unit_rows(self._run_directory, unit).errors.to_pylist()
+        row_ids = {error["row_id"] for error in errors if self._wanted.takes(error)}
+        return [row for row in super()._read_rows(unit) if row.row_id in row_ids] if row_ids else []
+
+    def _write(
+        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
+    ) -> Receipt:
+        """Move what came through from the unit's error rows to its part."""
+        return amend_part(self._run_directory, unit, generations, errors, seconds)

@@ -1,0 +1,111 @@
+"""`python -m jobs.compact OUTPUT DESTINATION`: a run as few large Parquet files, sorted by row_id and sample.
+
+DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows that
+failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read. A
+command that died goes on, when it is given again, behind the last file that it finished. At the end counts and content
+of all files are read back and compared with the run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pipeline.compacted_file import Cut
+from pipeline.compaction import CompactedFile, Compaction
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.unit_rows import IncompleteRunError
+
+_DEFAULT_BYTES = 512 * 1000**2
+_UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if the files hold what the run holds, 1 if not or the run is incomplete, 2 if it cannot begin, 3 if interrupted."""
+    options = _parser().parse_args(arguments)
+    by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
+    try:
+        run_directory, destination = RunDirectory.open(options.output), Location.parse(options.destination)
+        cut = Cut(options.rows_per_file, by_bytes)
+        compaction = Compaction.begin(
+            run_directory, destination, cut, include_errors=options.include_errors, is_partial=options.partial
+        )
+    except IncompleteRunError as error:
+        print(f"error: {error}; --partial compacts what there is", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return _compact(compaction)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on behind the last whole file", file=sys.stderr)
+        return 3
+
+
+def _compact(compaction: Compaction) -> int:
+    files: list[CompactedFile] = []
+    for file in compaction.files():
+        files.append(file)
+        print(f"{file.name}: {file.num_rows:,} rows, {file.num_bytes:,} bytes{', was there' if file.was_there else ''}")
+    totals = compaction.finish(files)
+    counts = totals.counts
+    in_errors = "in errors/" if compaction.include_errors else "left out"
+    print(
+        f"OK: {len(files)} files in {compaction.destination.name}, {counts.num_generations:,} generations of "
+        f"{counts.num_rows - counts.num_errors:,} rows ({counts.num_errors:,} failed rows are {in_errors}); "
+        "read back, counts and content are the run's"
+    )
+    print(f"content {totals.content_hash}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.compact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
+    parser.add_argument("destination", metavar="DESTINATION", help="new folder, or that of a command to go on with")
+    cut = parser.add_mutually_exclusive_group()
+    cut.add_argument(
+        "--rows-per-file",
+        metavar="N",
+        type=_count,
+        help="generations in a file, at most; the samples of one input row stay together",
+    )
+    cut.add_argument(
+        "--bytes-per-file",
+        metavar="SIZE",
+        type=_size,
+        help="size of a file, about, such as 200MB or 1GiB; 512MB unless given",
+    )
+    parser.add_argument("--include-errors", action="store_true", help="also the rows that failed, in files of their own")
+    parser.add_argument("--partial", action="store_true", help="take a run with missing units as it is")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return number
+
+
+def _size(text: str) -> int:
+    """Bytes of a text such as "200MB"."""
+    parts = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    if parts is None or parts[2].upper() not in _UNITS or int(parts[1]) < 1:
+        raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")
+    return int(parts[1]) * _UNITS[parts[2].upper()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""How a command that generates ends: verified and reported, or with a line that says why not, and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+
+import ray
+
+from actors.unit_worker import describe
+from jobs.config import RunConfig
+from jobs.summary import make_report, print_summary
+from pipeline.check import CheckReport, check_run
+from pipeline.counts import Counts
+from pipeline.dataset import UnitError
+from pipeline.lease import LeaseHeld, LeaseLost
+from pipeline.run_directory import RunDirectory
+
+
+class Exit(IntEnum):
+    """What the exit code says."""
+
+    COMPLETE = 0
+    FAILED = 1  # what is committed stays
+    BAD_CONFIGURATION = 2
+    INCOMPLETE = 3  # stopped or interrupted; the same command goes on
+
+
+class TooManyErrors(Exception):
+    """More rows failed than run.max_error_rate allows."""
+
+
+def exit_of(work: Callable[[], Exit]) -> Exit:
+    """What the work comes to; if it fails, a line on stderr says why."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return interrupted()
+    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
+        print(f"error: {_explain(error)}", file=sys.stderr)
+        print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
+        return Exit.FAILED
+
+
+def conclude(run_directory: RunDirectory, config: RunConfig, num_new_tokens: int, seconds: float) -> Exit:
+    """Verify the whole run, report on it, and mark it a success if it is one. Raises TooManyErrors."""
+    check = check_run(run_directory)
+    run_directory.write_report(make_report(run_directory, check, seconds))
+    print_summary(run_directory, check, num_new_tokens, seconds)
+    if not check.is_complete:
+        _print_problems(check)
+        return Exit.FAILED
+    refuse_too_many_errors(run_directory, check.counts, config)
+    run_directory.mark_success()
+    if check.counts.num_errors:
+        where = run_directory.location.child("errors").name
+        print(
+            f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message; "
+            "python -m jobs.retry runs them again"
+        )
+    return Exit.COMPLETE
+
+
+def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
+    """Raise TooManyErrors if a larger share of these rows failed than the configuration allows."""
+    if counts.num_errors > config.run.max_error_rate * counts.num_rows:
+        raise TooManyErrors(
+            f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
+            f"{config.run.max_error_rate}; {run_directory.location.child('errors').name} says why. If the cause can be "
+            "mended without other input or sampling (storage, memory, a fault of ours), mend it, and `python -m "
+            "jobs.retry` runs the failed rows again; else mend the input or the configuration and use a new output "
+            "directory. Or accept them with a higher run.max_error_rate"
+        )
+
+
+def bad_configuration(error: ValueError | OSError) -> Exit:
+    """What a run that cannot begin comes to."""
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    print(f"error: {text}", file=sys.stderr)
+    return Exit.BAD_CONFIGURATION
+
+
+def interrupted() -> Exit:
+    """What Ctrl-C comes to."""
+    print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
+    return Exit.INCOMPLETE
+
+
+def _print_problems(check: CheckReport) -> None:
+    for problem in check.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print(
+        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
+        "and jobs.generate then redoes their units",
+        file=sys.stderr,
+    )
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return describe(error)
+    if isinstance(error, UnitError | ValueError):
+        return str(error)
+    if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
+        return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -1,0 +1,153 @@
+"""`python -m jobs.retry --config FILE`: run the failed rows of a corpus again, and only those."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from actors.retry_generator import RetryGenerator
+from jobs.cluster import pick_device, start_ray
+from jobs.config import RunConfig, load_config_of
+from jobs.driving import drive
+from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
+from jobs.plan import Plan, make_plan, worker_arguments
+from pipeline.counts import Counts
+from pipeline.dataset import ActorPool
+from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
+from pipeline.errors import Stage
+from pipeline.lease import Lease, hold_lease
+from pipeline.run_directory import RunDirectory
+
+_LONGEST_EXAMPLE = 100  # characters of a message
+
+
+class RetryConfig(RunConfig):
+    """Runs the rows in errors/ of a corpus again, and only those.
+
+    Takes the configuration that the corpus was generated with. What decides its tokens (models, sampling, seed, input)
+    must be as it was; all else may change: slots, actors, machines, a mended storage, a newer Dray. A row that comes
+    through gets the tokens it would have had the first time and moves to data/; one that fails again stays in errors/
+    with its newest message, and its column `attempt` counts one more. --dry-run lists what failed, and why.
+    """
+
+    dry_run: bool = Field(False, description="List the failed rows by stage and error type, and stop.")
+    stage: tuple[Stage, ...] = Field(
+        (), description="Only rows that failed at this stage; give it again for another stage."
+    )
+    error_type: tuple[str, ...] = Field(
+        (), description="Only rows with this error type, such as WorkerDied; give it again for another type."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code, with the meaning that it has for jobs.generate."""
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        config = load_config_of(RetryConfig, given, prog="python -m jobs.retry")
+        device, pool = pick_device(config)
+        plan = make_plan(config, device)
+        run_directory = plan.run_directory
+        if run_directory is None:
+            raise ValueError(f"{config.output.path}: no run here; python -m jobs.generate makes one")
+        wanted = Wanted(config.stage, config.error_type)
+        if config.dry_run:
+            print_dead_letters(find_dead_letters(run_directory, wanted))
+            return Exit.COMPLETE
+    except (ValueError, OSError) as error:
+        return bad_configuration(error)
+    except KeyboardInterrupt:
+        return interrupted()
+    return exit_of(lambda: _run(plan, config, pool, run_directory, wanted))
+
+
+def _run(plan: Plan, config: RetryConfig, pool: ActorPool, run_directory: RunDirectory, wanted: Wanted) -> Exit:
+    with hold_lease(run_directory, config.run.lease_timeout_s) as lease:
+        letters = find_dead_letters(run_directory, wanted)
+        if not letters.num_wanted:
+            why = "none of the failed rows is asked for" if letters.num_rows else "no row failed"
+            print(f"Nothing to try again: {why}.")
+            if letters.num_rows:
+                print_dead_letters(letters)
+            if run_directory.is_success():
+                return Exit.COMPLETE
+        return _run_alone(plan, config, pool, run_directory, wanted, letters, lease)
+
+
+def _run_alone(
+    plan: Plan,
+    config: RetryConfig,
+    pool: ActorPool,
+    run_directory: RunDirectory,
+    wanted: Wanted,
+    letters: DeadLetters,
+    lease: Lease,
+) -> Exit:
+    """Try the wanted rows again, as the only driver, and verify the whole."""
+    started = time.monotonic()
+    run_directory.unmark_success()
+    units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
+    if units.num_units:
+        start_ray(config)
+        arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
+        pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
+        for receipt in drive(units, RetryGenerator, arguments, pool, config):
+            lease.refuse_if_lost()
+            tried += receipt.counts
+            num_done += 1
+    if num_done < units.num_units:
+        print(
+            f"stopped with {units.num_units - num_done} units to go ({tried.num_rows} of {units.num_rows} rows tried, "
+            f"{tried.num_errors} of them failed again); the same command goes on with what is left in errors/",
+            file=sys.stderr,
+        )
+        return Exit.INCOMPLETE
+    if units.num_units:
+        # What a worker moved to data/ before it died has no receipt: the others are counted by what failed again.
+        print(
+            f"retried: {units.num_rows} rows; now succeed: {units.num_rows - tried.num_errors}; "
+            f"still fail: {tried.num_errors}"
+        )
+    if num_missing := sum(1 for _ in run_directory.missing_units()):
+        print(
+            f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",
+            file=sys.stderr,
+        )
+        return Exit.INCOMPLETE
+    return conclude(run_directory, config, tried.num_output_tokens, time.monotonic() - started)
+
+
+def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> ActorPool:
+    """The pool with so many units at once in an actor that their few failed rows fill the engine's slots."""
+    sequences_per_unit = rows_per_unit * plan.settings.sampling.n
+    num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
+    return replace(pool, calls_in_flight=max(pool.calls_in_flight, num_units))
+
+
+def print_dead_letters(letters: DeadLetters) -> None:
+    """Print what failed, by stage and error type, and how much of it would be tried again."""
+    table = Table(title="Failed rows", title_justify="left")
+    for heading in ("stage", "error type", "rows", "such as"):
+        table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
+    for kind, num_rows in letters.num_rows.most_common():
+        first_line = (letters.examples[kind].splitlines() or [""])[0]
+        shown = first_line if len(first_line) <= _LONGEST_EXAMPLE else first_line[:_LONGEST_EXAMPLE] + "..."
+        table.add_row(*(Text(cell) for cell in (*kind, f"{num_rows:,}", shown)))
+    console = Console()
+    if letters.num_rows:
+        console.print(table)
+    console.print(
+        f"{letters.num_rows.total():,} rows failed; {letters.num_wanted.total():,} of them, in "
+        f"{len(letters.num_wanted):,} units, would be tried again"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

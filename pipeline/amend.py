@@ -1,0 +1,73 @@
+"""Amend a committed unit: rows that failed, and were tried again, move from its error rows to its part.
+
+The new part replaces the old one whole, and only then the error rows are replaced or deleted. Whoever dies in between
+leaves rows in both, and data wins: such a row counts as generated wherever a run is read, and the next amendment of the
+unit deletes its error row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from pipeline.commit import commit_lock, part_content, read_receipt, to_parquet
+from pipeline.counts import count_generations
+from pipeline.errors import ErrorRow
+from pipeline.receipt import Receipt
+from pipeline.row_order import in_row_order, without_rows
+from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table
+from pipeline.unit_rows import read_unit_rows
+from pipeline.units import WorkUnit
+from pipeline.whole_file import replace_file
+
+
+def amend_part(
+    run_directory: RunDirectory,
+    unit: WorkUnit,
+    generations: pa.Table,
+    errors: Sequence[ErrorRow],
+    seconds: float | None = None,
+) -> Receipt:
+    """The receipt of what this changed: `generations` of rows that had failed, `errors` of those that failed again.
+
+    A row that is in the part already keeps what is there, and a failed row that is in neither of the two keeps its
+    error row. One that failed again has its newest message, and its `attempt` counts one more. Raises ValueError if the
+    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless.
+    """
+    part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
+    with commit_lock(run_directory):
+        before = read_unit_rows(run_directory, unit)
+        added = without_rows(generations, set(before.generations["row_id"].to_pylist()))
+        after = in_row_order(before.generations, added)
+        had_failed = [ErrorRow(**row) for row in before.errors.to_pylist()]
+        again = {error.row_id: error for error in errors}
+        failed = _still_failed(had_failed, again, added)
+        counts = count_generations(after, len(failed))
+        if counts.num_rows != unit.num_rows:
+            raise ValueError(
+                f"{part.name}: {counts.num_rows} rows in data and errors, and unit {unit.unit_id} has {unit.num_rows}; "
+                "jobs.verify says which, jobs.verify --repair moves the unit's files away"
+            )
+        attempt = read_receipt(run_directory, unit.unit_id).attempt + 1
+        if added.num_rows:
+            content = part_content(after, Receipt(unit.unit_id, counts, attempt))
+            replace_file(part, content, run_directory.temporary)
+        if not failed:
+            errors_path.remove()
+        elif failed != had_failed or before.num_stale_errors:
+            replace_file(errors_path, to_parquet(errors_table(failed)), run_directory.temporary)
+    num_again = sum(error.row_id in again for error in failed)
+    return Receipt(unit.unit_id, count_generations(added, num_again), attempt, seconds=seconds)
+
+
+def _still_failed(had_failed: Sequence[ErrorRow], again: Mapping[int, ErrorRow], added: pa.Table) -> list[ErrorRow]:
+    """The error rows that stand: those tried again with the newest message, the others as they were."""
+    added_ids = set(added["row_id"].to_pylist())
+    return [
+        replace(again.get(old.row_id, old), attempt=old.attempt + (old.row_id in again))
+        for old in had_failed
+        if old.row_id not in added_ids
+    ]

@@ -1,0 +1,84 @@
+"""The dead letters of a run: which rows failed, why, and which of them somebody wants to try again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import Stage
+from pipeline.read_ahead import read_ahead
+from pipeline.run_directory import RunDirectory
+from pipeline.unit_rows import read_errors
+from pipeline.units import WorkUnit
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which failed rows to try again: of these stages and these error types; all where none is named."""
+
+    stages: tuple[Stage, ...] = ()
+    error_types: tuple[str, ...] = ()
+
+    def takes(self, error: Mapping[str, Any]) -> bool:
+        """Whether this error row (by its columns) is one of them."""
+        return (not self.stages or error["stage"] in self.stages) and (
+            not self.error_types or error["error_type"] in self.error_types
+        )
+
+
+@dataclass
+class DeadLetters:
+    """Failed rows by (stage, error type), the first message of each, and how many are wanted in which unit."""
+
+    num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    num_wanted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
+        """Count the error rows of one more unit."""
+        for error in errors.select(["stage", "error_type", "message"]).to_pylist():
+            kind = (error["stage"], error["error_type"])
+            self.num_rows[kind] += 1
+            self.examples.setdefault(kind, error["message"])
+            if wanted.takes(error):
+                self.num_wanted[unit_id] += 1
+
+
+@dataclass(frozen=True)
+class FailedUnits:
+    """The units of a run that have failed rows to try again, in order. It travels to other processes."""
+
+    run_path: str
+    num_wanted: Counter[int]  # unit id -> rows
+
+    @property
+    def num_units(self) -> int:
+        """How many there are."""
+        return len(self.num_wanted)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to try again in all of them."""
+        return self.num_wanted.total()
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Each of them, read from the manifest."""
+        return (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id in self.num_wanted)
+
+
+def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetters:
+    """The error rows of all committed units; those that an unfinished attempt left are none.
+
+    Only errors/ is read, so a row counts that is in data, too, since a retry died at it. Raises ValueError, naming the
+    file, if one is damaged, and OSError.
+    """
+    letters = DeadLetters()
+    unit_ids = sorted(run_directory.failed_unit_ids() & run_directory.committed_unit_ids())
+    tables = read_ahead(lambda unit_id: read_errors(run_directory, unit_id), unit_ids, num_at_once=16)
+    for unit_id, errors in zip(unit_ids, tables, strict=True):
+        letters.add(unit_id, errors, wanted)
+    return letters

@@ -1,0 +1,84 @@
+"""Plain JSON lines: one for every generation, by row and sample; and one for every row that failed, in a file of its own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO, Any
+
+import pyarrow as pa
+
+from pipeline.carried import JSON_TEXT, types_from_dict
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.unit_rows import each_unit, refuse_incomplete
+from pipeline.whole_file import replacement
+
+# What the table has besides (token ids, logprobs) is large, and for programs that read Parquet.
+_COLUMNS = ["id", "row_id", "sample", "prompt", "is_chat", "text", "finish_reason", "stop_reason"]
+_COLUMNS += ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
+_COLUMNS += ["num_accepted_tokens", "accepted_per_position"]
+
+
+def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None) -> tuple[int, int]:
+    """(generations written to `path`, rows that failed and were written to `errors_path`, if there is one).
+
+    Carried columns come last; those that hold JSON text are JSON again, bytes are base64, and a number that JSON does
+    not have (NaN) is null. Each of the files appears whole or not at all. Raises IncompleteRunError, before anything is
+    written, if a unit is not committed, ValueError for damaged parts, and OSError.
+    """
+    refuse_incomplete(run_directory)
+    carried = types_from_dict(run_directory.run["carried"])
+    columns = [*_COLUMNS, *carried]
+    num_generations = num_errors = 0
+    with ExitStack() as files:
+        stream = files.enter_context(replacement(Location.parse(path)))
+        errors_stream = files.enter_context(replacement(Location.parse(errors_path))) if errors_path else None
+        for rows in each_unit(run_directory, run_directory.units(), columns):
+            for row in _dicts(rows.generations.select(columns)):
+                _write(stream, _readable(row, carried))
+            for row in _dicts(rows.errors):
+                if errors_stream is not None:
+                    _write(errors_stream, row)
+            num_generations += rows.generations.num_rows
+            num_errors += rows.errors.num_rows
+    return num_generations, num_errors
+
+
+def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
+
+
+def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dict[str, Any]:
+    """The row with what a carried column's JSON text says, not the text."""
+    return {
+        name: json.loads(value) if value is not None and carried.get(name) == JSON_TEXT else value
+        for name, value in row.items()
+    }
+
+
+def _write(stream: IO[bytes], row: Mapping[str, Any]) -> None:
+    try:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:
+        line = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False, default=_plain)
+    stream.write(line.encode("utf-8") + b"\n")
+
+
+def _plain(value: Any) -> str:
+    """The text of a value that JSON has no form for: a date, a decimal, bytes."""
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return value

@@ -1,0 +1,104 @@
+"""Generators whose rows fail, and retry generators that die where they are told to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from actors.generator import Generator
+from actors.retry_generator import RetryGenerator
+from actors.translation import EncodedRow
+from pipeline import amend
+from tests.jobs.faulty import _Ledger
+
+# What a unit goes through when its failed rows are tried again, in order.
+RETRY_POINTS = (
+    "before begin",
+    "after begin",
+    "before reading",
+    "after reading",
+    "generating",
+    "before part",
+    "after part",
+    "before errors",
+    "after errors",
+    "after commit",
+    "after finish",
+)
+
+
+def fails_over(word: str) -> type[Generator]:
+    """A generator in which rows with this word in their prompt have no luck; the others do not notice."""
+
+    class Unlucky(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            await super()._finish([row for row in rows if word not in row.prompt])
+            for row in rows:
+                if word in row.prompt:
+                    for sequence in row.sequences:
+                        sequence.fail("no luck")
+
+    return Unlucky
+
+
+def retry_dies_over(word: str) -> type[RetryGenerator]:
+    """A retry generator whose process dies when a row with this word in its prompt runs."""
+
+    class Poisoned(RetryGenerator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            if any(word in row.prompt for row in rows):
+                os._exit(9)
+            await super()._finish(rows)
+
+    return Poisoned
+
+
+def retry_dies_at_every_point(folder: Path) -> type[RetryGenerator]:
+    """A retry generator that dies at RETRY_POINTS[k] of unit k, once; `folder` remembers where it has died."""
+
+    class Dying(RetryGenerator):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            self._unit_id = -1
+            replace_file = amend.replace_file
+
+            def replace_and_die(location: Any, *rest: Any) -> None:
+                what = "part" if "/data/" in location.path else "errors"
+                self.here(f"before {what}")
+                replace_file(location, *rest)
+                self.here(f"after {what}")
+
+            amend.replace_file = replace_and_die
+            self._ledger = _Ledger(self, self._ledger)
+
+        def here(self, point: str) -> None:
+            seen = folder / f"{point} {self._unit_id}"
+            if 0 <= self._unit_id < len(RETRY_POINTS) and RETRY_POINTS[self._unit_id] == point and not seen.exists():
+                seen.touch()
+                os._exit(9)
+
+        async def _generate_unit(self, unit: Any) -> Any:
+            self._unit_id = unit.unit_id
+            self.here("before begin")
+            receipt = await super()._generate_unit(unit)
+            self.here("after finish")
+            return receipt
+
+        def _read(self, unit: Any) -> Any:
+            self.here("before reading")
+            result = super()._read(unit)
+            self.here("after reading")
+            return result
+
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            step = self._loop.engine.step
+
+            def step_and_die() -> Any:
+                self.here("generating")
+                return step()
+
+            self._loop.engine.step = step_and_die  # type: ignore[method-assign]
+            await super()._finish(rows)
+
+    return Dying

@@ -1,0 +1,117 @@
+"""`jobs.compact` as a command: what it prints, refuses and says in its help. No Ray is needed for that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import compact
+from pipeline.check import content_hash
+from pipeline.run_directory import RunDirectory
+from tests.pipeline.made_up import committed_run
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    committed_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_is_compacted_and_the_command_says_what_it_holds(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    destination = tmp_path / "new" / "compact"
+    assert compact.main([str(output), str(destination), "--rows-per-file", "4", "--include-errors"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in printed[:4]] == [
+        "data/part-00000.parquet: 4 rows",
+        "data/part-00001.parquet: 4 rows",
+        "data/part-00002.parquet: 2 rows",
+        "errors/part-00000.parquet: 1 rows",
+    ]
+    assert printed[4].startswith(f"OK: 4 files in {destination}, 10 generations of 5 rows (1 failed rows are in errors/)")
+    assert printed[5] == f"content {content_hash(RunDirectory.open(str(output)))}"
+    assert sum(pq.read_table(path).num_rows for path in (destination / "data").iterdir()) == 10
+    assert compact.main([str(output), str(destination), "--rows-per-file", "4", "--include-errors"]) == 0
+    assert capsys.readouterr().out.count("was there") == 4
+
+
+def test_files_are_of_512_mb_unless_asked_otherwise(output: Path, tmp_path: Path) -> None:
+    assert compact.main([str(output), str(tmp_path / "a")]) == 0
+    assert json.loads((tmp_path / "a/_dray.json").read_text())["bytes_per_file"] == 512_000_000
+    assert compact.main([str(output), str(tmp_path / "b"), "--bytes-per-file=1GiB"]) == 0
+    assert json.loads((tmp_path / "b/_dray.json").read_text())["bytes_per_file"] == 1 << 30
+
+
+def test_an_incomplete_run_names_what_is_missing_and_the_option(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (output / "data/part-000000000.parquet").unlink()
+    assert compact.main([str(output), str(tmp_path / "out")]) == 1
+    assert "1 of 2 units are missing, the first is unit 0 " in (error := capsys.readouterr().err)
+    assert "--partial compacts what there is" in error
+    assert not (tmp_path / "out").exists()
+    assert compact.main([str(output), str(tmp_path / "out"), "--partial"]) == 0
+
+
+def test_a_damaged_part_is_one_line_and_leaves_no_file(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = output / "data/part-000000001.parquet"
+    part.write_bytes(part.read_bytes()[:-5])
+    assert compact.main([str(output), str(tmp_path / "out")]) == 1
+    assert "data/part-000000001.parquet: damaged" in capsys.readouterr().err
+    assert list((tmp_path / "out/data").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{missing}", "{out}"], "no run here"),
+        (["{run}", "what://ever"], "cannot open 'what://ever'"),
+        (["{run}", "s3://me:secret@bucket/x"], "a URI with a password"),
+        (["{run}", "{run}/data"], "is inside the run"),
+        (["{run}", "{run}/run.json"], "is inside the run"),
+        (["{run}", "{foreign}"], "is not empty and is no compaction"),
+    ],
+)
+def test_bad_places_are_refused_in_one_line(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/notes.txt").write_text("x")
+    places = {name: str(tmp_path / name) for name in ("missing", "out", "run", "foreign")}
+    assert compact.main([argument.format(**places) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--rows-per-file=0"],
+        ["--rows-per-file=many"],
+        ["--bytes-per-file=0"],
+        ["--bytes-per-file=5 parsecs"],
+        ["--rows-per-file=5", "--bytes-per-file=1MB"],
+    ],
+)
+def test_a_cut_that_makes_no_sense_is_refused(
+    output: Path, tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        compact.main([str(output), str(tmp_path / "out"), *option])
+    assert ended.value.code == 2
+    assert "argument --" in capsys.readouterr().err
+
+
+def test_help_says_what_comes_out_and_where(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compact.main(["--help"])
+    printed = capsys.readouterr().out
+    for word in ("_dray.json", "--include-errors", "--partial", "512MB", "s3://"):
+        assert word in printed

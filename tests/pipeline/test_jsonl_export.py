@@ -1,0 +1,124 @@
+"""Plain JSON lines: one for every generation; rows that failed are in a file of their own."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.carried import JSON_TEXT, types_to_dict
+from pipeline.commit import commit_part, to_parquet
+from pipeline.counts import count_generations
+from pipeline.jsonl_export import export_jsonl
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table, generations_schema
+from pipeline.unit_rows import IncompleteRunError
+from tests.pipeline.made_up import RUN, error, generation, unit
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def test_every_generation_has_a_line_in_order_and_every_failed_row_one_elsewhere(
+    finished_run: RunDirectory, tmp_path: Path
+) -> None:
+    out, failed = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
+    assert export_jsonl(finished_run, str(out), str(failed)) == (10, 1)
+    lines = _lines(out)
+    assert [(line["row_id"] >> 32, line["row_id"] & 0xFF, line["sample"]) for line in lines] == [
+        (unit_id, row, sample) for unit_id, row in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)] for sample in (0, 1)
+    ]
+    assert lines[0] == {
+        "id": "user-0",
+        "row_id": 0,
+        "sample": 0,
+        "prompt": "hello",
+        "is_chat": False,
+        "text": "abcde",
+        "finish_reason": "length",
+        "stop_reason": None,
+        "num_prompt_tokens": 4,
+        "num_cached_tokens": 0,
+        "num_output_tokens": 5,
+        "num_rounds": 2,
+        "num_draft_tokens": 5,
+        "num_accepted_tokens": 3,
+        "accepted_per_position": [2, 1],
+    }
+    (line,) = _lines(failed)
+    assert (line["row_id"], line["id"], line["stage"], line["message"]) == ((1 << 32) + 1, "user-1", "read", "bad")
+
+
+def test_carried_columns_are_json_again(tmp_path: Path) -> None:
+    carried = {
+        "any": JSON_TEXT,
+        "score": pa.float64(),
+        "day": pa.date32(),
+        "price": pa.decimal128(6, 2),
+        "raw": pa.binary(),
+        "nested": pa.struct([("x", pa.list_(pa.float32()))]),
+    }
+    values = {
+        "any": '{"a": [1, "ü"]}',
+        "score": float("nan"),
+        "day": date(2026, 11, 21),
+        "price": Decimal("1.50"),
+        "raw": b"\x00\xff",
+        "nested": {"x": [0.5, float("inf")]},
+    }
+    run_directory = RunDirectory.create(
+        str(tmp_path / "run"), {**RUN, "carried": types_to_dict(carried)}, [unit(0, num_rows=2)]
+    )
+    rows = [generation(0) | values, generation(1) | dict.fromkeys(values)]
+    table = pa.Table.from_pylist(rows, schema=generations_schema(carried))
+    commit_part(run_directory, unit(0, num_rows=2), table, None, count_generations(table, 0), attempt=0)
+    export_jsonl(run_directory, str(tmp_path / "out.jsonl"), None)
+    full, empty = _lines(tmp_path / "out.jsonl")
+    assert {name: full[name] for name in carried} == {
+        "any": {"a": [1, "ü"]},
+        "score": None,
+        "day": "2026-11-21",
+        "price": "1.50",
+        "raw": "AP8=",
+        "nested": {"x": [0.5, None]},
+    }
+    assert {name: empty[name] for name in carried} == dict.fromkeys(carried)
+    assert full["text"] == "abcde"
+
+
+def test_of_a_row_in_data_and_in_errors_only_the_generation_is_exported(
+    finished_run: RunDirectory, tmp_path: Path
+) -> None:
+    stale = errors_table([error(unit(1), 1), error(unit(1), 2)])
+    Path(finished_run.errors_path(1).path).write_bytes(to_parquet(stale))
+    assert export_jsonl(finished_run, str(tmp_path / "out.jsonl"), str(tmp_path / "failed.jsonl")) == (10, 1)
+    assert [line["row_id"] & 0xFF for line in _lines(tmp_path / "failed.jsonl")] == [1]
+
+
+def test_an_export_that_cannot_be_whole_leaves_what_was_there(finished_run: RunDirectory, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("older")
+    Path(finished_run.part_path(1).path).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"part-000000001\.parquet: damaged"):
+        export_jsonl(finished_run, str(folder / "a.jsonl"), str(folder / "b.jsonl"))
+    finished_run.part_path(1).remove()
+    with pytest.raises(IncompleteRunError, match="1 of 2 units are missing"):
+        export_jsonl(finished_run, str(folder / "a.jsonl"), str(folder / "b.jsonl"))
+    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("a.jsonl", "older")]
+
+
+def test_an_export_to_a_store_is_the_local_one(finished_run: RunDirectory, tmp_path: Path, s3_folder: str) -> None:
+    Location.parse(s3_folder).make_folder()
+    remote, failed = (Location.parse(s3_folder).child(name).name for name in ("out.jsonl", "failed.jsonl"))
+    export_jsonl(finished_run, remote, failed)
+    export_jsonl(finished_run, str(tmp_path / "out.jsonl"), str(tmp_path / "failed.jsonl"))
+    assert Location.parse(remote).read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+    assert Location.parse(failed).read_bytes() == (tmp_path / "failed.jsonl").read_bytes()
