@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from actors.engine_facts import footer_facts
 from actors.engine_loop import EngineLoop
 from actors.ledger import Attempt, Group
+from actors.reporter import Reporter
 from actors.settings import GeneratorSettings
 from actors.translation import EncodedRow, decode_row, encode_row, only_this_row
 from actors.turnstile import Turnstile
@@ -24,6 +26,7 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_unit
 from pipeline.location import Location
+from pipeline.logs import LogSettings
 from pipeline.receipt import Receipt
 from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
@@ -72,8 +75,11 @@ class Generator:
         carried: Mapping[str, pa.DataType],
         ledger: Any,
         hang_timeout_s: float,
+        log_settings: LogSettings,
     ) -> None:
         """Load the models once; the units come later. `ledger` is the run's Ledger, an actor."""
+        started = time.monotonic()
+        self._reporter = Reporter(run_path, log_settings)
         self._settings = settings
         self._ledger = ledger
         self._process = uuid.uuid4().hex
@@ -86,8 +92,10 @@ class Generator:
         try:
             self._codec = load_codec(settings)
             self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
+            self._reporter.loaded(self._loop, settings.models, time.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
+            self._reporter.not_loaded(self._failure)
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Receipts (JSON texts) or failures (messages) for a table of units (JSON texts)."""
@@ -101,6 +109,7 @@ class Generator:
         try:
             receipt = await self._generate_unit(unit)
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
+            self._reporter.unit_failed(unit, error)
             return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
 
@@ -114,6 +123,7 @@ class Generator:
         attempt: Attempt | None = await self._ledger.begin.remote(unit.unit_id, unit.num_rows, self._process, node)
         if attempt is None:
             return None
+        self._reporter.begun(unit, attempt)
         started = time.monotonic()
         async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
             rows, errors = await asyncio.to_thread(self._read, unit)
@@ -123,6 +133,7 @@ class Generator:
             else:
                 await self._finish(rows)
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
+        self._reporter.committed(receipt, errors)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
 
@@ -145,7 +156,7 @@ class Generator:
         error = RowError("generate", _CONDEMNED, "WorkerDied")
         return (
             [row for index, row in by_index.items() if index not in group.condemned],
-            [_place(unit, row.row).error(error, row.row.user_id) for row in condemned],
+            [self._dead_letter(unit, row.row, error) for row in condemned],
         )
 
     def _read(self, unit: WorkUnit) -> tuple[list[EncodedRow], list[ErrorRow]]:
@@ -154,13 +165,14 @@ class Generator:
         errors: list[ErrorRow] = []
         for index, row in enumerate(self._read_rows(unit)):
             if isinstance(row, ErrorRow):
+                self._reporter.row_failed(row, None)
                 errors.append(row)
                 continue
             try:
                 with only_this_row("encode"):
                     rows.append(encode_row(row, unit.first_ordinal + index, self._codec, self._settings))
             except RowError as error:
-                errors.append(_place(unit, row).error(error, row.user_id))
+                errors.append(self._dead_letter(unit, row, error))
         return rows, errors
 
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
@@ -178,7 +190,7 @@ class Generator:
                 with only_this_row("generate"):
                     generations += decode_row(encoded, self._codec)
             except RowError as error:
-                errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
+                errors.append(self._dead_letter(unit, encoded.row, error))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
         return commit_part(
@@ -189,8 +201,10 @@ class Generator:
             count_generations(table, len(errors)),
             attempt=attempt,
             seconds=time.monotonic() - started,
+            engine=footer_facts(self._loop.engine),
         )
 
-
-def _place(unit: WorkUnit, row: InputRow) -> RowPlace:
-    return RowPlace(row.row_id, unit.file, row.row_number)
+    def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
+        dead = RowPlace(row.row_id, unit.file, row.row_number).error(error, row.user_id)
+        self._reporter.row_failed(dead, row)
+        return dead

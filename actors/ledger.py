@@ -37,6 +37,7 @@ class Attempt:
 
     number: int  # from 0
     is_careful: bool
+    num_deaths: int = field(default=0, compare=False)  # over the unit, that came to light by this beginning (0 or 1)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Ledger:
         if self._is_stopping:
             return None
         unit = self._units.setdefault(unit_id, _Unit())
+        known_deaths = unit.num_deaths
         if unit.holder is not None and unit.holder[0] != process:
             self._take_over(unit)
         if unit.num_deaths >= MOST_DEATHS:
@@ -85,7 +87,7 @@ class Ledger:
                 f"{unit.num_deaths} processes died over unit {unit_id}; no single row explains that: look at the "
                 "memory of the nodes and at the workers' logs"
             )
-        attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER)
+        attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER, unit.num_deaths - known_deaths)
         unit.num_attempts += 1
         unit.holder = (process, node)
         if attempt.is_careful and unit.untried is None:

@@ -14,6 +14,8 @@ from actors.generator import Generator
 from actors.ledger import start_ledger
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
+from jobs.driver_logs import DriverLogs, log_run_finished, log_run_started, log_run_stopped
+from jobs.driver_metrics import publish_progress
 from jobs.plan import Plan, create_run, make_plan
 from jobs.progress import Progress
 from jobs.stopping import GracefulStop
@@ -22,6 +24,7 @@ from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, UnitError, stream_units
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
+from pipeline.location import Location
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
 from pipeline.units import WorkUnit
@@ -44,8 +47,16 @@ class TooManyErrors(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
+    with DriverLogs() as logs:
+        exit_code = _main(arguments, logs)
+        logs.ended(exit_code.name.lower(), exit_code)
+        return exit_code
+
+
+def _main(arguments: Sequence[str] | None, logs: DriverLogs) -> Exit:
     try:
         config = load_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.generate")
+        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
         device, pool = pick_device(config)
         plan = make_plan(config, device)
         if config.dry_run:
@@ -91,6 +102,7 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
     new = Counts()
     num_done = 0
     missing = list(run_directory.missing_units())
+    log_run_started(run_directory, len(missing))
     for counts in _generate(plan, config, pool, run_directory, missing):
         lease.refuse_if_lost()
         new += counts
@@ -98,6 +110,7 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
             _refuse_too_many_errors(run_directory, new, config)
     if num_done < len(missing):
+        log_run_stopped(len(missing) - num_done)
         print(
             f"stopped with {len(missing) - num_done} units to go; the same command goes on from what is committed",
             file=sys.stderr,
@@ -105,6 +118,7 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
         return Exit.INCOMPLETE
     seconds = time.monotonic() - started
     check = check_run(run_directory)
+    log_run_finished(new, check, seconds)
     run_directory.write_report(make_report(run_directory, check, seconds))
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
@@ -133,10 +147,12 @@ def _generate(
         "carried": plan.carried,
         "ledger": ledger,
         "hang_timeout_s": config.run.hang_timeout_s,
+        "log_settings": config.log_settings(),
     }
     num_rows = sum(unit.num_rows for unit in missing)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
-    with stop, Progress(len(missing), num_rows, config.run.progress) as progress:
+    progress = Progress(len(missing), num_rows, config.run.progress)
+    with stop, progress, publish_progress(run_directory.location.short_name, progress):
         most_tokens = plan.settings.sampling.n * plan.settings.sampling.max_tokens
         missing = sorted(missing, key=lambda unit: unit.most_tokens(most_tokens), reverse=True)
         receipts = stream_units(missing, Generator, worker_arguments, pool, config.run.no_progress_timeout_s)

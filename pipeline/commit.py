@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -36,18 +36,20 @@ def commit_part(
     counts: Counts,
     attempt: int,
     seconds: float | None = None,
+    engine: Mapping[str, str | bool] | None = None,
 ) -> Receipt:
     """The receipt of the unit, whose rows are on disk when this returns, from this attempt or another.
 
     `generations` may have no rows (all failed); `errors` None or no rows means that none failed. Raises
-    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again.
+    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again. `engine` are facts
+    about what generated the rows, for the footer: engines of one run may differ.
     """
     num_errors = errors.num_rows if errors is not None else 0
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
-    footer = {_FOOTER_KEY: json.dumps({"unit": unit.unit_id, "counts": counts.to_dict(), "attempt": attempt})}
-    content = _to_parquet(generations.replace_schema_metadata(footer))
+    footer = {"unit": unit.unit_id, "counts": counts.to_dict(), "attempt": attempt, "engine": dict(engine or {})}
+    content = _to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with _commit_lock(run_directory):
         if not part.exists():
