@@ -1,10 +1,11 @@
 """What a run logs, where, and what it keeps to itself."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import duckdb
 import pytest
 import ray
 
@@ -15,6 +16,7 @@ from tests.jobs.runs import arguments, errors, generations, prompts, write_jsonl
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 JSON = "--run.log_format=json"
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def secret_rows(secret: str) -> list[Any]:
@@ -78,8 +80,10 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
     (loaded,) = [event for event in workers if event["event"] == "actor loaded"]
     assert (loaded["target"], loaded["draft"], loaded["drafter"], loaded["dtype"]) == (*text_pair, "model", "float32")
     assert all(seconds > 0 for table in ("target_ms", "draft_ms") for seconds in loaded[table].values())
-    footer = json.loads((pq.read_schema(output / "data/part-000000000.parquet").metadata or {})[b"dray"])
-    assert footer["engine"] == {name: loaded[name] for name in ("device", "dtype", "is_batch_invariant")}
+    (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    ((facts, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
+    assert json.loads(facts) == {name: loaded[name] for name in ("device", "dtype", "is_batch_invariant")}
+    assert num_parts == 2
     units = [event for event in workers if event["event"] == "unit committed"]
     assert sorted(event["unit"] for event in units) == [0, 1]
     for name, total in (("rows", 16), ("errors", 9), ("tokens", finished["tokens"]), ("rounds", finished["rounds"])):
