@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.engine_loop import EngineLoop
 from actors.generator import load_codec, load_engine
+from actors.metrics import Metrics
+from actors.reporter import publish_engine
 from actors.settings import GeneratorSettings
 from actors.translation import EncodedRow, decode_row, encode_row
+from pipeline.counts import count_generations
 from pipeline.dataset import ActorPool, map_rows
 from pipeline.errors import ErrorRow, RowError, only_this_row
 from pipeline.input_options import InputOptions
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset  # only its name: pipeline.dataset is what uses Ray Data
 
 _ERROR_FIELDS = [pa.field("error_stage", pa.string()), pa.field("error_message", pa.string())]
+_RUN = "dataset"  # the tag "run" of its metrics: it has no output of its own to be named after
 
 
 def generate(
@@ -59,6 +65,9 @@ class DatasetGenerator:
         self._options = input_options
         self._codec = load_codec(settings)
         self._loop = EngineLoop(load_engine(settings))
+        self._metrics = Metrics(_RUN)
+        self._heartbeat = publish_engine(self._metrics, self._loop)
+        self._heartbeat.start()
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Generation rows and error rows for a table of input rows."""
@@ -71,7 +80,16 @@ class DatasetGenerator:
         schema = pa.schema([*_nullable(generations_schema(carried)), *_ERROR_FIELDS])
         rows = [self._encode(record, carried) for record in to_rows(batch)]
         await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
-        return pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
+        table = pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
+        self._count(table)
+        return table
+
+    def _count(self, table: pa.Table) -> None:
+        own = table.drop_columns(list(self._options.carry_columns))  # a filter does not take columns of every type
+        good = own.filter(pc.field("error_stage").is_null())
+        stages = Counter(stage for stage in table["error_stage"].to_pylist() if stage is not None)
+        self._metrics.add_rows(count_generations(good, stages.total()), stages)
+        self._heartbeat.beat()
 
     def _encode(self, record: Columns | RowError, carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
         place = RowPlace(row_id=0, file="", row_number=0)

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from traceback import clear_frames
 
 from actors.watchdog import Watchdog
 from decoding.engine import Engine
 from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence
+from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineNumbers:
+    """What an engine does now, and what it has done since its process loaded it."""
+
+    num_slots: int
+    num_running: int
+    num_waiting: int
+    busy_seconds: float  # in steps
+    round_seconds: float  # in rounds, which are the part of a step that is not reading prompts
+    num_out_of_memory: int  # how often memory ran out
 
 
 class EngineLoop:
@@ -32,6 +47,8 @@ class EngineLoop:
         self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
+        self._busy_seconds = self._earlier_round_seconds = 0.0
+        self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
@@ -61,6 +78,19 @@ class EngineLoop:
         begun = [sequence for sequence in dropped - waiting if sequence in self._unfinished]
         self._thread.submit(lambda: [sequence.cut_short() for sequence in begun])  # between two steps, not in one
 
+    def numbers(self) -> EngineNumbers:
+        """The numbers as they are now; any thread may ask."""
+        engine = self.engine
+        num_running = engine.num_running
+        return EngineNumbers(
+            num_slots=engine.options.num_slots,
+            num_running=num_running,
+            num_waiting=max(0, len(self._unfinished) - num_running),
+            busy_seconds=self._busy_seconds,
+            round_seconds=self._earlier_round_seconds + engine.round_seconds,
+            num_out_of_memory=self._num_out_of_memory,
+        )
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while self._inbox or self.engine.has_work:
@@ -86,21 +116,29 @@ class EngineLoop:
                     future.set_result(None)
 
     def _step(self, newcomers: list[Sequence]) -> list[Sequence]:
-        with self._watchdog:
-            self.engine.submit(newcomers)
-            return self.engine.step()
+        started = time.monotonic()
+        try:
+            with self._watchdog:
+                self.engine.submit(newcomers)
+                return self.engine.step()
+        finally:
+            self._busy_seconds += time.monotonic() - started
 
     def _go_on_smaller(self) -> bool:
         """Half the slots; with a single one, without the sequence that stood in it. False if that cannot be done."""
         num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
+        self._num_out_of_memory += 1
         if num_slots == 1 and not in_flight:
             return False
-        _log.warning("memory ran out with %d slots; going on with %d", num_slots, max(1, num_slots // 2))
+        fewer = max(1, num_slots // 2)
+        _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
-            self.engine = self.engine.with_slots(max(1, num_slots // 2))
+            smaller = self.engine.with_slots(fewer)
         except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
-            _log.exception("the engine could not be made anew")
+            _log.exception(Event("engine not made anew"))
             return False
+        self._earlier_round_seconds += self.engine.round_seconds
+        self.engine = smaller
         for sequence in self._unfinished:
             sequence.restart()
         if num_slots == 1:  # the engine hands a failed sequence back with its next step

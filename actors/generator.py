@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from actors.engine_facts import footer_facts, load_facts
 from actors.engine_loop import EngineLoop
 from actors.settings import GeneratorSettings
 from actors.translation import EncodedRow, decode_row, encode_row
@@ -14,6 +16,7 @@ from actors.unit_worker import UnitWorker, describe
 from decoding.engine import Engine
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow
+from pipeline.logs import LogSettings
 from pipeline.text import TextCodec
 
 
@@ -46,16 +49,24 @@ class Generator(UnitWorker[EncodedRow]):
         carried: Mapping[str, pa.DataType],
         ledger: Any,
         hang_timeout_s: float,
+        log_settings: LogSettings,
     ) -> None:
         """Load the models once; the units come later. `ledger` is the run's Ledger, an actor."""
-        super().__init__(run_path, input_options, carried, ledger)
+        super().__init__(run_path, input_options, carried, ledger, log_settings)
+        started = time.monotonic()
         self._settings = settings
         try:
             self._codec = load_codec(settings)
             self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
+            facts = load_facts(self._loop.engine, settings.models.draft)
+            self._reporter.loaded(self._loop, settings.models, facts, time.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
+            self._reporter.not_loaded(self._failure)
         self._join()
+
+    def _facts(self) -> dict[str, str | bool]:
+        return footer_facts(self._loop.engine)
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         return encode_row(row, ordinal, self._codec, self._settings)

@@ -42,4 +42,4 @@ class RetryGenerator(Generator):
         self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
     ) -> Receipt:
         """Move what came through from the unit's error rows to its part."""
-        return amend_part(self._run_directory, unit, generations, errors, seconds)
+        return amend_part(self._run_directory, unit, generations, errors, seconds, self._facts())

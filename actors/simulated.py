@@ -16,6 +16,7 @@ from actors.unit_worker import UnitWorker
 from pipeline.counts import Counts
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow
+from pipeline.logs import LogSettings
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
 
@@ -81,7 +82,7 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
         rounds_per_row: int,
     ) -> None:
         """Every row takes `rounds_per_row` rounds."""
-        super().__init__(run_path, input_options, carried, ledger)
+        super().__init__(run_path, input_options, carried, ledger, LogSettings(level="warning"))
         self._num_slots, self._round_s, self._rounds_per_row = num_slots, round_s, rounds_per_row
         self._engine = SimulatedEngine(num_slots, round_s)
         self._join()

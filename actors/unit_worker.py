@@ -14,6 +14,7 @@ import pyarrow as pa
 import ray
 
 from actors.ledger import Attempt, Group
+from actors.reporter import Reporter
 from actors.turnstile import Turnstile
 from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
@@ -21,6 +22,7 @@ from pipeline.errors import ErrorRow, RowError, only_this_row
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_unit
 from pipeline.location import Location
+from pipeline.logs import LogSettings
 from pipeline.receipt import Receipt
 from pipeline.run_directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
@@ -54,8 +56,16 @@ def describe(error: BaseException) -> str:
 class UnitWorker(ABC, Generic[_Row]):
     """A Ray Data worker: each call is one unit, and several may be under way. A subclass says what becomes of a row."""
 
-    def __init__(self, run_path: str, input_options: InputOptions, carried: Mapping[str, pa.DataType], ledger: Any) -> None:
+    def __init__(
+        self,
+        run_path: str,
+        input_options: InputOptions,
+        carried: Mapping[str, pa.DataType],
+        ledger: Any,
+        log_settings: LogSettings,
+    ) -> None:
         """`ledger` is the run's Ledger, an actor. The subclass calls `_join` when it is ready."""
+        self._reporter = Reporter(run_path, log_settings)
         self._ledger = ledger
         self._process = uuid.uuid4().hex
         self._turnstile = Turnstile()
@@ -77,6 +87,10 @@ class UnitWorker(ABC, Generic[_Row]):
     def _decode(self, row: _Row) -> list[dict[str, Any]]:
         """The generation rows of a row that has run. Raises RowError."""
 
+    def _facts(self) -> dict[str, str | bool]:
+        """About what generates the rows, for the footer of each part."""
+        return {}
+
     def _join(self) -> None:
         """Tell the ledger that this process is ready to work."""
         self._ledger.join.remote(self._process)
@@ -93,6 +107,7 @@ class UnitWorker(ABC, Generic[_Row]):
         try:
             receipt = await (self._generate_copy(unit) if is_copy else self._generate_unit(unit))
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
+            self._reporter.unit_failed(unit, error)
             return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
 
@@ -107,6 +122,7 @@ class UnitWorker(ABC, Generic[_Row]):
     async def _attempt(self, unit: WorkUnit, is_copy: bool) -> Receipt | None:
         receipt = await self._committed(unit)
         if receipt is not None:
+            await self._ledger.finish.remote(unit.unit_id)  # whoever committed it may have died before saying so
             return receipt
         node = ray.get_runtime_context().get_node_id()
         attempt: Attempt | None = await self._ledger.begin.remote(
@@ -114,6 +130,7 @@ class UnitWorker(ABC, Generic[_Row]):
         )
         if attempt is None:
             return await self._committed(unit)  # finished meanwhile, perhaps
+        self._reporter.begun(unit, attempt, is_copy)
         started = time.monotonic()
         async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
             rows, errors = await asyncio.to_thread(self._read, unit)
@@ -124,7 +141,9 @@ class UnitWorker(ABC, Generic[_Row]):
             if through is None:
                 return await self._committed(unit)
             rows, condemned = through
-            receipt = await asyncio.to_thread(self._commit, unit, rows, errors + condemned, attempt.number, started)
+            errors += condemned
+            receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
+        self._reporter.committed(receipt, errors)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
 
@@ -179,7 +198,7 @@ class UnitWorker(ABC, Generic[_Row]):
         error = RowError("generate", _CONDEMNED, "WorkerDied")
         return (
             [row for index, row in by_index.items() if index not in group.condemned],
-            [_place(unit, row.row).error(error, row.row.user_id) for row in condemned],
+            [self._dead_letter(unit, row.row, error) for row in condemned],
         )
 
     def _read(self, unit: WorkUnit) -> tuple[list[_Row], list[ErrorRow]]:
@@ -188,13 +207,14 @@ class UnitWorker(ABC, Generic[_Row]):
         errors: list[ErrorRow] = []
         for row in self._read_rows(unit):
             if isinstance(row, ErrorRow):
+                self._reporter.row_failed(row, None)
                 errors.append(row)
                 continue
             try:
                 with only_this_row("encode"):
                     rows.append(self._encode(row, unit.first_ordinal + unit.row_index(row.row_id)))
             except RowError as error:
-                errors.append(_place(unit, row).error(error, row.user_id))
+                errors.append(self._dead_letter(unit, row, error))
         return rows, errors
 
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
@@ -212,7 +232,7 @@ class UnitWorker(ABC, Generic[_Row]):
                 with only_this_row("generate"):
                     generations += self._decode(encoded)
             except RowError as error:
-                errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
+                errors.append(self._dead_letter(unit, encoded.row, error))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
         return self._write(unit, table, errors, attempt, time.monotonic() - started)
@@ -222,8 +242,11 @@ class UnitWorker(ABC, Generic[_Row]):
     ) -> Receipt:
         counts = count_generations(generations, len(errors))
         table = errors_table(errors)
-        return commit_part(self._run_directory, unit, generations, table, counts, attempt=attempt, seconds=seconds)
+        return commit_part(
+            self._run_directory, unit, generations, table, counts, attempt, seconds=seconds, engine=self._facts()
+        )
 
-
-def _place(unit: WorkUnit, row: InputRow) -> RowPlace:
-    return RowPlace(row.row_id, unit.file, row.row_number)
+    def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
+        dead = RowPlace(row.row_id, unit.file, row.row_number).error(error, row.user_id)
+        self._reporter.row_failed(dead, row)
+        return dead

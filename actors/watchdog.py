@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 
+from pipeline.logs import Event
+
 EXIT_CODE = 70  # of a process that was ended for hanging
+_log = logging.getLogger(__name__)
 
 
 class Watchdog:
@@ -44,6 +47,6 @@ class Watchdog:
                 return
 
     def _end_process(self) -> None:
-        sys.stderr.write(f"the engine has hung for {self._timeout_s:g} s: this process ends\n")
+        _log.error(Event("engine hung", timeout_s=self._timeout_s))
         faulthandler.dump_traceback(all_threads=True)
         os._exit(EXIT_CODE)

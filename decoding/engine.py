@@ -51,6 +51,7 @@ class Engine:
         self.drafter = drafter
         self.options = options
         self.max_model_len = max_model_len
+        self.round_seconds = 0.0  # spent in rounds: drafting, scoring, verifying and committing, not reading prompts
         self._parts: Parts | None = None
         self._second_look = SecondLook(target, drafter, options.verification)
         self._refused: list[Sequence] = []
@@ -228,6 +229,7 @@ class Engine:
         num_accepted, num_drafted_of_row = [v[0] for v in verdicts], [v[4] for v in verdicts]
         self.drafter.observe(rows, num_drafted_of_row, num_accepted)
         seconds = time.perf_counter() - started
+        self.round_seconds += seconds
         self.schedule.observe(rows.sequences, num_drafted_of_row, num_accepted, seconds)
 
     def _verify(self, rows: Rows, draft: Draft, logits_BJV: torch.Tensor) -> tuple[Verdict, torch.Tensor]:

@@ -35,6 +35,7 @@ class Schedule(Protocol):
     """Decides draft lengths before a round and learns after it."""
 
     ceiling: int  # no row drafts more
+    costs: CostTable | None = None  # what the lengths are weighed by, as measured at the start; None: by nothing
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """The most each row may draft: a round adds one token to what it accepts."""
@@ -81,7 +82,7 @@ class AdaptiveSchedule(Schedule):
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
         """Never more than `num_speculative_tokens` a row."""
-        self._costs = costs
+        self.costs: CostTable = costs
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
         # Of tails where the model's tokens stood: tokens that stood, less what the time of them all would have earned.
@@ -131,8 +132,8 @@ class AdaptiveSchedule(Schedule):
         self._acceptance.observe(sequences, by_model, accepted_of_model)
         self._observe_tails(num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
-        forwards = self._costs.target_seconds(num_rows + sum(num_drafted))
-        forwards += steps * self._costs.draft_seconds(num_steppers) if steps else 0.0
+        forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
+        forwards += steps * self.costs.draft_seconds(num_steppers) if steps else 0.0
         self._own_time.observe(num_rows * (1 + max(num_drafted)) + steps * num_steppers, seconds - forwards)
 
     def _observe_tails(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:

@@ -32,6 +32,7 @@ from decoding.sampling_params import SamplingParams
 from decoding.verify import Verification
 from pipeline.dataset import ActorPool
 from pipeline.input_options import Format, InputOptions
+from pipeline.logs import LogFormat, LogLevel, LogSettings
 
 _ENV_PREFIX = "DRAY_"
 _Config = TypeVar("_Config", bound="RunConfig")
@@ -161,6 +162,13 @@ class RunSection(_Section):
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."
     )
+    log_format: LogFormat = Field(
+        "text", description="Log lines as text, or as JSON objects, which then are all that the driver's stderr has."
+    )
+    log_level: LogLevel = Field(
+        "info", description="Least level of logged events. In text the driver logs warnings and errors only: it prints."
+    )
+    log_prompts: bool = Field(False, description="Log the message of a failed row and how its prompt begins.")
     ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")
 
 
@@ -223,6 +231,10 @@ class RunConfig(BaseSettings):
         """The pool's part."""
         values = self.actors.model_dump()
         return ActorPool(calls_in_flight=values.pop("units_in_flight"), **values)
+
+    def log_settings(self) -> LogSettings:
+        """What every process of the run logs."""
+        return LogSettings(format=self.run.log_format, level=self.run.log_level, prompts=self.run.log_prompts)
 
 
 def load_config(arguments: Sequence[str], prog: str) -> RunConfig:

@@ -12,9 +12,11 @@ from actors.feed import Feed
 from actors.ledger import start_ledger
 from jobs.cluster import ShortageWatch
 from jobs.config import RunConfig
+from jobs.driver_metrics import publish_progress
 from jobs.progress import Progress
 from jobs.stopping import GracefulStop
 from pipeline.dataset import ActorPool, stream_units
+from pipeline.location import Location
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
 
@@ -48,7 +50,8 @@ def drive(
     feed = Feed(units, ledger, copies=config.run.backup_units and pool.max_actors > 1)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
-    with stop, progress, ShortageWatch(pool, ledger):
+    publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
+    with stop, progress, publishing, ShortageWatch(pool, ledger):
         for receipt in stream_units(
             feed,
             units.num_units,

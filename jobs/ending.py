@@ -10,6 +10,7 @@ import ray
 
 from actors.unit_worker import describe
 from jobs.config import RunConfig
+from jobs.driver_logs import log_run_finished
 from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
@@ -46,11 +47,15 @@ def exit_of(work: Callable[[], Exit]) -> Exit:
         return Exit.FAILED
 
 
-def conclude(run_directory: RunDirectory, config: RunConfig, num_new_tokens: int, seconds: float) -> Exit:
-    """Verify the whole run, report on it, and mark it a success if it is one. Raises TooManyErrors."""
+def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, seconds: float) -> Exit:
+    """Verify the whole run, report on it, and mark it a success if it is one; `new` is what this command did.
+
+    Raises TooManyErrors.
+    """
     check = check_run(run_directory)
+    log_run_finished(new, check, seconds)
     run_directory.write_report(make_report(run_directory, check, seconds))
-    print_summary(run_directory, check, num_new_tokens, seconds)
+    print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
         _print_problems(check)
         return Exit.FAILED

@@ -11,6 +11,7 @@ from rich.console import Console
 from actors.generator import Generator
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
+from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
 from jobs.plan import Plan, create_run, make_plan, worker_arguments
@@ -20,6 +21,7 @@ from pipeline.counts import Counts
 from pipeline.dataset import ActorPool
 from pipeline.id_set import IdSet
 from pipeline.lease import Lease, hold_lease
+from pipeline.location import Location
 from pipeline.missing import MissingUnits
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
@@ -29,8 +31,16 @@ _MIN_ROWS_TO_STOP_EARLY = 100
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
+    with DriverLogs() as logs:
+        exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
+        logs.ended(exit_code.name.lower(), exit_code)
+        return exit_code
+
+
+def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
-        config = load_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.generate")
+        config = load_config(arguments, prog="python -m jobs.generate")
+        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
         device, pool = pick_device(config)
         plan = make_plan(config, device)
         if config.dry_run:
@@ -64,6 +74,7 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
     new = Counts()
     num_done = 0
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
+    log_run_started(run_directory, missing.num_units)
     for counts in _generate(plan, config, pool, run_directory, missing):
         lease.refuse_if_lost()
         new += counts
@@ -71,12 +82,13 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
             refuse_too_many_errors(run_directory, new, config)
     if num_done < missing.num_units:
+        log_run_stopped(missing.num_units - num_done)
         print(
             f"stopped with {missing.num_units - num_done} units to go; the same command goes on from what is committed",
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
-    return conclude(run_directory, config, new.num_output_tokens, time.monotonic() - started)
+    return conclude(run_directory, config, new, time.monotonic() - started)
 
 
 def _generate(

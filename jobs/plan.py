@@ -100,6 +100,7 @@ def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory)
         "input_options": plan.input_options,
         "carried": plan.carried,
         "hang_timeout_s": config.run.hang_timeout_s,
+        "log_settings": config.log_settings(),
     }
 
 

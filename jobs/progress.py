@@ -50,6 +50,16 @@ class Progress:
             self._last_line = now
             print(self.line(now - self._started), file=sys.stderr, flush=True)
 
+    @property
+    def num_units_left(self) -> int:
+        """Units of this command that are not done."""
+        return self._num_units - self._num_done
+
+    @property
+    def num_rows_left(self) -> int:
+        """Rows in them."""
+        return self._num_rows - self._counts.num_rows
+
     def line(self, seconds: float) -> str:
         """The state after `seconds`."""
         counts = self._counts

@@ -16,6 +16,7 @@ from rich.text import Text
 from actors.retry_generator import RetryGenerator
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config_of
+from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
 from jobs.plan import Plan, make_plan, worker_arguments
@@ -24,6 +25,7 @@ from pipeline.dataset import ActorPool
 from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
 from pipeline.errors import Stage
 from pipeline.lease import Lease, hold_lease
+from pipeline.location import Location
 from pipeline.run_directory import RunDirectory
 
 _LONGEST_EXAMPLE = 100  # characters of a message
@@ -49,9 +51,16 @@ class RetryConfig(RunConfig):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code, with the meaning that it has for jobs.generate."""
+    with DriverLogs() as logs:
+        exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
+        logs.ended(exit_code.name.lower(), exit_code)
+        return exit_code
+
+
+def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        config = load_config_of(RetryConfig, given, prog="python -m jobs.retry")
+        config = load_config_of(RetryConfig, arguments, prog="python -m jobs.retry")
+        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
         device, pool = pick_device(config)
         plan = make_plan(config, device)
         run_directory = plan.run_directory
@@ -93,6 +102,7 @@ def _run_alone(
     """Try the wanted rows again, as the only driver, and verify the whole."""
     started = time.monotonic()
     run_directory.unmark_success()
+    log_run_started(run_directory, len(letters.num_wanted))
     units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
     if units.num_units:
         start_ray(config)
@@ -103,6 +113,7 @@ def _run_alone(
             tried += receipt.counts
             num_done += 1
     if num_done < units.num_units:
+        log_run_stopped(units.num_units - num_done)
         print(
             f"stopped with {units.num_units - num_done} units to go ({tried.num_rows} of {units.num_rows} rows tried, "
             f"{tried.num_errors} of them failed again); the same command goes on with what is left in errors/",
@@ -121,7 +132,7 @@ def _run_alone(
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
-    return conclude(run_directory, config, tried.num_output_tokens, time.monotonic() - started)
+    return conclude(run_directory, config, tried, time.monotonic() - started)
 
 
 def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> ActorPool:

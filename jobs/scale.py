@@ -209,6 +209,7 @@ def _run_engines(num_actors: int, given: argparse.Namespace, folder: Path) -> tu
         "input_options": plan.input_options,
         "carried": plan.carried,
         "hang_timeout_s": config.run.hang_timeout_s,
+        "log_settings": config.log_settings(),
     }
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     seconds, counts = measure_actors(missing, Generator, arguments, config.actor_pool())

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pipeline.commit import commit_lock, part_content, read_receipt, to_parquet
+from pipeline.commit import commit_lock, engine_facts, part_content, read_receipt, to_parquet
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.receipt import Receipt
@@ -30,12 +30,14 @@ def amend_part(
     generations: pa.Table,
     errors: Sequence[ErrorRow],
     seconds: float | None = None,
+    engine: Mapping[str, str | bool] | None = None,
 ) -> Receipt:
     """The receipt of what this changed: `generations` of rows that had failed, `errors` of those that failed again.
 
     A row that is in the part already keeps what is there, and a failed row that is in neither of the two keeps its
     error row. One that failed again has its newest message, and its `attempt` counts one more. Raises ValueError if the
-    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless.
+    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless. Of `engine`,
+    the facts about what generated the new rows, the footer keeps those that hold for the old rows, too.
     """
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
@@ -53,7 +55,8 @@ def amend_part(
             )
         attempt = read_receipt(run_directory, unit.unit_id).attempt + 1
         if added.num_rows:
-            content = part_content(after, Receipt(unit.unit_id, counts, attempt))
+            facts = engine_facts(before.generations.schema).items() & dict(engine or {}).items()
+            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(facts))
             replace_file(part, content, run_directory.temporary)
         if not failed:
             errors_path.remove()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -38,17 +38,19 @@ def commit_part(
     counts: Counts,
     attempt: int,
     seconds: float | None = None,
+    engine: Mapping[str, str | bool] | None = None,
 ) -> Receipt:
     """The receipt of the unit, whose rows are on disk when this returns, from this attempt or another.
 
     `generations` may have no rows (all failed); `errors` None or no rows means that none failed. Raises
-    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again.
+    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again. `engine` are facts
+    about what generated the rows, for the footer: engines of one run may differ.
     """
     num_errors = errors.num_rows if errors is not None else 0
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
-    content = part_content(generations, receipt)
+    content = part_content(generations, receipt, engine)
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
         if not part.exists():
@@ -80,9 +82,20 @@ def receipt_of(schema: pa.Schema) -> Receipt:
     return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
 
 
-def part_content(generations: pa.Table, receipt: Receipt) -> bytes:
-    """The part of a unit: its generations, and its receipt in the footer."""
-    footer = {"unit": receipt.unit_id, "counts": receipt.counts.to_dict(), "attempt": receipt.attempt}
+def engine_facts(schema: pa.Schema) -> dict[str, str | bool]:
+    """The facts in the schema of a part about what generated it; none where there are none."""
+    facts: dict[str, str | bool] = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("engine", {})
+    return facts
+
+
+def part_content(generations: pa.Table, receipt: Receipt, engine: Mapping[str, str | bool] | None = None) -> bytes:
+    """The part of a unit: its generations, and in the footer its receipt and facts about what generated it."""
+    footer = {
+        "unit": receipt.unit_id,
+        "counts": receipt.counts.to_dict(),
+        "attempt": receipt.attempt,
+        "engine": dict(engine or {}),
+    }
     return to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import socket
@@ -15,12 +16,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from pipeline.location import Location
+from pipeline.logs import Event
 from pipeline.run_directory import DRIVER_LOCK, RunDirectory
 from pipeline.whole_file import replace_file
 
 _RENEWALS_PER_TIMEOUT = 6
 _LOOKS_PER_TIMEOUT = 40
 _LONGEST_LOOK_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class LeaseHeld(Exception):
@@ -84,6 +87,7 @@ class Lease:
             found = Holder.from_bytes(content or b"")
             if found is None or found.token != self.holder.token:
                 self.lost_to = "nobody: the file _LEASE is gone" if content is None else str(found or "a damaged file")
+                _log.warning(Event("lease lost", lease=self.place.name, to=self.lost_to))
                 return
             self.holder = replace(self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1)
             self.write()
@@ -128,6 +132,7 @@ def hold_lease(
         period = timeout_s / _RENEWALS_PER_TIMEOUT if renew_every_s is None else renew_every_s
         thread = threading.Thread(target=_renew_until, args=(end, lease, period), name="lease", daemon=True)
         thread.start()
+        _log.info(Event("lease taken", lease=place.name, pid=lease.holder.pid, timeout_s=timeout_s, locked=is_locked))
         try:
             yield lease
         finally:
@@ -138,8 +143,14 @@ def hold_lease(
 
 def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
     while not end.wait(period_s):
-        with suppress(OSError):  # the storage is away; whether the lease is, too, shows when it is back
+        try:
             lease.renew()
+        except OSError as error:  # the storage is away; whether the lease is, too, shows when it is back
+            _log.warning(Event("lease not renewed", lease=lease.place.name, error=str(error)))
+
+
+def _log_expired(place: Location, holder: Holder | None) -> None:
+    _log.info(Event("lease of a dead driver", lease=place.name, holder=str(holder or "a damaged file")))
 
 
 def _give_back(lease: Lease) -> None:
@@ -148,6 +159,7 @@ def _give_back(lease: Lease) -> None:
         found = Holder.from_bytes(_read(lease.place) or b"")
         if found is not None and found.token == lease.holder.token:
             lease.place.remove()
+            _log.info(Event("lease given back", lease=lease.place.name, renewals=found.num_renewals))
 
 
 def _refuse_living_holder(place: Location, timeout_s: float, is_locked: bool) -> None:
@@ -157,7 +169,8 @@ def _refuse_living_holder(place: Location, timeout_s: float, is_locked: bool) ->
         return
     holder = Holder.from_bytes(first)
     if holder is not None and is_locked and holder.host == socket.gethostname():
-        return  # it would have the lock if it lived
+        _log_expired(place, holder)  # it would have the lock if it lived
+        return
     patience_s = timeout_s if holder is None else holder.timeout_s
     give_up = time.monotonic() + patience_s
     while (left := give_up - time.monotonic()) > 0:
@@ -167,6 +180,7 @@ def _refuse_living_holder(place: Location, timeout_s: float, is_locked: bool) ->
             return  # given back
         if content != first:
             raise LeaseHeld(_held(place, str(Holder.from_bytes(content) or "unknown"), patience_s))
+    _log_expired(place, holder)
 
 
 @contextmanager

@@ -56,6 +56,11 @@ class Location:
         """Whether links, renames and fsync work here (a local disk or a network mount)."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
+    @property
+    def short_name(self) -> str:
+        """The last part of the name, without options: what a metric or a log line calls a run."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
     def child(self, relative: str) -> Location:
         """The place `relative` ("data/part-000000001.parquet") under this folder."""
         return self.at(f"{self.path.rstrip('/')}/{relative}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +13,10 @@ from typing import TypeVar
 
 import tenacity
 
+from pipeline.logs import Event
+
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 # What a network mount, a socket or a tired disk says, and unsays a moment later. Not here: no space, no permission,
 # read-only, not found, which waiting does not mend.
@@ -63,6 +68,7 @@ class RetryPolicy:
             retry=tenacity.retry_if_exception(is_passing),
             stop=tenacity.stop_after_attempt(self.max_tries) | tenacity.stop_before_delay(self.max_seconds),
             wait=tenacity.wait_random_exponential(multiplier=self.first_wait_s, max=self.longest_wait_s),
+            before_sleep=lambda state: _note_retry(what, state),
         )
         try:
             return attempts(operation)
@@ -83,3 +89,37 @@ def is_passing(error: BaseException) -> bool:
     if error.errno is not None:
         return error.errno in _PASSING
     return _PASSING_TEXT.search(str(error)) is not None
+
+
+class _Tally:
+    """A count that several threads add to."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._adding = threading.Lock()
+
+    def add_one(self) -> None:
+        with self._adding:
+            self.value += 1
+
+
+_retries = _Tally()  # of the process, as a metric is: locations are made everywhere, and nobody hands them a counter
+
+
+def num_retries() -> int:
+    """How often this process has tried a storage operation again, since it began."""
+    return _retries.value
+
+
+def _note_retry(what: str, state: tenacity.RetryCallState) -> None:
+    assert state.outcome is not None
+    _retries.add_one()
+    _log.warning(
+        Event(
+            "storage retry",
+            operation=what,
+            tries=state.attempt_number,
+            wait_s=round(state.upcoming_sleep, 2),
+            error=str(state.outcome.exception()),
+        )
+    )

@@ -111,6 +111,11 @@ class RunDirectory:
         """The plan's totals."""
         return ManifestSummary.from_dict(self.run["manifest"])
 
+    @property
+    def identity_digest(self) -> str:
+        """A sha256 of what decides the tokens: two runs with the same one write the same corpus."""
+        return _digest(self.run["identity"])
+
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
         old = _flatten(self.run["identity"])

@@ -1,10 +1,15 @@
 """The generator inside a Ray Data pipeline of somebody's own."""
 
+import asyncio
+
+import pyarrow as pa
 import pytest
 import ray.data
 
 from actors import GeneratorSettings, ModelSettings, generate
+from actors.dataset_generator import DatasetGenerator
 from decoding import EngineOptions, SamplingParams
+from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, quiet_ray_data
 from pipeline.input_options import InputOptions
 
@@ -55,3 +60,17 @@ def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair:
     other = texts(run(text_pair, ROWS[::-1], rows_per_batch=11, drafter="none", num_slots=2))
     assert one == other
     assert one["row-0"] != one["row-3"], "equal prompts under different ids have noise of their own"
+
+
+def test_a_batch_is_counted_with_its_failed_rows_by_stage(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = GeneratorSettings(
+        models=ModelSettings(target=text_pair[0], draft=text_pair[1]), sampling=SamplingParams(max_tokens=6, n=2)
+    )
+    generator = DatasetGenerator(settings, InputOptions(id_column="name", carry_columns=("topic",)))
+    counted: list[tuple[Counts, dict[str, int]]] = []
+    monkeypatch.setattr(generator._metrics, "add_rows", lambda *told: counted.append(told))
+    out = asyncio.run(generator(pa.Table.from_pylist(ROWS)))
+    ((counts, stages),) = counted
+    assert (counts.num_rows, counts.num_errors, counts.num_generations) == (11, 1, 20)
+    assert stages == {"encode": 1}
+    assert counts.num_output_tokens == sum(number or 0 for number in out["num_output_tokens"].to_pylist()) > 0

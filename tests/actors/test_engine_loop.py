@@ -1,6 +1,7 @@
 """Several callers, one engine."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -128,3 +129,25 @@ def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair
     asyncio.run(units())
     assert sum(rows_of_rounds) == 2 * (20 + 3 * 4)
     assert rows_of_rounds[:8] == [4] * 8, "slots stood empty at the end of the first unit"
+
+
+def test_the_numbers_say_who_runs_who_waits_and_how_long_the_engine_was_busy(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
+    loop, seen = EngineLoop(engine), []
+    step = engine.step
+
+    def watched() -> list[Sequence]:
+        seen.append(loop.numbers())
+        return step()
+
+    engine.step = watched  # type: ignore[method-assign]
+    started = time.monotonic()
+    asyncio.run(loop.finish(sequences(0, 5)))
+    elapsed = time.monotonic() - started
+    first, late, end = seen[0], seen[1], loop.numbers()
+    assert (first.num_slots, first.num_running, first.num_waiting) == (2, 0, 5)
+    assert (late.num_running, late.num_waiting) == (2, 3)
+    assert (end.num_running, end.num_waiting, end.num_out_of_memory) == (0, 0, 0)
+    busy = [numbers.busy_seconds for numbers in (*seen, end)]
+    assert busy == sorted(set(busy)), "every step adds to it"
+    assert 0 < end.round_seconds < end.busy_seconds < elapsed

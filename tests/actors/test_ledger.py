@@ -124,3 +124,12 @@ def test_a_unit_that_kills_whatever_is_tried_fails_the_run() -> None:
         ledger.begin(0, 400, f"process-{number}", "node")
     with pytest.raises(UnitAbandoned, match=f"{MOST_DEATHS} processes died over unit 0"):
         ledger.begin(0, 400, "last", "node")
+
+
+def test_the_attempt_that_brings_a_death_to_light_says_so_once() -> None:
+    ledger = Ledger(lambda node: True)
+    attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
+    assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
+    elsewhere = Ledger(lambda node: False)
+    attempts = [elsewhere.begin(0, 4, process, "gone") for process in "ab"]
+    assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]

@@ -28,7 +28,7 @@ def texts(count: int, text_pair: Pair) -> list[list[int]]:
 
 
 def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_same(
-    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     step, sizes = Engine.step, []
 
@@ -50,6 +50,13 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
     assert all(len(sequence.output_token_ids) == 12 for sequence in running)
     counted = [sequence.num_accepted_tokens + sequence.num_rounds for sequence in running]
     assert counted == [12] * 9, "rounds of before it began again are counted"
+    numbers = loop.numbers()
+    assert (numbers.num_slots, numbers.num_out_of_memory) == (2, 2)
+    assert numbers.round_seconds > loop.engine.round_seconds > 0, "rounds of the larger engines are forgotten"
+    assert [message.partition(" running=")[0] for message in caplog.messages if message.startswith("out of")] == [
+        "out of memory slots=8 going_on_with=4",
+        "out of memory slots=4 going_on_with=2",
+    ]
 
 
 def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +81,7 @@ def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: 
 
 
 def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
-    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
@@ -84,6 +91,7 @@ def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
     monkeypatch.setattr(Engine, "with_slots", no_memory)
     with pytest.raises(MemoryError):
         asyncio.run(asyncio.wait_for(loop.finish(sequences(3)), timeout=60))
+    assert "engine not made anew" in caplog.text
 
 
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:
@@ -109,5 +117,5 @@ with watchdog:
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 70
-    assert "the engine has hung for 0.2 s" in ended.stderr
+    assert "engine hung timeout_s=0.2" in ended.stderr
     assert "threading.py" in ended.stderr

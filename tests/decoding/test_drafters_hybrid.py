@@ -235,7 +235,7 @@ def test_hybrid_options_need_a_draft_and_count_by_source(folders):
     engine = Engine.load(folders.target, folders.good_draft, EngineOptions(drafter="hybrid", num_slots=4), device="cpu")
     assert isinstance(engine.drafter._lookup, SuffixDrafter)
     assert isinstance(engine.schedule, AdaptiveSchedule)
-    assert engine.schedule._costs.position_seconds > 0
+    assert engine.schedule.costs.position_seconds > 0
     plain = Engine.load(folders.target, device="cpu")
     params = SamplingParams(n=4, temperature=0.7, max_tokens=30)
     assert outputs(engine.generate(PROMPTS, params)) == outputs(plain.generate(PROMPTS, params))

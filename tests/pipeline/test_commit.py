@@ -15,11 +15,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 from pipeline.check import check_run
-from pipeline.commit import read_receipt
+from pipeline.commit import commit_part, read_receipt
+from pipeline.counts import count_generations
 from pipeline.location import Location
 from pipeline.receipt import Receipt
 from pipeline.run_directory import RunDirectory
-from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, generation, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, generation, generations, sound_rows, unit
 
 WHOLE = sound_rows(unit(), [0, 1, 2])
 
@@ -203,3 +204,12 @@ def test_carried_columns_follow_ours(run_directory: RunDirectory) -> None:
     schema = generations_schema({"score": pa.float64()})
     table = pa.Table.from_pylist([generation(0) | {"score": 0.5}], schema=schema)
     assert table.schema.names[-2:] == ["top_logprobs", "score"]
+
+
+def test_a_part_keeps_facts_about_the_engine_that_made_it(run_directory: RunDirectory) -> None:
+    rows = generations(sound_rows(unit(), [0, 1, 2]))
+    facts = {"device": "cpu", "is_batch_invariant": True}
+    commit_part(run_directory, unit(), rows, None, count_generations(rows, 0), attempt=0, engine=facts)
+    footer = json.loads((pq.read_schema(run_directory.part_path(0).path).metadata or {})[b"dray"])
+    assert footer["engine"] == facts
+    assert check_run(run_directory).is_complete

@@ -141,7 +141,9 @@ def test_a_holder_whose_clock_is_wrong_is_judged_by_whether_its_file_changes(
     timer.join()
 
 
-def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(run_in_s3: RunDirectory) -> None:
+def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+    run_in_s3: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
     with hold_lease(run_in_s3, 0.1, renew_every_s=LONG) as first:
         first.refuse_if_lost()
         with hold_lease(run_in_s3, LONG) as second:
@@ -153,6 +155,7 @@ def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(run_i
             found = Holder.from_bytes(run_in_s3.location.child("_LEASE").read_bytes())
             assert found is not None
             assert found.token == second.holder.token
+    assert caplog.text.count("lease lost lease=") == 1
 
 
 def test_a_suspended_driver_stops_when_it_wakes_and_another_has_its_run(run_in_s3: RunDirectory) -> None:
@@ -180,7 +183,7 @@ def test_a_driver_whose_lease_file_somebody_deleted_stops(run_directory: RunDire
 
 
 def test_a_store_that_is_away_for_a_while_takes_nobodys_lease(
-    run_in_s3: RunDirectory, s3_server: str, proxy: FlakyProxy
+    run_in_s3: RunDirectory, s3_server: str, proxy: FlakyProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     behind = RunDirectory.open(run_in_s3.location.name.replace(s3_server, proxy.address))
     with hold_lease(behind, LONG, renew_every_s=0.02) as lease:
@@ -191,6 +194,7 @@ def test_a_store_that_is_away_for_a_while_takes_nobodys_lease(
         lease.renew()
         lease.refuse_if_lost()
     assert proxy.failures[0].times == 0
+    assert "lease not renewed lease=" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b'{"token": 1}'])
@@ -199,6 +203,22 @@ def test_a_lease_file_that_says_nothing_expires_like_any_other(run_directory: Ru
     with hold_lease(run_directory, 0.1) as lease:
         lease.renew()
         lease.refuse_if_lost()
+
+
+def test_the_log_says_from_whom_a_lease_was_taken_and_that_it_was_given_back(
+    run_directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pipeline")
+    then = "2026-01-01T12:00:00+00:00"
+    _write_holder(run_directory, Holder("abc", "elsewhere", 7, then, then, 0, 0.05))
+    with hold_lease(run_directory, LONG):
+        pass
+    assert [message.partition(" lease=")[0] for message in caplog.messages] == [
+        "lease of a dead driver",
+        "lease taken",
+        "lease given back",
+    ]
+    assert 'holder="host elsewhere, pid 7, since ' in caplog.messages[0]
 
 
 def test_what_a_lease_leaves_behind_is_no_problem_of_the_run(tmp_path: Path) -> None:

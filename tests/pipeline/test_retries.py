@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.retries import RetryPolicy, is_passing
+from pipeline.retries import RetryPolicy, is_passing, num_retries
 
 QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
 
@@ -68,3 +68,15 @@ def test_what_waiting_does_not_mend_is_raised_at_once_as_it_is(number: int) -> N
 def test_a_refusal_of_a_store_or_a_damaged_file_does_not_pass(text: str) -> None:
     assert not is_passing(OSError(text))
     assert not is_passing(ValueError("AWS Error SLOW_DOWN"))
+
+
+def test_each_retry_is_logged_and_counted_and_the_first_try_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    before = num_retries()
+    QUICK.call("writing out/x", Flaky(*[OSError(errno.ETIMEDOUT, "timed out")] * 2))
+    QUICK.call("writing out/y", Flaky())
+    assert num_retries() - before == 2
+    assert [message.rpartition(" wait_s=")[0] for message in caplog.messages] == [
+        'storage retry operation="writing out/x" tries=1',
+        'storage retry operation="writing out/x" tries=2',
+    ]
+    assert all(message.endswith('error="[Errno 110] timed out"') for message in caplog.messages)

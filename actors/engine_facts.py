@@ -1,0 +1,49 @@
+"""What is to be known of an engine when it is loaded: for the log, and for the footer of each part that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from decoding.cost_table import CostTable
+from decoding.engine import Engine
+
+
+def footer_facts(engine: Engine) -> dict[str, str | bool]:
+    """What a part keeps of the engine that made it: engines of one run may stand on different machines.
+
+    `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
+    """
+    target = engine.target
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
+    return {"device": device, "dtype": _name(target.dtype), "is_batch_invariant": target.is_batch_invariant}
+
+
+def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
+    """What the log says of an engine: models, device, what code runs, slots, and what it takes a round to cost."""
+    target = engine.target
+    return {
+        **footer_facts(engine),
+        "drafter": engine.options.pick_drafter(draft),
+        "fused": target.fused is not None,
+        "graphs": target.graphs is not None,
+        "slots": engine.options.num_slots,
+        "max_model_len": engine.max_model_len,
+        **_cost_facts(engine.schedule.costs),
+    }
+
+
+def _cost_facts(costs: CostTable | None) -> dict[str, Any]:
+    """Milliseconds of a target forward by its tokens, and of a draft step by its rows; nothing where none was timed."""
+    if costs is None:
+        return {}
+    return {
+        "target_ms": {str(tokens): round(1e3 * seconds, 3) for tokens, seconds in costs.target},
+        "draft_ms": {str(rows): round(1e3 * seconds, 3) for rows, seconds in costs.draft},
+        "round_ms": round(1e3 * costs.round_seconds, 3),
+    }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,103 @@
+"""What is declared, what the documentation says of it, and the thread that keeps it fresh."""
+
+import errno
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors import metrics
+from actors.metrics import METRICS, Heartbeat, Metric, Metrics
+from pipeline.retries import RetryPolicy
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def row_of(metric: Metric) -> str:
+    tags = ", ".join(("run", *metric.tags))
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {tags} | {metric.description} |"
+
+
+def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
+    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
+    assert table == [row_of(metric) for metric in METRICS]
+
+
+def test_every_metric_is_in_the_list_once_and_has_the_prefix() -> None:
+    declared = [value for value in vars(metrics).values() if isinstance(value, Metric)]
+    assert list(METRICS) == declared
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert all(re.fullmatch(r"dray_[a-z_]+", metric.name) for metric in METRICS)
+
+
+def test_queries_in_the_documentation_name_metrics_that_exist() -> None:
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    exported = {f"ray_{metric.name}{suffix}" for metric in METRICS for suffix in suffixes[metric.kind]}
+    named = set(re.findall(r"ray_dray_\w+", DOCS.read_text()))
+    assert named
+    assert named <= exported
+
+
+class Published:
+    """Stands in for Ray's side of a metric: remembers what it was told."""
+
+    def __init__(self, *_: object) -> None:
+        self.told: list[float] = []
+
+    def set_default_tags(self, tags: dict[str, str]) -> "Published":
+        return self
+
+    def inc(self, amount: float, tags: dict[str, str]) -> None:
+        assert amount > 0, "Ray raises"
+        self.told.append(amount)
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Callable[[Metrics, Metric], list[float]]:
+    monkeypatch.setattr(metrics, "_to_ray", Published)
+    return lambda of, metric: of._of_ray[metric.name].told
+
+
+def test_a_total_is_published_once_whoever_comes_late(published: Callable[[Metrics, Metric], list[float]]) -> None:
+    of = Metrics("demo")
+    for total in (2.0, 2.0, 5.0, 3.0, 6.0):
+        of.add_up_to(metrics.ENGINE_BUSY_SECONDS, total)
+    assert published(of, metrics.ENGINE_BUSY_SECONDS) == [2.0, 3.0, 1.0]
+
+
+def test_retries_of_before_are_those_of_another_run(published: Callable[[Metrics, Metric], list[float]]) -> None:
+    def fail_once() -> None:
+        errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, "late")]
+
+        def operation() -> None:
+            if errors:
+                raise errors.pop()
+
+        RetryPolicy(first_wait_s=0.001).call("reading", operation)
+
+    fail_once()
+    of = Metrics("demo")
+    of.add_storage_retries()
+    assert published(of, metrics.STORAGE_RETRIES) == []
+    fail_once()
+    for _ in range(2):
+        of.add_storage_retries()
+    assert published(of, metrics.STORAGE_RETRIES) == [1]
+
+
+def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
+    beats, third = [], threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            third.set()
+
+    with Heartbeat(beat, every_s=0.001):
+        assert third.wait(30)
+    ended = len(beats)
+    with Heartbeat(beat, every_s=600):
+        pass
+    assert len(beats) == ended + 2, "one at the start, one at the end"

@@ -1,0 +1,161 @@
+"""What a run logs, where, and what it keeps to itself."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import ray
+
+from jobs import generate
+from tests.jobs.faulty import dies_over_poison
+from tests.jobs.runs import arguments, errors, generations, prompts, write_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+JSON = "--run.log_format=json"
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def secret_rows(secret: str) -> list[Any]:
+    """Rows that succeed, and rows that fail at every stage, most of them with messages that quote what they hold."""
+    chat = [{"role": "user", "content": secret}]
+    return [
+        {"id": "good", "kind": secret, "prompt": f"hello {secret}"},
+        {"id": "chat", "kind": "a", "messages": chat},
+        f'{{"id": "broken", "prompt": "{secret}',
+        {"id": "read", "kind": "a", "messages": secret},
+        {"id": "both", "kind": "a", "prompt": secret, "messages": chat},
+        {"id": "role", "kind": "a", "messages": [{"role": [secret], "content": "x"}]},
+        {"id": "template", "kind": "a", "messages": [*chat, {"role": "user", "content": 5}]},
+        {"id": "surrogate", "kind": "a", "prompt": f"{secret} \ud83d"},
+        {"id": "params", "kind": "a", "prompt": secret, "sampling": {secret: 1}},
+        {"id": "value", "kind": "a", "prompt": secret, "sampling": {"temperature": secret}},
+        {"id": "long", "kind": "a", "prompt": secret * 400},
+    ]
+
+
+def worker_logs() -> str:
+    """Everything in the session's log folder, Ray's own files included."""
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    return "\n".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def events(text: str, run: str) -> list[dict[str, Any]]:
+    """The JSON lines of one run."""
+    found = [json.loads(line) for line in text.splitlines() if line.startswith('{"time"')]
+    return [event for event in found if event["run"] == run]
+
+
+def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "Zq7secretXk"
+    rows = [*secret_rows(secret), *prompts(5)]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "told-run"
+    capsys.readouterr()
+    assert generate.main(arguments(source, output, text_pair, JSON, "--run.max_error_rate=1")) == 0
+
+    said = capsys.readouterr()
+    driver = [json.loads(line) for line in said.err.splitlines()]
+    assert [event["event"] for event in driver] == [
+        "lease taken",
+        "run started",
+        "run finished",
+        "lease given back",
+        "run ended",
+    ]
+    started, finished, ended = driver[1], driver[2], driver[-1]
+    assert (started["units"], started["rows"], started["missing_units"]) == (2, 16, 2)
+    assert len(started["identity"]) == 64
+    report = json.loads((output / "report.json").read_text())["counts"]
+    told = (finished["rows"], finished["errors"], finished["tokens"], finished["accepted"])
+    assert told == (16, 9, report["num_output_tokens"], report["num_accepted_tokens"])
+    assert (ended["outcome"], ended["exit_code"]) == ("complete", 0)
+
+    logs = worker_logs()
+    workers = events(logs, "told-run")
+    (loaded,) = [event for event in workers if event["event"] == "actor loaded"]
+    assert (loaded["target"], loaded["draft"], loaded["drafter"], loaded["dtype"]) == (*text_pair, "model", "float32")
+    assert all(seconds > 0 for table in ("target_ms", "draft_ms") for seconds in loaded[table].values())
+    (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    ((facts, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
+    assert json.loads(facts) == {name: loaded[name] for name in ("device", "dtype", "is_batch_invariant")}
+    assert num_parts == 2
+    units = [event for event in workers if event["event"] == "unit committed"]
+    assert sorted(event["unit"] for event in units) == [0, 1]
+    for name, total in (("rows", 16), ("errors", 9), ("tokens", finished["tokens"]), ("rounds", finished["rounds"])):
+        assert sum(event[name] for event in units) == total
+    failed = [event for event in workers if event["event"] == "row failed"]
+    assert sorted((event["row_id"], event["stage"], event["error_type"]) for event in failed) == [
+        (row["row_id"], row["stage"], row["error_type"]) for row in errors(output)
+    ]
+    assert all(event["worker"] and event["node"] for event in workers)
+
+    for name, text in {"stdout": said.out, "stderr": said.err, "the logs": logs}.items():
+        assert secret not in text, name
+    written = next(row["text"] for row in generations(output) if row["id"] == "good")
+    assert len(written) > 3
+    assert not any(form in logs for form in (written, json.dumps(written)[1:-1]))
+    assert sum(secret in row["message"] for row in errors(output)) >= 3, "messages quote rows: this test needs some"
+
+
+def test_prompts_are_logged_when_somebody_asks_for_them(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "Wv3askedJh"
+    source, output = write_jsonl(tmp_path / "in.jsonl", secret_rows(secret)), tmp_path / "asked-run"
+    flags = ("--run.max_error_rate=1", "--run.log_prompts=true", JSON)
+    assert generate.main(arguments(source, output, text_pair, *flags)) == 0
+    assert secret not in capsys.readouterr().err
+    failed = {e["row_id"]: e for e in events(worker_logs(), "asked-run") if e["event"] == "row failed"}
+    assert {row["row_id"]: row["message"] for row in errors(output)} == {i: e["message"] for i, e in failed.items()}
+    by_id = {row["id"]: failed[row["row_id"]] for row in errors(output)}
+    assert by_id["params"]["prompt"] == secret
+    assert by_id["long"]["prompt"] == (secret * 400)[:200]
+    assert secret in by_id["template"]["prompt"]
+    assert "prompt" not in by_id["read"], "a row that could not be read has none"
+
+
+def test_a_unit_that_was_begun_again_says_so(
+    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*prompts(3), {"id": "killer", "kind": "a", "prompt": "this is poison"}]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "repeated-run"
+    monkeypatch.setattr(generate, "Generator", dies_over_poison("poison"))
+    assert generate.main(arguments(source, output, text_pair, JSON)) == 0
+    again = [event for event in events(worker_logs(), "repeated-run") if event["event"] == "unit repeated"]
+    again.sort(key=lambda event: event["attempt"])
+    assert [event["attempt"] for event in again] == [1, 2, 3, 4, 5]
+    assert all(event["after_death"] for event in again)
+    assert [event["careful"] for event in again] == [False, True, True, True, True]
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (said,) = [line for line in lines if line["event"] == "said"]
+    assert said["text"].startswith("5 worker processes died over units")
+
+
+def test_in_text_the_driver_says_what_it_always_said_and_the_workers_log_lines(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", [*prompts(3), "{not json"]), tmp_path / "text-run"
+    assert generate.main(arguments(source, output, text_pair)) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "1 rows failed and are in" in said.out
+    assert f"INFO actor loaded target={text_pair[0]}" in worker_logs()
+    assert "unit committed unit=0 attempt=0 rows=4 errors=1" in worker_logs()
+
+
+def test_what_goes_wrong_is_an_error_event_in_json_and_a_line_in_text(
+    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(3)), tmp_path / "wrong-run"
+    flags = arguments(source, output, ("/nowhere", text_pair[1]))
+    assert generate.main(flags) == 2
+    assert capsys.readouterr().err.startswith("error: no model at '/nowhere'")
+    assert generate.main([*flags, JSON, "--run.log_level=error"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["level"] == "error"
+    assert json.loads(line)["text"].startswith("error: no model at '/nowhere'")

@@ -1,0 +1,85 @@
+"""What Prometheus would read of a run: the run's own counts."""
+
+import time
+from collections import Counter
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from jobs import generate
+from pipeline.check import check_run
+from pipeline.run_directory import RunDirectory
+from tests.jobs.runs import arguments, prompts, write_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+Pair = tuple[str, str]
+OWN = {"outcome", "stage", "position", "le"}  # our tags, less "run", and a histogram's
+GAUGES = {"ray_dray_engine_slots", "ray_dray_engine_running", "ray_dray_engine_waiting"}
+GAUGES |= {"ray_dray_units_left", "ray_dray_rows_left"}
+
+
+def scrape(run: str) -> list[Sample]:
+    """The samples of one run that the cluster's nodes show."""
+    samples = []
+    for node in ray.nodes():
+        with urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30) as page:
+            families = text_string_to_metric_families(page.read().decode())
+            samples += [sample for family in families for sample in family.samples if sample.labels.get("run") == run]
+    return [sample for sample in samples if sample.name.startswith("ray_dray_")]
+
+
+def sums(samples: list[Sample]) -> Counter[tuple[str, ...]]:
+    """Their values by name and our own tags, over processes and nodes."""
+    totals: Counter[tuple[str, ...]] = Counter()
+    for sample in samples:
+        totals[sample.name, *(value for tag, value in sorted(sample.labels.items()) if tag in OWN)] += sample.value
+    return totals
+
+
+def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, text_pair: Pair) -> None:
+    bad = [{"id": "a", "kind": "a"}, {"id": "b", "kind": "a", "prompt": ""}]
+    bad += [{"id": "c", "kind": "a", "prompt": "hello " * 400}]
+    source, output = write_jsonl(tmp_path / "in.jsonl", [*prompts(21), *bad]), tmp_path / "scraped-run"
+    flags = ("--sampling.n=2", "--engine.draft_length=fixed", "--actors.min_actors=2", "--actors.max_actors=2")
+    assert generate.main(arguments(source, output, text_pair, *flags)) == 0
+
+    counts = check_run(RunDirectory.open(str(output))).counts
+    assert min(counts.num_cached_tokens, counts.num_accepted_tokens, counts.num_errors) > 0
+    expected = {
+        ("ray_dray_rows_total", "generated"): 21,
+        ("ray_dray_rows_total", "failed"): 3,
+        **{("ray_dray_errors_total", stage): 1 for stage in ("read", "encode", "generate")},
+        ("ray_dray_generations_total",): counts.num_generations,
+        ("ray_dray_prompt_tokens_total",): counts.num_prompt_tokens,
+        ("ray_dray_cached_prompt_tokens_total",): counts.num_cached_tokens,
+        ("ray_dray_output_tokens_total",): counts.num_output_tokens,
+        ("ray_dray_rounds_total",): counts.num_rounds,
+        ("ray_dray_draft_tokens_total",): counts.num_draft_tokens,
+        ("ray_dray_accepted_tokens_total",): counts.num_accepted_tokens,
+        **{
+            ("ray_dray_accepted_tokens_by_position_total", str(position)): accepted
+            for position, accepted in enumerate(counts.accepted_per_position)
+        },
+        ("ray_dray_units_committed_total",): 3,
+        ("ray_dray_unit_seconds_count",): 3,
+    }
+
+    seen: set[str] = set()  # a gauge goes soon after its process; counters stay
+    give_up = time.monotonic() + 120
+    while time.monotonic() < give_up:
+        totals = sums(scrape("scraped-run"))
+        seen |= {name for name, *_ in totals}
+        if {name: totals[name] for name in expected} == expected and GAUGES <= seen:
+            break
+        time.sleep(0.3)  # between looks, not instead of one
+    assert {name: totals[name] for name in expected} == expected
+    assert seen >= GAUGES
+    samples = scrape("scraped-run")
+    assert 0 < totals["ray_dray_engine_round_seconds_total",] < totals["ray_dray_engine_busy_seconds_total",]
+    assert all(sample.labels["WorkerId"] for sample in samples), "one process cannot be told from another"
+    never = {"units_repeated", "worker_deaths", "storage_retries", "out_of_memory"}
+    assert not {f"ray_dray_{name}_total" for name in never} & {name for name, *_ in totals}

@@ -1,0 +1,78 @@
+"""Events: one a line whatever they hold, as text or as JSON, ours or the host's to show."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from pipeline.logs import Event, LogFormat, LogSettings, logs_to
+
+LOG = logging.getLogger("pipeline.somewhere")
+
+
+def logged(format: LogFormat, *events: object, level: str = "info") -> list[str]:
+    stream = io.StringIO()
+    settings = LogSettings(format=format, level=level)  # type: ignore[arg-type]
+    with logs_to(stream, settings, run="demo"):
+        for event in events:
+            LOG.info(event)
+    return stream.getvalue().splitlines()
+
+
+def test_an_event_is_one_line_of_text_whose_fields_cannot_run_into_each_other() -> None:
+    event = Event("row failed", row_id=7, file="in.jsonl", message='a "b"\nERROR faked=1', empty="", none=None)
+    (line,) = logged("text", event)
+    assert line.endswith(
+        ' INFO row failed row_id=7 file=in.jsonl message="a \\"b\\"\\nERROR faked=1" empty="" none=null'
+    )
+
+
+def test_an_event_is_one_line_of_json_with_its_context_and_its_fields() -> None:
+    (line,) = logged("json", Event("unit committed", unit=3, seconds=0.5, costs={"1": 2.0}, text="half \ud83d\n"))
+    entry = json.loads(line)
+    assert entry.pop("time").endswith("+00:00")
+    assert entry == {
+        "level": "info",
+        "logger": "pipeline.somewhere",
+        "event": "unit committed",
+        "run": "demo",
+        "unit": 3,
+        "seconds": 0.5,
+        "costs": {"1": 2.0},
+        "text": "half \ud83d\n",
+    }
+
+
+def test_messages_of_those_who_know_no_events_and_their_exceptions_are_lines_of_json_too() -> None:
+    stream = io.StringIO()
+    with logs_to(stream, LogSettings(format="json")):
+        try:
+            raise ValueError("no\nway")
+        except ValueError:
+            LOG.exception("%s failed", "it")
+    entry = json.loads(stream.getvalue())
+    assert (entry["event"], entry["level"]) == ("it failed", "error")
+    assert entry["exception"].endswith("ValueError: no\nway")
+
+
+def test_what_is_below_the_level_is_not_logged() -> None:
+    assert logged("json", Event("unit committed"), level="warning") == []
+
+
+def test_a_host_that_set_nothing_up_shows_events_with_its_own_handlers(caplog: pytest.LogCaptureFixture) -> None:
+    logged("json", Event("of a block that has ended"))
+    caplog.set_level("INFO")
+    LOG.info(Event("unit committed", unit=3))
+    assert caplog.messages == ["unit committed unit=3"]
+
+
+def test_what_stands_in_for_stderr_meanwhile_gets_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = io.StringIO()
+    with logs_to(None, LogSettings()):
+        monkeypatch.setattr(sys, "stderr", bar)
+        LOG.warning(Event("storage retry", tries=1))
+    assert bar.getvalue().endswith("WARNING storage retry tries=1\n")
