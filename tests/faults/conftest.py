@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from jobs import generate
-from pipeline.check import content_hash
-from pipeline.run_directory import RunDirectory
 from tests.faults.cluster import RayCluster, running_cluster
-from tests.faults.runs import FLAGS, Corpus, FaultRun, read_errors
-from tests.jobs.runs import arguments, prompts, write_jsonl
+from tests.faults.runs import Corpus, FaultRun, NewRun, undisturbed
+from tests.jobs.runs import prompts, write_jsonl
 
 Pair = tuple[str, str]
-NewRun = Callable[..., FaultRun]
 _REPEATED = "what was repeated"
 
 
@@ -45,27 +41,23 @@ def corpus(ray_address: str, text_pair: Pair, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path) -> NewRun:
-    """A run over that input, not begun."""
+def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path) -> Iterator[NewRun]:
+    """Makes runs over that input, not begun. No driver outlives the test."""
+    runs: list[FaultRun] = []
 
     def make(*flags: str, output: str | None = None, over: Corpus = corpus) -> FaultRun:
-        return FaultRun(cluster, over, text_pair, tmp_path, output or str(tmp_path / "out"), flags)
+        runs.append(FaultRun(cluster, over, text_pair, tmp_path, output or str(tmp_path / "out"), flags))
+        return runs[-1]
 
-    return make
+    yield make
+    for run in runs:
+        run.end()
 
 
 @pytest.fixture
 def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Say something in the table that ends the tests."""
     return lambda text: record_property(_REPEATED, text)
-
-
-def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
-    """The input with what comes out of it, by a run in this process's own Ray, far from the cluster and its faults."""
-    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == generate.Exit.COMPLETE
-    run_directory = RunDirectory.open(str(output))
-    num_units = run_directory.manifest.num_units
-    return Corpus(str(source), num_units, content_hash(run_directory), read_errors(run_directory))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

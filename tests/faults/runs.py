@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ PATIENCE_S = 240.0  # of a wait on a busy machine; nothing takes so long when al
 
 _SUMMARY = re.compile(r"(\d+) worker processes died over units, (\d+) attempts were repeated, (\d+) rows were given up")
 # Copies of slow units are no work repeated by a fault.
-_NO_COPIES = ("--run.backup_units=false",) if "backup_units" in RunSection.model_fields else ()
+_NO_COPIES = ("--no-run.backup_units",) if "backup_units" in RunSection.model_fields else ()
 FLAGS = (
     "--models.device=cpu",
     "--run.rows_per_unit=2",
@@ -105,7 +106,8 @@ class FaultRun:
     @property
     def arguments(self) -> list[str]:
         """The command line."""
-        return arguments(self.corpus.source, self.output, self.pair, *FLAGS, *self.flags)
+        flags = [flag for flag in FLAGS if flag.replace("--no-", "--") not in self.flags]
+        return arguments(self.corpus.source, self.output, self.pair, *flags, *self.flags)
 
     @property
     def diary(self) -> Diary:
@@ -125,6 +127,12 @@ class FaultRun:
         log = self.folder / f"driver-{len(self.drivers)}.log"
         self.drivers.append(Driver(command, self.cluster.environment, log))
         return self.drivers[-1]
+
+    def end(self) -> None:
+        """Let no driver live on, whatever became of the test."""
+        for driver in self.drivers:
+            driver.process.kill()
+            driver.process.wait(60)
 
     def wait_for_commits(self, count: int, driver: Driver) -> None:
         """Return when so many units are committed, or the driver has ended."""
@@ -154,6 +162,16 @@ class FaultRun:
         assert sum(of_driver[1] for of_driver in summary) <= at_most_repeated, summary
         assert repeated <= at_most_repeated, attempts
         return f"{repeated} of {self.corpus.num_units} units repeated, at most {at_most_repeated} allowed"
+
+
+NewRun = Callable[..., FaultRun]  # flags of the command -> a run that is not begun
+
+
+def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
+    """The input with what comes out of it, by a run in this process's own Ray, far from the cluster and its faults."""
+    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == generate.Exit.COMPLETE
+    directory = RunDirectory.open(str(output))
+    return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
 
 
 def read_keys(run_directory: RunDirectory) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 
 from tests.faults.diary import is_alive
 from tests.faults.runs import PATIENCE_S, Driver, FaultRun
@@ -40,16 +40,20 @@ def kill(pid: int) -> None:
     wait_until(lambda: not is_alive(pid), PATIENCE_S)
 
 
-def wait_for_work_on(run: FaultRun, driver: Driver, node: str) -> set[int]:
-    """The processes of this node that have units in flight, as soon as there are some."""
+def wait_for_work(run: FaultRun, driver: Driver, node: str | None = None) -> tuple[str, set[int]]:
+    """A node (this one, if given) and its processes that have units in flight, as soon as there are some."""
 
-    def at_work() -> set[int]:
+    def at_work() -> dict[str, set[int]]:
+        nodes: dict[str, set[int]] = defaultdict(set)
         processes = run.diary.processes()
-        return {pid for pid in run.diary.in_flight() if processes.get(pid) == node}
+        for pid in run.diary.in_flight():
+            if pid in processes and node in (None, processes[pid]):
+                nodes[processes[pid]].add(pid)
+        return nodes
 
     wait_until(lambda: bool(at_work()) or driver.has_ended, PATIENCE_S)
     driver.refuse_ended()
-    return at_work()
+    return next(iter(at_work().items()))
 
 
 def _victims(run: FaultRun, deaths: Counter[int]) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 
 from jobs import verify
 from pipeline.check import check_run
-from tests.faults.conftest import NewRun
-from tests.faults.runs import FaultRun
+
+from tests.faults.runs import FaultRun, NewRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = range(4)

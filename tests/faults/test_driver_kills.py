@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.conftest import NewRun
-from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT
+
+from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT, NewRun
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]

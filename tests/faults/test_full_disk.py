@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.check import check_run
-from tests.faults.conftest import NewRun
-from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun
+
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun, NewRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 Say = Callable[[str], None]

@@ -13,8 +13,8 @@ import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from tests.faults.cluster import ROOT, RayCluster
-from tests.faults.conftest import NewRun
-from tests.faults.runs import PATIENCE_S, FaultRun
+
+from tests.faults.runs import PATIENCE_S, FaultRun, NewRun
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,9 +33,9 @@ def config_file(run: FaultRun) -> Path:
     """The run's configuration as a file: nothing of it is on the command line."""
     sections: dict[str, dict[str, object]] = {}
     for argument in run.arguments:
-        name, _, value = argument.removeprefix("--").partition("=")
-        section, _, field = name.partition(".")
-        sections.setdefault(section, {})[field] = yaml.safe_load(value)
+        name, has_value, value = argument.removeprefix("--").partition("=")
+        section, _, field = name.removeprefix("no-").partition(".")
+        sections.setdefault(section, {})[field] = yaml.safe_load(value) if has_value else not name.startswith("no-")
     path = run.folder / "job.yaml"
     path.write_text(yaml.safe_dump(sections))
     return path

@@ -9,7 +9,8 @@ import pytest
 
 from jobs.config import ActorsSection
 from tests.faults.cluster import RayCluster
-from tests.faults.conftest import NewRun
+from tests.faults.runs import NewRun
+
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # what the pool asks for, and the node that has it

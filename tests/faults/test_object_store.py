@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.location import Location
 from pipeline.whole_file import replace_file
-from tests.faults.conftest import NewRun
-from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT
+
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, NewRun
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
 from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
@@ -40,18 +41,17 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
 
 
 def test_a_run_in_a_store_that_fails_whose_worker_and_driver_are_killed_loses_nothing(
-    proxy: FlakyProxy, new_run: NewRun, say: Callable[[str], None]
+    proxy: FlakyProxy, corpus: Corpus, new_run: NewRun, say: Callable[[str], None]
 ) -> None:
     bucket = f"bucket-{uuid.uuid4().hex}"
     folder = Location.parse(s3_uri(proxy.address, f"{bucket}/input"))
     folder.make_folder()
-    plain = new_run()
     source = folder.child("in.jsonl")
-    replace_file(source, Path(plain.corpus.source).read_bytes(), folder)
+    replace_file(source, Path(corpus.source).read_bytes(), folder)
     run = new_run(
-        f"--input.path={source.name}",
         f"--run.lease_timeout_s={LEASE_TIMEOUT_S}",
         output=s3_uri(proxy.address, f"{bucket}/out"),
+        over=replace(corpus, source=source.name),
     )
     driver = run.start()
     run.wait_for_commits(2, driver)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.cluster import RayCluster
-from tests.faults.conftest import NewRun
-from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT
-from tests.faults.strikes import kill_random_workers, wait_for_work_on
+
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, NewRun
+from tests.faults.strikes import kill_random_workers, wait_for_work
 
 pytestmark = pytest.mark.ray
-
 
 def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeats_little(
     cluster: RayCluster, new_run: NewRun, say: Callable[[str], None]
@@ -20,11 +19,10 @@ def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeat
     run = new_run()
     driver = run.start()
     kill_random_workers(run, driver, seed=0, num_kills=2)
-    node = next(iter(cluster.workers))
-    num_lost = len(wait_for_work_on(run, driver, node))
+    node, lost = wait_for_work(run, driver)
     cluster.kill_node(node)
     run.wait_for_commits(len(run.commits()) + 2, driver)
     driver.kill()
     run.start().wait(0)
-    at_most = UNITS_IN_FLIGHT * (2 + num_lost + NUM_ACTORS)
+    at_most = UNITS_IN_FLIGHT * (2 + len(lost) + NUM_ACTORS)
     say(f"2 workers, a node, a driver killed; {run.prove_nothing_lost(at_most)}")

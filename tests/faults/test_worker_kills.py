@@ -14,10 +14,19 @@ from jobs.config import RunSection
 from pipeline.check import check_run
 from pipeline.run_directory import RunDirectory
 from tests.faults.cluster import RayCluster
-from tests.faults.conftest import NewRun, undisturbed
+
 from tests.faults.diary import Entry, is_alive
-from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT, FaultRun, read_errors, read_tokens
-from tests.faults.strikes import kill_random_workers, wait_for_work_on
+from tests.faults.runs import (
+    NUM_ACTORS,
+    PATIENCE_S,
+    UNITS_IN_FLIGHT,
+    FaultRun,
+    NewRun,
+    read_errors,
+    read_tokens,
+    undisturbed,
+)
+from tests.faults.strikes import kill_random_workers, wait_for_work
 from tests.jobs.runs import prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,8 +72,8 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
 ) -> None:
     run = new_run()
     driver = run.start()
-    node = next(iter(cluster.workers))
-    zombies, raylet = wait_for_work_on(run, driver, node), cluster.workers[node]
+    node, zombies = wait_for_work(run, driver)
+    raylet = cluster.workers[node]
     for pid in (*zombies, raylet):
         os.kill(pid, signal.SIGSTOP)
     units = set().union(*(run.diary.in_flight().get(pid, set()) for pid in zombies))
@@ -98,7 +107,7 @@ def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_un
 ) -> None:
     if "backup_units" not in RunSection.model_fields:
         pytest.skip("there is no run.backup_units yet")
-    run = new_run("--run.backup_units=true")
+    run = new_run("--run.backup_units")
     driver = run.start()
     wait_until(lambda: bool(run.diary.in_flight()) or driver.has_ended, PATIENCE_S)
     driver.refuse_ended()
