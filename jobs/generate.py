@@ -20,7 +20,7 @@ from jobs.stopping import GracefulStop
 from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, UnitError, stream_units
+from pipeline.dataset import ActorPool, NoProgress, UnitError, stream_units
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_lease
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
-    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
         return Exit.FAILED
@@ -181,6 +181,11 @@ def _interrupted() -> Exit:
 
 
 def _explain(error: Exception) -> str:
+    if isinstance(error, NoProgress):
+        return (
+            "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster had no room for an "
+            "actor, or a unit takes longer (a smaller run.rows_per_unit, or a longer time-out)"
+        )
     if isinstance(error, UnitError | ValueError):
         return str(error)
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):

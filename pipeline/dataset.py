@@ -16,6 +16,7 @@ from typing import Any
 
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset
+from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
@@ -23,6 +24,9 @@ from pipeline.units import WorkUnit
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
 MAX_TASK_RETRIES = 32
+
+# What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
+NoProgress = ExecutionTimeoutError
 
 
 @dataclass(frozen=True, kw_only=True)

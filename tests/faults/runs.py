@@ -177,7 +177,7 @@ def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
 def read_keys(run_directory: RunDirectory) -> list[tuple[int, int]]:
     """The row id and sample of every generation."""
     data = run_directory.location.child("data")
-    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(["row_id", "sample"])
+    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=["row_id", "sample"])
     return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
 
 
@@ -185,7 +185,7 @@ def read_errors(run_directory: RunDirectory) -> list[tuple[Any, ...]]:
     """Row id, stage and type of every error row, in order."""
     errors = run_directory.location.child("errors")
     names = ["row_id", "stage", "error_type"]
-    table = ds.dataset(errors.path, filesystem=errors.filesystem, format="parquet").to_table(names)
+    table = ds.dataset(errors.path, filesystem=errors.filesystem, format="parquet").to_table(columns=names)
     return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
@@ -193,5 +193,5 @@ def read_tokens(run_directory: RunDirectory) -> dict[tuple[int, int], tuple[list
     """The tokens and the finish reason of every generation, by row id and sample."""
     data = run_directory.location.child("data")
     names = ["row_id", "sample", "token_ids", "finish_reason"]
-    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(names)
+    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=names)
     return {(row["row_id"], row["sample"]): (row["token_ids"], row["finish_reason"]) for row in table.to_pylist()}

@@ -102,6 +102,24 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
     say(f"{len(zombies)} zombies did {num_after} things after they woke up; {run.prove_nothing_lost(allowed)}")
 
 
+def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_for_so_long_and_goes_on(
+    new_run: NewRun, say: Say
+) -> None:
+    run = new_run("--run.no_progress_timeout_s=45")
+    driver = run.start()
+    run.wait_for_commits(3, driver)
+    driver.refuse_ended()
+    frozen = set(run.diary.processes())
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    driver.wait(1)
+    assert "error: no unit was committed for run.no_progress_timeout_s" in driver.said()
+    assert "what is committed stays; mend the cause and run the same command again" in driver.said()
+    wait_until(lambda: not any(map(is_alive, frozen)), PATIENCE_S)  # their driver takes them along
+    run.start().wait(0)
+    say(f"{len(frozen)} processes frozen; {run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS)}")
+
+
 def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(
     new_run: NewRun, say: Say
 ) -> None:
