@@ -18,7 +18,8 @@ _IDLE_MINUTES = 0.1  # after which a node goes
 _OBJECT_STORE_BYTES = 80_000_000
 # Sections that Ray wants of whoever starts machines by ssh: empty here.
 _LISTS = ["initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"]
-_LISTS += ["head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"]
+_LISTS += ["head_start_ray_commands", "worker_start_ray_commands"]
+_LISTS += ["cluster_synced_files", "rsync_exclude", "rsync_filter"]
 _OBJECTS = ["auth", "docker", "file_mounts"]
 
 

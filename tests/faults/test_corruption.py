@@ -56,7 +56,8 @@ def _damage(part: Path, rng: random.Random, parts: list[Path]) -> None:
         part.write_bytes(content[: rng.randrange(len(content))])
     elif operation == "flip":  # of a byte that no reader looks at, it harms nobody
         position = rng.randrange(len(content))
-        part.write_bytes(content[:position] + bytes([content[position] ^ 1 << rng.randrange(8)]) + content[position + 1 :])
+        flipped = bytes([content[position] ^ 1 << rng.randrange(8)])
+        part.write_bytes(content[:position] + flipped + content[position + 1 :])
     elif operation == "empty":
         part.write_bytes(b"")
     elif operation == "foreign":

@@ -77,10 +77,10 @@ def test_a_job_that_is_stopped_finishes_its_units_in_flight_and_goes_on_when_it_
     def is_time() -> bool:
         return len(run.commits()) >= 3 or client.get_job_status("first").is_terminal()
 
-    wait_until(is_time, PATIENCE_S)
+    wait_until(is_time, PATIENCE_S, every_s=0.2)
     in_flight = set().union(*run.diary.in_flight().values())
     assert client.stop_job("first")
-    wait_until(lambda: client.get_job_status("first").is_terminal(), PATIENCE_S)
+    wait_until(lambda: client.get_job_status("first").is_terminal(), PATIENCE_S, every_s=0.2)
     said = client.get_job_logs("first")
     assert client.get_job_status("first") == JobStatus.STOPPED, said
     assert "stopping: what is in flight gets 120 s" in said

@@ -1,4 +1,4 @@
-"""All kinds of deaths in one run: what `make test` has of the fault tests on a cluster; the rest is `make test-faults`."""
+"""All kinds of deaths in one run: what `make test` has of the tests on a cluster; the rest is `make test-faults`."""
 
 from __future__ import annotations
 
