@@ -14,7 +14,7 @@ from jobs.driver_logs import log_run_finished
 from jobs.summary import make_report, print_summary
 from pipeline.check import CheckReport, check_run
 from pipeline.counts import Counts
-from pipeline.dataset import UnitError
+from pipeline.dataset import NoProgress, UnitError
 from pipeline.lease import LeaseHeld, LeaseLost
 from pipeline.run_directory import RunDirectory
 
@@ -41,7 +41,7 @@ def exit_of(work: Callable[[], Exit]) -> Exit:
     except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
-    except (UnitError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
         return Exit.FAILED
@@ -108,6 +108,11 @@ def _print_problems(check: CheckReport) -> None:
 def _explain(error: Exception) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         return describe(error)
+    if isinstance(error, NoProgress):
+        return (
+            "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster had no room for an "
+            "actor, or a unit takes longer (a smaller run.rows_per_unit, or a longer time-out)"
+        )
     if isinstance(error, UnitError | ValueError):
         return str(error)
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):

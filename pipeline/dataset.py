@@ -23,6 +23,7 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset
 from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
+from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.id_set import IdSet
 from pipeline.receipt import Receipt
@@ -33,6 +34,9 @@ from pipeline.units import WorkUnit
 MAX_TASK_RETRIES = 32
 _TICKETS = pa.schema([("unit", pa.string()), ("is_copy", pa.bool_())])
 _OWN_FIELDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+# What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
+NoProgress = ExecutionTimeoutError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def arguments(source: Path, output: Path, pair: tuple[str, str], *more: str) -> list[str]:
+def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *more: str) -> list[str]:
     """The command line of a small run."""
     target, draft = pair
     return [
@@ -72,9 +72,9 @@ def commits(output: Path) -> dict[str, tuple[int, int]]:
     return {part.name: (part.stat().st_ino, part.stat().st_mtime_ns) for part in output.glob("data/*.parquet")}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0, every_s: float = 0.02) -> None:
     """Return when it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)  # between looks, not instead of one
+        time.sleep(every_s)  # between looks, not instead of one

@@ -1,0 +1,75 @@
+"""What the fault tests share: a cluster of three raylets, an input with its undisturbed run, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.cluster import RayCluster, running_cluster
+from tests.faults.runs import Corpus, FaultRun, NewRun, undisturbed
+from tests.jobs.runs import prompts, write_jsonl
+
+Pair = tuple[str, str]
+_REPEATED = "what was repeated"
+
+
+@pytest.fixture(scope="session")
+def session_cluster() -> Iterator[RayCluster]:
+    """A cluster that lives as long as the tests."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(session_cluster: RayCluster) -> RayCluster:
+    """The cluster with a head and two nodes that work, whatever the test before did to it."""
+    session_cluster.grow_to(2)
+    return session_cluster
+
+
+@pytest.fixture(scope="session")
+def corpus(ray_address: str, text_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """72 rows in 36 units, some of which fail, and what a run that nobody disturbs makes of them."""
+    rows: list[Any] = prompts(72)
+    for index in range(5, 72, 18):
+        rows[index] = {"id": f"bad-{index}", "kind": "a"}
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return undisturbed(write_jsonl(folder / "in.jsonl", rows), folder / "out", text_pair)
+
+
+@pytest.fixture
+def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path) -> Iterator[NewRun]:
+    """Makes runs over that input, not begun. No driver outlives the test."""
+    runs: list[FaultRun] = []
+
+    def make(*flags: str, output: str | None = None, over: Corpus = corpus) -> FaultRun:
+        runs.append(FaultRun(cluster, over, text_pair, tmp_path, output or str(tmp_path / "out"), flags))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.end()
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say something in the table that ends the tests."""
+    return lambda text: record_property(_REPEATED, text)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each fault: what was repeated."""
+    reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]
+    lines = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for report in reports
+        for name, text in report.user_properties
+        if name == _REPEATED and report.when == "call"
+    ]
+    if lines:
+        terminalreporter.section("what the faults cost")
+        for line in lines:
+            terminalreporter.write_line(line)

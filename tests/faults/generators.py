@@ -1,0 +1,80 @@
+"""Generators for fault tests: the real one, slowed down and keeping a diary; some of them with a fault built in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.generator import Generator
+from actors.translation import EncodedRow
+from tests.faults.diary import Diary
+
+
+def paced(
+    diary: str, pause_s: float = 0.4, num_units: int = 0, last_s: float = 0.0, base: type[Generator] = Generator
+) -> type[Generator]:
+    """A generator that rests before it runs rows and writes down what it does.
+
+    Over the unit that is begun as the last of `num_units` it rests for `last_s`.
+    """
+    journal = Diary(Path(diary))
+
+    class Paced(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._node = ray.get_runtime_context().get_node_id()
+            journal.write(self._node, "loading")
+            super().__init__(*args, **kwargs)
+            journal.write(self._node, "loaded")
+
+        def _read(self, unit: Any) -> Any:
+            journal.write(self._node, "attempt", unit.unit_id)
+            return super()._read(unit)
+
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            if rows:
+                is_last = len(journal.num_attempts()) == num_units
+                journal.write(self._node, "running", rows[0].row.row_id >> 32)
+                await asyncio.sleep(last_s if is_last else pause_s)
+            await super()._finish(rows)
+
+        def _commit(self, unit: Any, *args: Any, **kwargs: Any) -> Any:
+            journal.write(self._node, "committing", unit.unit_id)
+            receipt = super()._commit(unit, *args, **kwargs)
+            journal.write(self._node, "committed", unit.unit_id)
+            return receipt
+
+    return Paced
+
+
+def poisoned(word: str, **pace: Any) -> type[Generator]:
+    """A paced generator whose process dies when a row with this word in its prompt runs."""
+
+    class Poisoned(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            if any(word in row.prompt for row in rows):
+                os._exit(9)
+            await super()._finish(rows)
+
+    return paced(base=Poisoned, **pace)
+
+
+def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[Generator]:
+    """A paced generator that cannot write files of more than so many bytes while the file `flag` exists."""
+
+    class OnSmallDisk(Generator):
+        def _commit(self, *args: Any, **kwargs: Any) -> Any:
+            if not os.path.exists(flag):
+                return super()._commit(*args, **kwargs)
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))  # Python ignores the signal that comes of it
+            try:
+                return super()._commit(*args, **kwargs)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    return paced(base=OnSmallDisk, **pace)

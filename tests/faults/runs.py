@@ -1,0 +1,197 @@
+"""A run of the real command on a cluster, and the five things that must hold after any fault."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from jobs import generate
+from jobs.config import RunSection
+from pipeline.check import check_run, content_hash
+from pipeline.location import Location
+from pipeline.run_directory import RunDirectory
+from tests.faults.cluster import ROOT, RayCluster
+from tests.faults.diary import Diary
+from tests.jobs.runs import arguments, wait_until
+
+Pair = tuple[str, str]
+UNITS_IN_FLIGHT = 2  # of each actor
+NUM_ACTORS = 2
+PATIENCE_S = 240.0  # of a wait on a busy machine; nothing takes so long when all is well
+
+_SUMMARY = re.compile(r"(\d+) worker processes died over units, (\d+) attempts were repeated, (\d+) rows were given up")
+# Copies of slow units are no work repeated by a fault.
+_NO_COPIES = ("--no-run.backup_units",) if "backup_units" in RunSection.model_fields else ()
+FLAGS = (
+    "--models.device=cpu",
+    "--run.rows_per_unit=2",
+    f"--actors.min_actors={NUM_ACTORS}",
+    f"--actors.max_actors={NUM_ACTORS}",
+    f"--actors.units_in_flight={UNITS_IN_FLIGHT}",
+    *_NO_COPIES,
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An input, and what comes out of it when nothing goes wrong."""
+
+    source: str
+    num_units: int
+    generations: str  # the content hash
+    errors: list[tuple[Any, ...]]
+
+
+class Driver:
+    """A running `python -m jobs.generate` whose words go to a file."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        """Start it."""
+        self.log = log
+        with open(log, "w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self.process.poll() is not None
+
+    def said(self) -> str:
+        """What it has written to stdout and stderr."""
+        return self.log.read_text()
+
+    def wait(self, *exit_codes: int) -> None:
+        """Return when it has ended by one of these exit codes."""
+        code = self.process.wait(2 * PATIENCE_S)
+        assert code in exit_codes, f"exit code {code}, expected {exit_codes}: {self.said()[-4000:]}"
+
+    def kill(self) -> None:
+        """End it by SIGKILL. It must not have ended before."""
+        self.refuse_ended()
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(60)
+
+    def refuse_ended(self) -> None:
+        """The test came too late if it has ended."""
+        assert not self.has_ended, f"the driver ended before it could be disturbed: {self.said()[-4000:]}"
+
+    def summary(self) -> tuple[int, int, int]:
+        """Deaths, attempts repeated and rows given up, as the command said at its end; zeros if it said nothing."""
+        found = _SUMMARY.search(self.said())
+        deaths, repeated, given_up = map(int, found.groups()) if found else (0, 0, 0)
+        return deaths, repeated, given_up
+
+
+@dataclass
+class FaultRun:
+    """One run directory, the command that fills it, and the diary of its workers."""
+
+    cluster: RayCluster
+    corpus: Corpus
+    pair: Pair
+    folder: Path
+    output: str
+    flags: tuple[str, ...] = ()
+    drivers: list[Driver] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line."""
+        flags = [flag for flag in FLAGS if flag.replace("--no-", "--") not in self.flags]
+        return arguments(self.corpus.source, self.output, self.pair, *flags, *self.flags)
+
+    @property
+    def diary(self) -> Diary:
+        """What the workers of all its drivers did."""
+        return Diary(self.folder / "diary")
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run, opened."""
+        return RunDirectory.open(self.output)
+
+    def start(self, generator: str = "paced", **options: Any) -> Driver:
+        """A driver at work with one of `generators`."""
+        options = {"diary": str(self.diary.path), **options}
+        command = [sys.executable, "-m", "tests.faults.driver", generator, json.dumps(options), *self.arguments]
+        command.append(f"--run.ray_address={self.cluster.address}")
+        log = self.folder / f"driver-{len(self.drivers)}.log"
+        self.drivers.append(Driver(command, self.cluster.environment, log))
+        return self.drivers[-1]
+
+    def end(self) -> None:
+        """Let no driver live on, whatever became of the test."""
+        for driver in self.drivers:
+            driver.process.kill()
+            driver.process.wait(60)
+
+    def wait_for_commits(self, count: int, driver: Driver) -> None:
+        """Return when so many units are committed, or the driver has ended."""
+        wait_until(lambda: len(self.commits()) >= count or driver.has_ended, PATIENCE_S)
+
+    def commits(self) -> dict[str, tuple[int, int]]:
+        """Each part's size and time of change: equal only if nobody wrote it again."""
+        data = Location.parse(self.output).child("data")
+        return {info.base_name: (info.size, info.mtime_ns) for info in data.list()}
+
+    def prove_nothing_lost(self, at_most_repeated: int) -> str:
+        """Assert the five things, and say how much work was repeated."""
+        run_directory = self.directory
+        assert content_hash(run_directory) == self.corpus.generations
+        assert read_errors(run_directory) == self.corpus.errors
+        keys = read_keys(run_directory)
+        failed = [row[0] for row in self.corpus.errors]
+        assert len(keys) == len(set(keys)), "a sample is there twice"
+        report = check_run(run_directory)
+        assert report.problems == []
+        assert len({row_id for row_id, _ in keys} | set(failed)) == run_directory.manifest.num_rows
+        before, attempts = self.commits(), self.diary.num_attempts()
+        assert generate.main(self.arguments) == generate.Exit.COMPLETE
+        assert (self.commits(), self.diary.num_attempts()) == (before, attempts), "a third run generated something"
+        repeated = self.diary.num_repeated()
+        summary = [driver.summary() for driver in self.drivers]
+        assert sum(of_driver[1] for of_driver in summary) <= at_most_repeated, summary
+        assert repeated <= at_most_repeated, attempts
+        return f"{repeated} of {self.corpus.num_units} units repeated, at most {at_most_repeated} allowed"
+
+
+NewRun = Callable[..., FaultRun]  # flags of the command -> a run that is not begun
+
+
+def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
+    """The input with what comes out of it, by a run in this process's own Ray, far from the cluster and its faults."""
+    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == generate.Exit.COMPLETE
+    directory = RunDirectory.open(str(output))
+    return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
+
+
+def read_keys(run_directory: RunDirectory) -> list[tuple[int, int]]:
+    """The row id and sample of every generation."""
+    data = run_directory.location.child("data")
+    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=["row_id", "sample"])
+    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+
+
+def read_errors(run_directory: RunDirectory) -> list[tuple[Any, ...]]:
+    """Row id, stage and type of every error row, in order."""
+    errors = run_directory.location.child("errors")
+    names = ["row_id", "stage", "error_type"]
+    table = ds.dataset(errors.path, filesystem=errors.filesystem, format="parquet").to_table(columns=names)
+    return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+
+def read_tokens(run_directory: RunDirectory) -> dict[tuple[int, int], tuple[list[int], str]]:
+    """The tokens and the finish reason of every generation, by row id and sample."""
+    data = run_directory.location.child("data")
+    names = ["row_id", "sample", "token_ids", "finish_reason"]
+    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=names)
+    return {(row["row_id"], row["sample"]): (row["token_ids"], row["finish_reason"]) for row in table.to_pylist()}

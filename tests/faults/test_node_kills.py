@@ -1,0 +1,34 @@
+"""Nodes that are killed in the midst of a run, and nodes that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.cluster import RayCluster
+from tests.faults.runs import UNITS_IN_FLIGHT, NewRun
+from tests.faults.strikes import wait_for_work
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_nodes_that_are_killed_one_after_the_other_and_one_that_comes_back_change_nothing(
+    cluster: RayCluster, new_run: NewRun, say: Callable[[str], None]
+) -> None:
+    run = new_run()
+    driver = run.start(pause_s=3.0)  # a node takes its time to come
+    first, lost = wait_for_work(run, driver)
+    cluster.kill_node(first)
+    (second,) = cluster.workers
+    run.wait_for_commits(len(run.commits()) + 3, driver)
+    returned = cluster.add_node()
+    _, lost_then = wait_for_work(run, driver, second)
+    cluster.kill_node(second)
+    driver.wait(0)
+    nodes = {entry.node for entry in run.diary.entries() if entry.what == "committed"}
+    assert returned in nodes, "nothing was done where nobody but the node that came back could do it"
+    num_lost = len(lost) + len(lost_then)
+    say(f"2 nodes with {num_lost} processes; {run.prove_nothing_lost(UNITS_IN_FLIGHT * num_lost)}")
+    deaths, _, given_up = driver.summary()
+    assert (deaths, given_up) == (0, 0), "the death of a node was held against a row"

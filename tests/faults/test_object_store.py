@@ -1,0 +1,69 @@
+"""A run whose input and output are in an S3 server that fails, with a worker and a driver killed on top."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.location import Location
+from pipeline.whole_file import replace_file
+
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, NewRun
+from tests.faults.strikes import kill_random_workers
+from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
+from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+LEASE_TIMEOUT_S = 5
+# What comes over the wire in a run, and fails: so often that pyarrow's own client gives up (31 requests), so that its
+# answer is lost after the deed, or at once and for good to the client (429).
+FAILURES = [
+    Failure("PUT .*/data/part", 503, 31),
+    Failure("PUT .*/data/part", "reset", 2, after_forwarding=True),
+    Failure("PUT .*/errors/part", 429, 2),
+    Failure("HEAD .*/data/part", 429, 3),
+    Failure("GET .*/in.jsonl", "reset", 3),
+    Failure("GET .*list-type=2", 429, 1),
+]
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
+    """A proxy in front of an S3 server; nothing fails yet."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with running_s3_server() as server, flaky_proxy(server) as running:
+        yield running
+
+
+def test_a_run_in_a_store_that_fails_whose_worker_and_driver_are_killed_loses_nothing(
+    proxy: FlakyProxy, corpus: Corpus, new_run: NewRun, say: Callable[[str], None]
+) -> None:
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    folder = Location.parse(s3_uri(proxy.address, f"{bucket}/input"))
+    folder.make_folder()
+    source = folder.child("in.jsonl")
+    replace_file(source, Path(corpus.source).read_bytes(), folder)
+    run = new_run(
+        f"--run.lease_timeout_s={LEASE_TIMEOUT_S}",
+        output=s3_uri(proxy.address, f"{bucket}/out"),
+        over=replace(corpus, source=source.name),
+    )
+    driver = run.start()
+    run.wait_for_commits(2, driver)
+    proxy.failures.extend(FAILURES)
+    kill_random_workers(run, driver, seed=0, num_kills=1)
+    run.wait_for_commits(10, driver)
+    driver.kill()
+    run.start().wait(0)
+    unused = [failure for failure in FAILURES if failure.times]
+    proxy.failures.clear()
+    proxy.requests.clear()
+    say(f"a flaky store, a worker, a driver; {run.prove_nothing_lost(UNITS_IN_FLIGHT * (1 + NUM_ACTORS))}")
+    written = [request for request in proxy.requests if request.startswith("PUT") and "/data/" in request]
+    assert written == [], "a third run wrote parts"
+    assert unused == [], "the store did not fail as it should"
