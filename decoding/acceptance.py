@@ -11,9 +11,9 @@ import numpy.typing as npt
 from decoding.sequence import Sequence
 
 _FIRST_GUESS = 0.7  # before anything was drafted
-_ROW_WEIGHT = 4.0  # drafted tokens that the mean of all rows counts for in a row's own estimate
-_POSITION_WEIGHT = 8.0  # and in the estimate of a position
-_DECAY = 0.98  # of what all rows learned, per round with a draft
+_ROW_WEIGHT = 32.0  # drafted tokens that the mean of all rows counts for in a row's own estimate
+_POSITION_WEIGHT = 16.0  # and in the estimate of a position; these three by `python -m benchmarks.regret`
+_DECAY = 0.99  # of what all rows learned, per round with a draft
 _MOST = 0.995  # no estimate is higher: nothing is certain
 
 
