@@ -6,6 +6,7 @@ Only slices of tables are taken: Arrow's own sort and filter do not know every t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ def in_row_order(*tables: pa.Table) -> pa.Table:
     return _pick(tables, ((number, index) for _, _, number, index in keys))
 
 
-def without_rows(table: pa.Table, row_ids: Collection[int]) -> pa.Table:
+def without_rows(table: pa.Table, row_ids: Collection[Any]) -> pa.Table:
     """The table without the rows of these ids."""
     return _pick([table], ((0, i) for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids))
 

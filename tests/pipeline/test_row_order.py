@@ -8,6 +8,7 @@ import pytest
 from pipeline.carried import JSON_TEXT
 from pipeline.row_order import in_row_order, last_whole_row, without_rows
 
+_INT = pa.int64()
 _CARRIED = {
     "json": (JSON_TEXT, '{"a": 1}'),
     "struct": (pa.struct([("x", pa.list_(pa.int8()))]), {"x": [1, 2]}),
@@ -19,7 +20,7 @@ _CARRIED = {
 }
 
 
-def _table(keys: list[tuple[int, int]], type_: pa.DataType = pa.int64(), value: object = 1) -> pa.Table:
+def _table(keys: list[tuple[int, int]], type_: pa.DataType = _INT, value: object = 1) -> pa.Table:
     schema = pa.schema([("row_id", pa.int64()), ("sample", pa.int32()), ("carried", type_)])
     rows = [{"row_id": row_id, "sample": sample, "carried": value} for row_id, sample in keys]
     return pa.Table.from_pylist(rows, schema=schema)
@@ -32,7 +33,9 @@ def _keys(table: pa.Table) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", _CARRIED)
 def test_tables_are_merged_by_row_and_sample_with_carried_columns_of_every_type(kind: str) -> None:
     type_, value = _CARRIED[kind]
-    merged = in_row_order(_table([(1, 0), (1, 1), (9, 0)], type_, value), _table([(4, 1), (4, 0), (0, 0)], type_, value))
+    merged = in_row_order(
+        _table([(1, 0), (1, 1), (9, 0)], type_, value), _table([(4, 1), (4, 0), (0, 0)], type_, value)
+    )
     assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
     assert merged["carried"].to_pylist() == [value] * 6
     assert _keys(without_rows(merged, {4, 9})) == [(0, 0), (1, 0), (1, 1)]
