@@ -35,7 +35,7 @@ def last_whole_row(table: pa.Table, num_rows: int) -> int:
     row_ids = table["row_id"].to_pylist()
     if num_rows >= len(row_ids):
         return len(row_ids)
-    end = num_rows
+    end = max(0, num_rows)
     while end > 0 and row_ids[end] == row_ids[end - 1]:
         end -= 1
     if end == 0:
