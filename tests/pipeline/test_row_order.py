@@ -48,7 +48,9 @@ def test_a_table_in_order_is_taken_as_it_is() -> None:
     assert without_rows(table, {1, 2}).num_rows == 0
 
 
-@pytest.mark.parametrize(("num_rows", "taken"), [(-1, 2), (0, 2), (1, 2), (2, 2), (3, 3), (4, 3), (5, 3), (6, 6), (99, 6)])
+@pytest.mark.parametrize(
+    ("num_rows", "taken"), [(-1, 2), (0, 2), (1, 2), (2, 2), (3, 3), (4, 3), (5, 3), (6, 6), (99, 6)]
+)
 def test_an_input_rows_samples_are_never_parted(num_rows: int, taken: int) -> None:
     table = _table([(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)])
     assert last_whole_row(table, num_rows) == taken
