@@ -1,9 +1,9 @@
 """`python -m jobs.compact OUTPUT DESTINATION`: a run as few large Parquet files, sorted by row_id and sample.
 
-DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows that
-failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read. A
-command that died goes on, when it is given again, behind the last file that it finished. At the end counts and content
-of all files are read back and compared with the run's.
+DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows
+that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read.
+A command that died goes on, when it is given again, behind the last file that it finished. At the end counts and
+content of all files are read back and compared with the run's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the files hold what the run holds, 1 if not or the run is incomplete, 2 if it cannot begin, 3 if interrupted."""
+    """0 if the files hold what the run holds, 1 if not or it is incomplete, 2 if it cannot begin, 3 if interrupted."""
     options = _parser().parse_args(arguments)
     by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
     try:
@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="size of a file, about, such as 200MB or 1GiB; 512MB unless given",
     )
-    parser.add_argument("--include-errors", action="store_true", help="also the rows that failed, in files of their own")
+    parser.add_argument(
+        "--include-errors", action="store_true", help="also the rows that failed, in files of their own"
+    )
     parser.add_argument("--partial", action="store_true", help="take a run with missing units as it is")
     return parser
 

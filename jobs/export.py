@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format", choices=["openai-batch", "jsonl"], default="openai-batch", help="openai-batch unless given"
     )
-    parser.add_argument("--model", help="openai-batch: model name to write into every line; the target's path unless given")
+    parser.add_argument(
+        "--model", help="openai-batch: model name to write into every line; the target's path unless given"
+    )
     parser.add_argument("--errors", metavar="FILE", help="jsonl: where rows that failed go; beside FILE unless given")
     return parser
 

@@ -1,4 +1,4 @@
-"""The claim on a destination folder: `_dray.json` says which run is compacted there, and how; other files are refused."""
+"""The claim on a destination folder: `_dray.json` says which run is compacted there, and how."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _refuse_another(destination: Location, claim: Mapping[str, Any]) -> None:
         )
     if named["state"] != claim["state"]:
         raise ValueError(
-            f"{destination.name} holds an older state of this run, which jobs.generate or jobs.retry has changed since; "
-            "use a new destination, or delete this one"
+            f"{destination.name} holds an older state of this run, which jobs.generate or jobs.retry has changed "
+            "since; use a new destination, or delete this one"
         )
 
 

@@ -52,7 +52,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Stretch:
-    """What a file holds: the rows from `start` up to `end`. `compaction` is the digest of what it was made of and how."""
+    """What a file holds: the rows from `start` up to `end`. `compaction` is the digest of what it is of, and how."""
 
     compaction: str
     start: Place
@@ -107,9 +107,8 @@ def write_file(
                 break
         group.write()
         stretch = Stretch(compaction, start, end, num_rows)
-        writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(asdict(stretch))})
+        writer.add_key_value_metadata({_FOOTER_KEY.decode(): json.dumps(asdict(stretch))})
     return stretch
-
 
 
 class _RowGroup:

@@ -4,8 +4,8 @@ _dray.json                  what was compacted and how; at the end also its coun
 data/part-00000.parquet     the generations
 errors/part-00000.parquet   the rows that failed, if they are asked for
 
-Files are written one after another, each whole or not at all, and each says in its footer where in the run it begins and
-ends. So a compaction that died goes on behind its last file; the cut depends on the run and the options alone.
+Files are written one after another, each whole or not at all, and each says in its footer where in the run it begins
+and ends. So a compaction that died goes on behind its last file; the cut depends on the run and the options alone.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ class Compaction:
         write_note(self.destination, {**self.claim, "complete": True, **result})
         return wanted
 
-    def _write(
-        self, folder: str, location: Location, start: Place, digest: str, *, is_needed: bool
-    ) -> Stretch | None:
+    def _write(self, folder: str, location: Location, start: Place, digest: str, *, is_needed: bool) -> Stretch | None:
         """What was written of the rows from `start` on; None if there are none, and no file `is_needed`."""
         pieces = self._pieces(folder, start)
         first = next(pieces, None)
@@ -189,7 +187,8 @@ class Compaction:
                     counts += Counts(num_rows=file.num_rows, num_errors=file.num_rows)
             except (OSError, pa.ArrowException) as error:
                 raise OSError(
-                    f"{location.name} cannot be read back: {error}; if it is damaged, delete it and run the same command"
+                    f"{location.name} cannot be read back: {error}; "
+                    "if it is damaged, delete it and run the same command"
                 ) from error
         if not self.include_errors:
             counts += Counts(num_rows=num_errors, num_errors=num_errors)

@@ -1,4 +1,4 @@
-"""The content hash of a corpus: equal for two corpora of the same tokens, however they were made and are cut into files."""
+"""The content hash of a corpus: equal for two of the same tokens, however they were made and are cut into files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain JSON lines: one for every generation, by row and sample; and one for every row that failed, in a file of its own."""
+"""Plain JSON lines: one for every generation, and in a file of its own one for every row that failed."""
 
 from __future__ import annotations
 

@@ -11,9 +11,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def read_ahead(
-    read: Callable[[_Item], _Result], items: Iterable[_Item], num_at_once: int = 4
-) -> Iterator[_Result]:
+def read_ahead(read: Callable[[_Item], _Result], items: Iterable[_Item], num_at_once: int = 4) -> Iterator[_Result]:
     """What `read` makes of each item, in order; threads call it for up to `num_at_once` items ahead.
 
     Never more results than that are in memory. What `read` raises is raised here, in its turn.

@@ -6,6 +6,7 @@ Only slices of tables are taken: Arrow's own sort and filter do not know every t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ def in_row_order(*tables: pa.Table) -> pa.Table:
     return _pick(tables, ((number, index) for _, _, number, index in keys))
 
 
-def without_rows(table: pa.Table, row_ids: Collection[int]) -> pa.Table:
+def without_rows(table: pa.Table, row_ids: Collection[Any]) -> pa.Table:
     """The table without the rows of these ids."""
     return _pick([table], ((0, i) for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids))
 
@@ -34,7 +35,7 @@ def last_whole_row(table: pa.Table, num_rows: int) -> int:
     row_ids = table["row_id"].to_pylist()
     if num_rows >= len(row_ids):
         return len(row_ids)
-    end = num_rows
+    end = max(0, num_rows)
     while end > 0 and row_ids[end] == row_ids[end - 1]:
         end -= 1
     if end == 0:

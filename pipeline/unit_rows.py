@@ -1,7 +1,7 @@
 """What a unit has come to: its generations, and the rows that failed. For whoever goes through a whole run.
 
-A row is in one of the two. Where a `jobs.retry` died between writing a row's generations and deleting its error row, the
-row is in both files: data wins, and the error row is left out here.
+A row is in one of the two. Where a `jobs.retry` died between writing a row's generations and deleting its error row,
+the row is in both files: data wins, and the error row is left out here.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def test_a_run_is_compacted_and_the_command_says_what_it_holds(
         "data/part-00002.parquet: 2 rows",
         "errors/part-00000.parquet: 1 rows",
     ]
-    assert printed[4].startswith(f"OK: 4 files in {destination}, 10 generations of 5 rows (1 failed rows are in errors/)")
+    assert printed[4].startswith(
+        f"OK: 4 files in {destination}, 10 generations of 5 rows (1 failed rows are in errors/)"
+    )
     assert printed[5] == f"content {content_hash(RunDirectory.open(str(output)))}"
     assert sum(pq.read_table(path).num_rows for path in (destination / "data").iterdir()) == 10
     assert compact.main([str(output), str(destination), "--rows-per-file", "4", "--include-errors"]) == 0

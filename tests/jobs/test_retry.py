@@ -251,24 +251,26 @@ def test_a_retry_whose_driver_is_stopped_or_killed_goes_on(
         patch.setattr(generate, "Generator", fails_over("unlucky"))
         assert generate.main(arguments(source, output, text_pair, *slow)) == 0
     first = commits(output)
-    for sent, code in ((signal.SIGTERM, 3), (signal.SIGKILL, -signal.SIGKILL)):
-        num_left = len(list((output / "errors").iterdir()))
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "jobs.retry", *arguments(source, output, text_pair, *slow)]
-            + [f"--run.ray_address={ray_address}"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_until(lambda: len(list((output / "errors").iterdir())) < num_left or driver.poll() is not None)
-        os.kill(driver.pid, sent)
-        _, said = driver.communicate(timeout=120)
-        assert driver.returncode == code, said
-        assert not (output / "_SUCCESS").exists()
-        assert problems(output) == []
-        if sent == signal.SIGTERM:
-            assert "the same command goes on with what is left in errors/" in said
-            assert list((output / "errors").iterdir()), "it was done before it could be stopped: make the run longer"
+    command = [sys.executable, "-m", "jobs.retry", *arguments(source, output, text_pair, *slow)]
+    command.append(f"--run.ray_address={ray_address}")
+    said = _begin_and_end(command, output, signal.SIGTERM, 3)
+    assert "the same command goes on with what is left in errors/" in said
+    assert list((output / "errors").iterdir()), "it was done before it could be stopped: make the run longer"
+    _begin_and_end(command, output, signal.SIGKILL, -signal.SIGKILL)
     assert retry.main(arguments(source, output, text_pair, *slow)) == 0
     assert content(output) == content(undisturbed)
     assert errors(output) == []
     assert all(first[name] != commits(output)[name] for name in first)
+
+
+def _begin_and_end(command: list[str], output: Path, sent: signal.Signals, code: int) -> str:
+    """What a driver said that got a signal when it had done a unit, and ended with this code."""
+    num_left = len(list((output / "errors").iterdir()))
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(list((output / "errors").iterdir())) < num_left or driver.poll() is not None)
+    os.kill(driver.pid, sent)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == code, said
+    assert not (output / "_SUCCESS").exists()
+    assert problems(output) == []
+    return said

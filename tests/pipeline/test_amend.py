@@ -229,9 +229,7 @@ def test_carried_columns_come_along(tmp_path: Path) -> None:
         return pa.Table.from_pylist([row | {"point": {"x": 1.5}} for row in sound_rows(UNIT, indices)], schema=schema)
 
     errors = errors_table([error(UNIT, 1)])
-    commit_part(
-        run_directory, UNIT, table([0, 2]), errors, count_generations(table([0, 2]), 1), attempt=0
-    )
+    commit_part(run_directory, UNIT, table([0, 2]), errors, count_generations(table([0, 2]), 1), attempt=0)
     amend_part(run_directory, UNIT, table([1]), [])
     assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
     assert check_run(run_directory).problems == ["unit 0 (rows 0 on of prompts.jsonl) is missing; run again"]

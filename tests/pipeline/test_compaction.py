@@ -295,7 +295,7 @@ def test_a_row_that_is_lost_or_altered_on_the_way_is_found_at_the_end(
     for number, change in enumerate((lose_one, alter_one)):
         with monkeypatch.context() as patch:
             patch.setattr(Compaction, "_pieces", change)
-            with pytest.raises(ValueError, match="its files hold .* and the run holds"):
+            with pytest.raises(ValueError, match=r"its files hold .* and the run holds"):
                 compact(run_directory, tmp_path / str(number), Cut(max_rows=1000))
         assert not json.loads((tmp_path / str(number) / "_dray.json").read_text())["complete"]
 
@@ -352,9 +352,7 @@ def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_to_a_store(
         assert pq.read_table(pa.BufferReader(content)).equals(pq.read_table(tmp_path / "out" / file.name))
 
 
-
-
 @pytest.mark.parametrize("limits", [{}, {"max_rows": 3, "num_bytes": 3}, {"max_rows": 0}, {"num_bytes": -1}])
 def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="files are cut by rows or by bytes|at least one row or byte"):
+    with pytest.raises(ValueError, match=r"files are cut by rows or by bytes|at least one row or byte"):
         Cut(**limits)

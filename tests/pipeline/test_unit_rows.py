@@ -62,6 +62,7 @@ def test_a_table_of_something_else_is_named(finished_run: RunDirectory) -> None:
     errors.write_bytes(sound)
     with pytest.raises(ValueError, match="its columns are not those of an errors table"):
         read_unit_rows(finished_run, unit(1))
+    errors.unlink()
     pq.write_table(pq.read_table(part).drop_columns(["row_id"]), part)
     with pytest.raises(ValueError, match="its columns are not those of a generations table"):
         read_unit_rows(finished_run, unit(1))
