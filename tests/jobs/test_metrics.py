@@ -73,7 +73,7 @@ def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, te
     while time.monotonic() < give_up:
         totals = sums(scrape("scraped-run"))
         seen |= {name for name, *_ in totals}
-        if {name: totals[name] for name in expected} == expected and GAUGES <= seen:
+        if {name: totals[name] for name in expected} == expected and seen >= GAUGES:
             break
         time.sleep(0.3)  # between looks, not instead of one
     assert {name: totals[name] for name in expected} == expected
