@@ -74,7 +74,7 @@ def _loggers() -> list[logging.Logger]:
 
 
 class _StreamHandler(logging.Handler):
-    """Writes lines at once. A stream of None is looked up for each: a progress bar may stand in for stderr meanwhile."""
+    """Writes each line at once. None is `sys.stderr` as it is then: a progress bar may stand in for it meanwhile."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()

@@ -5,11 +5,15 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from actors import metrics
+from actors.engine_loop import EngineNumbers
 from actors.metrics import METRICS, Heartbeat, Metric, Metrics
+from actors.reporter import publish_engine
 from pipeline.retries import RetryPolicy
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -52,6 +56,9 @@ class Published:
     def inc(self, amount: float, tags: dict[str, str]) -> None:
         assert amount > 0, "Ray raises"
         self.told.append(amount)
+
+    def set(self, value: float) -> None:
+        self.told = [value]
 
 
 @pytest.fixture
@@ -101,3 +108,21 @@ def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
     with Heartbeat(beat, every_s=600):
         pass
     assert len(beats) == ended + 2, "one at the start, one at the end"
+
+
+def test_an_engines_numbers_are_published_as_they_are(published: Callable[[Metrics, Metric], list[float]]) -> None:
+    of = Metrics("demo")
+    first = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
+    later = EngineNumbers(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)
+    loop: Any = SimpleNamespace(numbers=[later, first].pop)
+    heartbeat = publish_engine(of, loop)
+    heartbeat.beat()
+    heartbeat.beat()
+    assert {metric.name: published(of, metric) for metric in METRICS if published(of, metric)} == {
+        "dray_engine_slots": [4],
+        "dray_engine_running": [4],
+        "dray_engine_waiting": [2],
+        "dray_engine_busy_seconds": [2.0, 4.0],
+        "dray_engine_round_seconds": [1.5, 0.5],
+        "dray_out_of_memory": [1],
+    }

@@ -1,6 +1,7 @@
 """What a run logs, where, and what it keeps to itself."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import duckdb
 import pytest
 import ray
 
+from actors.generator import Generator
 from jobs import generate
-from tests.jobs.faulty import dies_over_poison
-from tests.jobs.runs import arguments, errors, generations, prompts, write_jsonl
+from tests.jobs.runs import arguments, errors, generations, prompts, wait_until, write_jsonl
+from tests.jobs.scraping import scrape, sums
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
@@ -35,6 +37,19 @@ def secret_rows(secret: str) -> list[Any]:
         {"id": "value", "kind": "a", "prompt": secret, "sampling": {"temperature": secret}},
         {"id": "long", "kind": "a", "prompt": secret * 400},
     ]
+
+
+def dies_once(seen: Path) -> type[Generator]:
+    """A generator whose first process dies over its first unit."""
+
+    class Dying(Generator):
+        async def _finish(self, rows: list[Any]) -> None:
+            if not seen.exists():
+                seen.touch()
+                os._exit(9)
+            await super()._finish(rows)
+
+    return Dying
 
 
 def worker_logs() -> str:
@@ -107,7 +122,7 @@ def test_prompts_are_logged_when_somebody_asks_for_them(
 ) -> None:
     secret = "Wv3askedJh"
     source, output = write_jsonl(tmp_path / "in.jsonl", secret_rows(secret)), tmp_path / "asked-run"
-    flags = ("--run.max_error_rate=1", "--run.log_prompts=true", JSON)
+    flags = ("--run.max_error_rate=1", "--run.log_prompts", JSON)
     assert generate.main(arguments(source, output, text_pair, *flags)) == 0
     assert secret not in capsys.readouterr().err
     failed = {e["row_id"]: e for e in events(worker_logs(), "asked-run") if e["event"] == "row failed"}
@@ -119,21 +134,19 @@ def test_prompts_are_logged_when_somebody_asks_for_them(
     assert "prompt" not in by_id["read"], "a row that could not be read has none"
 
 
-def test_a_unit_that_was_begun_again_says_so(
+def test_a_death_and_the_unit_that_was_begun_again_are_logged_and_counted(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [*prompts(3), {"id": "killer", "kind": "a", "prompt": "this is poison"}]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "repeated-run"
-    monkeypatch.setattr(generate, "Generator", dies_over_poison("poison"))
+    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(4)), tmp_path / "repeated-run"
+    monkeypatch.setattr(generate, "Generator", dies_once(tmp_path / "died"))
     assert generate.main(arguments(source, output, text_pair, JSON)) == 0
-    again = [event for event in events(worker_logs(), "repeated-run") if event["event"] == "unit repeated"]
-    again.sort(key=lambda event: event["attempt"])
-    assert [event["attempt"] for event in again] == [1, 2, 3, 4, 5]
-    assert all(event["after_death"] for event in again)
-    assert [event["careful"] for event in again] == [False, True, True, True, True]
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    (said,) = [line for line in lines if line["event"] == "said"]
-    assert said["text"].startswith("5 worker processes died over units")
+    (again,) = [event for event in events(worker_logs(), "repeated-run") if event["event"] == "unit repeated"]
+    assert (again["unit"], again["attempt"], again["after_death"], again["careful"]) == (0, 1, True, False)
+    (said,) = [e for e in map(json.loads, capsys.readouterr().err.splitlines()) if e["event"] == "said"]
+    assert said["text"].startswith("1 worker processes died over units")
+    expected = {("ray_dray_worker_deaths_total",): 1, ("ray_dray_units_repeated_total",): 1}
+    expected |= {("ray_dray_units_committed_total",): 1, ("ray_dray_rows_total", "generated"): 4}
+    wait_until(lambda: expected.items() <= sums(scrape("repeated-run")).items())
 
 
 def test_in_text_the_driver_says_what_it_always_said_and_the_workers_log_lines(

@@ -1,43 +1,20 @@
 """What Prometheus would read of a run: the run's own counts."""
 
 import time
-from collections import Counter
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
-import ray
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from jobs import generate
 from pipeline.check import check_run
 from pipeline.run_directory import RunDirectory
 from tests.jobs.runs import arguments, prompts, write_jsonl
+from tests.jobs.scraping import scrape, sums
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
-OWN = {"outcome", "stage", "position", "le"}  # our tags, less "run", and a histogram's
 GAUGES = {"ray_dray_engine_slots", "ray_dray_engine_running", "ray_dray_engine_waiting"}
 GAUGES |= {"ray_dray_units_left", "ray_dray_rows_left"}
-
-
-def scrape(run: str) -> list[Sample]:
-    """The samples of one run that the cluster's nodes show."""
-    samples = []
-    for node in ray.nodes():
-        with urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30) as page:
-            families = text_string_to_metric_families(page.read().decode())
-            samples += [sample for family in families for sample in family.samples if sample.labels.get("run") == run]
-    return [sample for sample in samples if sample.name.startswith("ray_dray_")]
-
-
-def sums(samples: list[Sample]) -> Counter[tuple[str, ...]]:
-    """Their values by name and our own tags, over processes and nodes."""
-    totals: Counter[tuple[str, ...]] = Counter()
-    for sample in samples:
-        totals[sample.name, *(value for tag, value in sorted(sample.labels.items()) if tag in OWN)] += sample.value
-    return totals
 
 
 def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, text_pair: Pair) -> None:
@@ -73,7 +50,7 @@ def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, te
     while time.monotonic() < give_up:
         totals = sums(scrape("scraped-run"))
         seen |= {name for name, *_ in totals}
-        if {name: totals[name] for name in expected} == expected and GAUGES <= seen:
+        if {name: totals[name] for name in expected} == expected and seen >= GAUGES:
             break
         time.sleep(0.3)  # between looks, not instead of one
     assert {name: totals[name] for name in expected} == expected
