@@ -57,6 +57,7 @@ class Attempt:
 
     number: int  # from 0
     is_careful: bool
+    num_deaths: int = field(default=0, compare=False)  # over the unit, that came to light by this beginning (0 or 1)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Ledger:
         if self._is_stopping or unit_id in self._finished:
             return None
         unit = self._units.setdefault(unit_id, _Unit())
-        before = unit.copier if is_copy else unit.holder
+        known_deaths, before = unit.num_deaths, unit.copier if is_copy else unit.holder
         if before is not None and before.process != process:
             self._take_over(unit, before, is_copy)
         if is_copy and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):
@@ -204,7 +205,7 @@ class Ledger:
             unit.copier = _Holder(process, node)
             unit.num_copies += 1
             return Attempt(unit.num_attempts, is_careful=False)
-        attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER)
+        attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER, unit.num_deaths - known_deaths)
         unit.num_attempts += 1
         unit.holder = _Holder(process, node)
         if attempt.is_careful and unit.untried is None:

@@ -93,8 +93,11 @@ class UnitWorker(ABC, Generic[_Row]):
         try:
             receipt = await (self._generate_copy(unit) if is_copy else self._generate_unit(unit))
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
-            return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
+            return {"receipt": None, "failure": self._describe_failure(unit, error)}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
+
+    def _describe_failure(self, unit: WorkUnit, error: Exception) -> str:
+        return f"unit {unit.unit_id} of {unit.file}: {describe(error)}"
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
         """The unit's receipt; None if it was not begun: the run is stopping."""
@@ -108,10 +111,7 @@ class UnitWorker(ABC, Generic[_Row]):
         receipt = await self._committed(unit)
         if receipt is not None:
             return receipt
-        node = ray.get_runtime_context().get_node_id()
-        attempt: Attempt | None = await self._ledger.begin.remote(
-            unit.unit_id, unit.num_rows, self._process, node, is_copy
-        )
+        attempt = await self._begin(unit, is_copy)
         if attempt is None:
             return await self._committed(unit)  # finished meanwhile, perhaps
         started = time.monotonic()
@@ -127,6 +127,14 @@ class UnitWorker(ABC, Generic[_Row]):
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors + condemned, attempt.number, started)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
+
+    async def _begin(self, unit: WorkUnit, is_copy: bool) -> Attempt | None:
+        """Ask the ledger whether and how to run the unit."""
+        node = ray.get_runtime_context().get_node_id()
+        attempt: Attempt | None = await self._ledger.begin.remote(
+            unit.unit_id, unit.num_rows, self._process, node, is_copy
+        )
+        return attempt
 
     async def _committed(self, unit: WorkUnit) -> Receipt | None:
         """The receipt of whoever committed the unit; None if nobody has, which is the usual case."""
@@ -179,22 +187,22 @@ class UnitWorker(ABC, Generic[_Row]):
         error = RowError("generate", _CONDEMNED, "WorkerDied")
         return (
             [row for index, row in by_index.items() if index not in group.condemned],
-            [_place(unit, row.row).error(error, row.row.user_id) for row in condemned],
+            [self._dead_letter(unit, row.row, error) for row in condemned],
         )
 
     def _read(self, unit: WorkUnit) -> tuple[list[_Row], list[ErrorRow]]:
         """Every row of the unit, encoded or as an error."""
         rows: list[_Row] = []
         errors: list[ErrorRow] = []
-        for index, row in enumerate(self._read_rows(unit)):
+        for row in self._read_rows(unit):
             if isinstance(row, ErrorRow):
                 errors.append(row)
                 continue
             try:
                 with only_this_row("encode"):
-                    rows.append(self._encode(row, unit.first_ordinal + index))
+                    rows.append(self._encode(row, unit.first_ordinal + unit.row_index(row.row_id)))
             except RowError as error:
-                errors.append(_place(unit, row).error(error, row.user_id))
+                errors.append(self._dead_letter(unit, row, error))
         return rows, errors
 
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
@@ -212,19 +220,17 @@ class UnitWorker(ABC, Generic[_Row]):
                 with only_this_row("generate"):
                     generations += self._decode(encoded)
             except RowError as error:
-                errors.append(_place(unit, encoded.row).error(error, encoded.row.user_id))
+                errors.append(self._dead_letter(unit, encoded.row, error))
         table = pa.Table.from_pylist(generations, schema=self._schema)
         errors.sort(key=lambda error: error.row_id)
-        return commit_part(
-            self._run_directory,
-            unit,
-            table,
-            errors_table(errors),
-            count_generations(table, len(errors)),
-            attempt=attempt,
-            seconds=time.monotonic() - started,
-        )
+        return self._write(unit, table, errors, attempt, time.monotonic() - started)
 
+    def _write(
+        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
+    ) -> Receipt:
+        counts = count_generations(generations, len(errors))
+        table = errors_table(errors)
+        return commit_part(self._run_directory, unit, generations, table, counts, attempt=attempt, seconds=seconds)
 
-def _place(unit: WorkUnit, row: InputRow) -> RowPlace:
-    return RowPlace(row.row_id, unit.file, row.row_number)
+    def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
+        return RowPlace(row.row_id, unit.file, row.row_number).error(error, row.user_id)
