@@ -124,7 +124,8 @@ class UnitWorker(ABC, Generic[_Row]):
             if through is None:
                 return await self._committed(unit)
             rows, condemned = through
-            receipt = await asyncio.to_thread(self._commit, unit, rows, errors + condemned, attempt.number, started)
+            errors += condemned
+            receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
 
