@@ -54,7 +54,9 @@ def describe(error: BaseException) -> str:
 class UnitWorker(ABC, Generic[_Row]):
     """A Ray Data worker: each call is one unit, and several may be under way. A subclass says what becomes of a row."""
 
-    def __init__(self, run_path: str, input_options: InputOptions, carried: Mapping[str, pa.DataType], ledger: Any) -> None:
+    def __init__(
+        self, run_path: str, input_options: InputOptions, carried: Mapping[str, pa.DataType], ledger: Any
+    ) -> None:
         """`ledger` is the run's Ledger, an actor. The subclass calls `_join` when it is ready."""
         self._ledger = ledger
         self._process = uuid.uuid4().hex
@@ -167,9 +169,7 @@ class UnitWorker(ABC, Generic[_Row]):
             if await self._ledger.is_finished.remote(unit.unit_id):
                 return
 
-    async def _finish_carefully(
-        self, unit: WorkUnit, rows: list[_Row]
-    ) -> tuple[list[_Row], list[ErrorRow]] | None:
+    async def _finish_carefully(self, unit: WorkUnit, rows: list[_Row]) -> tuple[list[_Row], list[ErrorRow]] | None:
         """A few rows at a time, with the ledger's leave; those that came through, and errors for the condemned.
 
         None if another process has committed the unit.
