@@ -186,8 +186,7 @@ class Ledger:
         if self._is_stopping or unit_id in self._finished:
             return None
         unit = self._units.setdefault(unit_id, _Unit())
-        known_deaths = unit.num_deaths
-        before = unit.copier if is_copy else unit.holder
+        known_deaths, before = unit.num_deaths, unit.copier if is_copy else unit.holder
         if before is not None and before.process != process:
             self._take_over(unit, before, is_copy)
         if is_copy and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):

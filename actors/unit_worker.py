@@ -107,9 +107,12 @@ class UnitWorker(ABC, Generic[_Row]):
         try:
             receipt = await (self._generate_copy(unit) if is_copy else self._generate_unit(unit))
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
-            self._reporter.unit_failed(unit, error)
-            return {"receipt": None, "failure": f"unit {unit.unit_id} of {unit.file}: {describe(error)}"}
+            return {"receipt": None, "failure": self._describe_failure(unit, error)}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
+
+    def _describe_failure(self, unit: WorkUnit, error: Exception) -> str:
+        self._reporter.unit_failed(unit, error)
+        return f"unit {unit.unit_id} of {unit.file}: {describe(error)}"
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
         """The unit's receipt; None if it was not begun: the run is stopping."""
@@ -124,10 +127,7 @@ class UnitWorker(ABC, Generic[_Row]):
         if receipt is not None:
             await self._ledger.finish.remote(unit.unit_id)  # whoever committed it may have died before saying so
             return receipt
-        node = ray.get_runtime_context().get_node_id()
-        attempt: Attempt | None = await self._ledger.begin.remote(
-            unit.unit_id, unit.num_rows, self._process, node, is_copy
-        )
+        attempt = await self._begin(unit, is_copy)
         if attempt is None:
             return await self._committed(unit)  # finished meanwhile, perhaps
         self._reporter.begun(unit, attempt, is_copy)
@@ -146,6 +146,14 @@ class UnitWorker(ABC, Generic[_Row]):
         self._reporter.committed(receipt, errors)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
+
+    async def _begin(self, unit: WorkUnit, is_copy: bool) -> Attempt | None:
+        """Ask the ledger whether and how to run the unit."""
+        node = ray.get_runtime_context().get_node_id()
+        attempt: Attempt | None = await self._ledger.begin.remote(
+            unit.unit_id, unit.num_rows, self._process, node, is_copy
+        )
+        return attempt
 
     async def _committed(self, unit: WorkUnit) -> Receipt | None:
         """The receipt of whoever committed the unit; None if nobody has, which is the usual case."""
@@ -177,9 +185,7 @@ class UnitWorker(ABC, Generic[_Row]):
             if await self._ledger.is_finished.remote(unit.unit_id):
                 return
 
-    async def _finish_carefully(
-        self, unit: WorkUnit, rows: list[_Row]
-    ) -> tuple[list[_Row], list[ErrorRow]] | None:
+    async def _finish_carefully(self, unit: WorkUnit, rows: list[_Row]) -> tuple[list[_Row], list[ErrorRow]] | None:
         """A few rows at a time, with the ledger's leave; those that came through, and errors for the condemned.
 
         None if another process has committed the unit.

@@ -37,17 +37,24 @@ class Units(Protocol):
 
 
 def drive(
-    units: Units, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool, config: RunConfig
+    units: Units,
+    worker: type,
+    worker_arguments: Mapping[str, Any],
+    pool: ActorPool,
+    config: RunConfig,
+    *,
+    backups: bool = True,
 ) -> Iterator[Receipt]:
     """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
 
     `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
-    `pipeline.dataset.stream_units` wants. Shows progress; says what was repeated. Raises what `stream_units` raises.
+    `pipeline.dataset.stream_units` wants. Without `backups` no unit has a copy, whatever `run.backup_units` says: for work
+    that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units` raises.
     """
     # So many may wait behind those that the actors work on: one for each call, and as many again on the way to it.
     most_waiting = 2 * pool.max_actors * pool.calls_in_flight + 16
     ledger = start_ledger(pool.calls_in_flight, most_waiting)
-    feed = Feed(units, ledger, copies=config.run.backup_units and pool.max_actors > 1)
+    feed = Feed(units, ledger, copies=backups and config.run.backup_units and pool.max_actors > 1)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     publishing = publish_progress(Location.parse(config.output.path).short_name, progress)

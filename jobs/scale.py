@@ -1,8 +1,8 @@
 """`python -m jobs.scale`: what planning and handing out a large run costs, and how well actors scale. No GPU.
 
-    python -m jobs.scale plan --units 1000,10000,100000 --rows-per-unit 100
-    python -m jobs.scale actors --actors 1,4,16,64
-    python -m jobs.scale engines --actors 1,2          the bundled pair instead of a simulated engine
+python -m jobs.scale plan --units 1000,10000,100000 --rows-per-unit 100
+python -m jobs.scale actors --actors 1,4,16,64
+python -m jobs.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
         if time.perf_counter() - first > seconds:
             break
     receipts.close()  # type: ignore[attr-defined]
-    figures |= {"done": float(num_done), "units/s": num_done / (time.perf_counter() - first), "MB at the end": _peak_mb()}
+    figures |= {
+        "done": float(num_done),
+        "units/s": num_done / (time.perf_counter() - first),
+        "MB at the end": _peak_mb(),
+    }
     for unit_id in range(num_units - 10):  # as if they had been committed: what a second command finds
         (output / f"data/part-{unit_id:09d}.parquet").touch()
     started = time.perf_counter()
@@ -237,7 +241,9 @@ def _peak_mb() -> float:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m jobs.scale", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.scale", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("command", choices=["plan", "actors", "engines", "measure-plan"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
     parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit; also slots, for actors")

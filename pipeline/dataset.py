@@ -122,7 +122,6 @@ class ActorPool:
         return {"compute": strategy, "batch_format": "pyarrow", "max_task_retries": MAX_TASK_RETRIES, **resources}
 
 
-
 @dataclass(frozen=True)
 class Ticket:
     """A unit on its way to an actor: for the first time, or as a copy for a process that would have nothing to do."""

@@ -33,10 +33,18 @@ def test_a_cluster_with_room_lacks_nothing() -> None:
             "room for 0 of 1 actors: each takes 1 CPU, 1 GPU, 0.001 accelerator_type:H100 and there is "
             "0 accelerator_type:H100",
         ),
-        (ActorPool(num_cpus=8), [node(CPU=4), node(CPU=4)], "room for 0 of 1 actors: each takes 8 CPU and there is 8 CPU"),
+        (
+            ActorPool(num_cpus=8),
+            [node(CPU=4), node(CPU=4)],
+            "room for 0 of 1 actors: each takes 8 CPU and there is 8 CPU",
+        ),
         (ActorPool(memory=1000), [node(CPU=4, memory=10)], "each takes 1 CPU, 1000 memory and there is 10 memory"),
         (ActorPool(resources={"disk": 2}), [node(CPU=4)], "each takes 1 CPU, 2 disk and there is 0 disk"),
-        (ActorPool(label_selector=H100), [node(A100, CPU=4)], "no node has the labels {'ray.io/accelerator-type': 'H100'}"),
+        (
+            ActorPool(label_selector=H100),
+            [node(A100, CPU=4)],
+            "no node has the labels {'ray.io/accelerator-type': 'H100'}",
+        ),
         (
             ActorPool(min_actors=2, max_actors=2, label_selector=H100),
             [node(H100, CPU=1), node(A100, CPU=9)],
