@@ -10,7 +10,6 @@ import pytest
 
 from jobs import verify
 from pipeline.check import check_run
-
 from tests.faults.runs import FaultRun, NewRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-
 from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT, NewRun
 from tests.jobs.runs import wait_until
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.check import check_run
-
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun, NewRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,9 +36,8 @@ def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(
     driver = run.start()
     run.wait_for_commits(3, driver)
     driver.refuse_ended()
-    with pytest.raises(OSError, match="No space left"), open(ballast, "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    with pytest.raises(OSError, match="No space left"):
+        _fill(ballast)
     _refuse_half_files_and_go_on(run, "No space left on device", ballast.unlink, say)
 
 
@@ -68,3 +66,9 @@ def _refuse_half_files_and_go_on(run: FaultRun, message: str, make_room: Callabl
     run.start("paced").wait(0)
     assert before.items() <= run.commits().items()
     say(run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS))
+
+
+def _fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

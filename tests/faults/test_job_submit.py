@@ -13,7 +13,6 @@ import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from tests.faults.cluster import ROOT, RayCluster
-
 from tests.faults.runs import PATIENCE_S, FaultRun, NewRun
 from tests.jobs.runs import wait_until
 

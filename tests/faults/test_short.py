@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.cluster import RayCluster
-
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, NewRun
 from tests.faults.strikes import kill_random_workers, wait_for_work
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
 
 def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeats_little(
     cluster: RayCluster, new_run: NewRun, say: Callable[[str], None]

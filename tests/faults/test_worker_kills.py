@@ -14,7 +14,6 @@ from jobs.config import RunSection
 from pipeline.check import check_run
 from pipeline.run_directory import RunDirectory
 from tests.faults.cluster import RayCluster
-
 from tests.faults.diary import Entry, is_alive
 from tests.faults.runs import (
     NUM_ACTORS,
@@ -33,6 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 Say = Callable[[str], None]
 NUM_KILLS = 6
 
+
 @pytest.mark.parametrize("seed", range(5))
 def test_processes_that_are_killed_at_random_moments_change_nothing(seed: int, new_run: NewRun, say: Say) -> None:
     run = new_run()
@@ -41,6 +41,7 @@ def test_processes_that_are_killed_at_random_moments_change_nothing(seed: int, n
     driver.wait(0)
     say(f"{NUM_KILLS} kills over {in_flight} units; {run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_KILLS)}")
     assert driver.summary()[2] == 0, "an innocent row was given up"
+
 
 def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones_given_up(
     new_run: NewRun, text_pair: tuple[str, str], tmp_path: Path, say: Say
@@ -55,13 +56,14 @@ def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones
     run.start("poisoned", word="poison").wait(0)
     given_up = {unit << 32 | place for unit, place in killers.values()}
     errors = {row_id: (stage, kind) for row_id, stage, kind in read_errors(run.directory)}
-    assert errors == {row_id: ("generate", "WorkerDied") for row_id in given_up} | {7 << 32 | 2: ("read", "ValueError")}
+    assert errors == dict.fromkeys(given_up, ("generate", "WorkerDied")) | {7 << 32 | 2: ("read", "ValueError")}
     healthy = read_tokens(RunDirectory.open(str(tmp_path / "healthy")))
     assert read_tokens(run.directory) == {key: tokens for key, tokens in healthy.items() if key[0] not in given_up}
     assert check_run(run.directory).problems == []
     deaths, repeated, num_given_up = run.drivers[-1].summary()
     assert num_given_up == len(killers)
     say(f"{num_given_up} rows given up after {deaths} deaths over units, {repeated} attempts repeated")
+
 
 def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
     cluster: RayCluster, new_run: NewRun, say: Say
@@ -97,6 +99,7 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
     allowed = 2 * UNITS_IN_FLIGHT * len(zombies)
     say(f"{len(zombies)} zombies did {num_after} things after they woke up; {run.prove_nothing_lost(allowed)}")
 
+
 def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_for_so_long_and_goes_on(
     new_run: NewRun, say: Say
 ) -> None:
@@ -114,9 +117,8 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_for_so_lon
     run.start().wait(0)
     say(f"{len(frozen)} processes frozen; {run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS)}")
 
-def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(
-    new_run: NewRun, say: Say
-) -> None:
+
+def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run: NewRun, say: Say) -> None:
     if "backup_units" not in RunSection.model_fields:
         pytest.skip("there is no run.backup_units yet")
     run = new_run("--run.backup_units")
@@ -128,6 +130,7 @@ def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_un
     driver.wait(0)
     say(run.prove_nothing_lost(2 * UNITS_IN_FLIGHT * NUM_ACTORS))
     wait_until(lambda: not is_alive(frozen), PATIENCE_S)  # its run takes it along
+
 
 def _entries_of(pids: set[int], run: FaultRun) -> list[Entry]:
     return [entry for entry in run.diary.entries() if entry.pid in pids]
