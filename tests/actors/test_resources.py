@@ -51,6 +51,4 @@ def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus: int) 
 
 class _Threads:
     def __call__(self, batch: pa.Table) -> pa.Table:
-        return pa.table(
-            {"threads": [torch.get_num_threads()], "OMP_NUM_THREADS": [os.environ.get("OMP_NUM_THREADS")]}
-        )
+        return pa.table({"threads": [torch.get_num_threads()], "OMP_NUM_THREADS": [os.environ.get("OMP_NUM_THREADS")]})
