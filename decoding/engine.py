@@ -23,6 +23,7 @@ from decoding.costs import measure_costs
 from decoding.device import Device, to_device
 from decoding.drafters import Drafter
 from decoding.load import Parts, load_parts
+from decoding.memory import give_back_freed_memory
 from decoding.model import DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.overhead import with_overhead
@@ -98,6 +99,7 @@ class Engine:
             engine.schedule = schedule
             if not schedule.pays_with(options.num_slots):
                 engine.drafter.rest()
+        give_back_freed_memory()
         return engine
 
     def with_slots(self, num_slots: int) -> "Engine":
