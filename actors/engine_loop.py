@@ -76,7 +76,7 @@ class EngineLoop:
         for sequence in dropped & waiting:
             del self._unfinished[sequence]
         begun = [sequence for sequence in dropped - waiting if sequence in self._unfinished]
-        self._thread.submit(lambda: [sequence.cut_short() for sequence in begun])  # between two steps, not in one
+        self._thread.submit(_cut_short, begun)  # between two steps, not in one
 
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
@@ -145,6 +145,11 @@ class EngineLoop:
             in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
         self._inbox = list(self._unfinished)
         return True
+
+
+def _cut_short(sequences: Seq[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.cut_short()
 
 
 def _estimated_length(sequence: Sequence) -> int:

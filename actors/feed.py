@@ -21,7 +21,7 @@ class Feed:
     """Called in a process beside the driver: every unit once, never far ahead of the actors, then copies of the last.
 
     `units` yields the same units in the same order each time. `ledger` is the run's Ledger, an actor. With `copies`, it
-    goes on until every unit is finished or has a copy; what remains then needs nobody who is idle, and Ray Data lets the
+    goes on until every unit is finished or has a copy; what remains then needs nobody who is idle, and Ray Data lets
     idle actors go.
     """
 

@@ -10,7 +10,7 @@ A process that went down with its node, or a call that Ray repeats for another r
 
 When every unit has been handed out and a process has had nothing to do for a moment, one of the units that are not
 finished is handed out again, as a copy for that process (docs/adr/0014). Who commits first wins. The copy is a guest:
-the first call stays answerable for the unit, so a copy is dropped rather than repeated once a process died over the unit.
+the first call stays answerable for the unit, so a copy is dropped, not repeated, once a process died over the unit.
 
 What is finished is forgotten, but for one bit: the ledger's size is that of the units under way.
 """

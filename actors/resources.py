@@ -38,8 +38,8 @@ def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> t
 def shortage(pool: ActorPool, nodes: Iterable[Mapping[str, Any]]) -> str | None:
     """What these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once; None: nothing.
 
-    It counts what the nodes have in all, whoever uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken to
-    fit every node.
+    It counts what the nodes have in all, whoever uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken
+    to fit every node.
     """
     selectors = [pool.label_selector, *pool.fallback_label_selectors]
     alive = [node for node in nodes if node["Alive"]]

@@ -125,8 +125,8 @@ class EmptyWorker:
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """A receipt of nothing for each unit; no part is written."""
         receipts = []
-        for text in batch["unit"].to_pylist():
-            unit = WorkUnit.from_dict(json.loads(text))
+        for row in batch.to_pylist():
+            unit = WorkUnit.from_dict(json.loads(row["unit"]))
             await self._ledger.begin.remote(unit.unit_id, unit.num_rows, "empty", "node")
             await self._ledger.finish.remote(unit.unit_id)
             receipts.append(json.dumps(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0).to_dict()))

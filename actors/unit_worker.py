@@ -163,7 +163,7 @@ class UnitWorker(ABC, Generic[_Row]):
             return None
 
     async def _finish_first(self, unit: WorkUnit, rows: list[_Row]) -> bool:
-        """Whether the rows finished here; if another process commits the unit before, what is left of them is dropped."""
+        """Whether the rows finished here; if another process commits the unit before, what is left is dropped."""
         work = asyncio.ensure_future(self._finish(rows))
         elsewhere = asyncio.ensure_future(self._wait_for_another(unit))
         try:

@@ -44,7 +44,7 @@ def start_ray(config: RunConfig) -> None:
 
 
 class ShortageWatch:
-    """While it is entered: says what the cluster lacks for the pool when actors fail to appear, instead of waiting mutely.
+    """While it is entered: says what the cluster lacks for the pool when actors fail to appear.
 
     First after some seconds, then now and then, until as many are ready as were asked for at once.
     """
@@ -78,8 +78,8 @@ class ShortageWatch:
             lack = shortage(self._pool, ray.nodes())
             if lack is not None:
                 print(
-                    f"waiting for actors, {num_ready} of {self._pool.num_at_once} ready: {lack}. An autoscaling cluster "
-                    "adds nodes; else lower actors.initial_actors or min_actors, or what an actor takes",
+                    f"waiting for actors, {num_ready} of {self._pool.num_at_once} ready: {lack}. An autoscaling "
+                    "cluster adds nodes; else lower actors.initial_actors or min_actors, or what an actor takes",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -48,8 +48,9 @@ def drive(
     """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
 
     `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
-    `pipeline.dataset.stream_units` wants. Without `backups` no unit has a copy, whatever `run.backup_units` says: for work
-    that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units` raises.
+    `pipeline.dataset.stream_units` wants. Without `backups` no unit has a copy, whatever `run.backup_units` says: for
+    work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
+    raises.
     """
     # So many may wait behind those that the actors work on: one for each call, and as many again on the way to it.
     most_waiting = 2 * pool.max_actors * pool.calls_in_flight + 16

@@ -39,6 +39,7 @@ from pipeline.units import plan_units
 _ROWS_PER_WRITE = 100_000
 _PROGRESS_TIMEOUT_S = 600.0
 _OBJECT_STORE_BYTES = 200_000_000
+_RUN: dict[str, Any] = {"identity": {}, "carried": {}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,8 +69,7 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
     started = time.perf_counter()
     files = list_files(str(source))
     options = resolve_options(files, InputOptions())
-    run = {"identity": {}, "carried": {}}
-    run_directory = RunDirectory.create(str(output), run, plan_units(files, options, rows_per_unit))
+    run_directory = RunDirectory.create(str(output), _RUN, plan_units(files, options, rows_per_unit))
     missing = MissingUnits.of(run_directory, tokens_per_row=100)
     figures |= {"plan s": time.perf_counter() - started, "MB planned": _peak_mb()}
     ledger = start_ledger(calls_in_flight=8, most_waiting=64)
@@ -111,7 +111,8 @@ def begin_together(worker: type, num_actors: int) -> type:
         async def __call__(self, batch: pa.Table) -> pa.Table:
             while await self._ledger.num_joined.remote() < num_actors:
                 await asyncio.sleep(0.2)
-            return await super().__call__(batch)
+            receipts: pa.Table = await super().__call__(batch)
+            return receipts
 
     return Together
 
@@ -225,7 +226,7 @@ def _new_run(folder: Path, num_units: int, rows_per_unit: int) -> MissingUnits:
     _write_prompts(folder / "prompts.jsonl", num_units * rows_per_unit)
     files = list_files(str(folder / "prompts.jsonl"))
     units = plan_units(files, InputOptions(format="jsonl"), rows_per_unit)
-    run_directory = RunDirectory.create(str(folder / "run"), {"identity": {}, "carried": {}}, units)
+    run_directory = RunDirectory.create(str(folder / "run"), _RUN, units)
     return MissingUnits.of(run_directory, tokens_per_row=100)
 
 

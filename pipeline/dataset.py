@@ -32,7 +32,7 @@ from pipeline.units import WorkUnit
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
 MAX_TASK_RETRIES = 32
-_TICKETS = pa.schema([("unit", pa.string()), ("is_copy", pa.bool_())])
+_TICKETS = pa.schema([pa.field("unit", pa.string()), pa.field("is_copy", pa.bool_())])
 _OWN_FIELDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 # What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
@@ -43,8 +43,9 @@ NoProgress = ExecutionTimeoutError
 class ActorPool:
     """How many actors, what each holds and on which nodes, and how many calls it works on at once.
 
-    `initial_actors` are asked for at once and kept until the last unit is handed out, also while the cluster has no room
-    for them: its autoscaler sees them all. Beyond them Ray Data adds actors as the cluster grows, up to `max_actors`.
+    `initial_actors` are asked for at once and kept until the last unit is handed out, also while the cluster has no
+    room for them: its autoscaler sees them all. Beyond them Ray Data adds actors as the cluster grows,
+    up to `max_actors`.
     """
 
     min_actors: int = 1
@@ -177,7 +178,7 @@ def stream_units(
             if len(done) == num_units:
                 return
     finally:
-        batches.close()  # type: ignore[attr-defined]  # a generator: it shuts the executor down
+        batches.close()  # a generator: it shuts the executor down
 
 
 def map_rows(
@@ -234,7 +235,7 @@ def _blocks(tickets: Callable[[], Iterable[Ticket]]) -> Iterator[pa.Table]:
 
 
 class _ForgetBlocks(ExecutionCallback):  # type: ignore[misc]
-    """Keeps the driver's memory flat: Ray Data 2.60 keeps kilobytes of statistics of every block for a final summary."""
+    """Keeps the driver small: Ray Data 2.60 keeps kilobytes of statistics of every block for a final summary."""
 
     def on_execution_step(self, executor: Any) -> None:
         for operator in executor._topology or ():

@@ -77,7 +77,7 @@ def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
 
 
 def test_a_failure_keeps_its_message() -> None:
-    with pytest.raises(UnitError, match="^this one is refused$"):
+    with pytest.raises(UnitError, match=r"^this one is refused$"):
         stream(tickets(list(range(9))), 9, a_worker(refused=4))
 
 
