@@ -29,7 +29,7 @@ test: setup  ## run the tests: no network, no GPU, under 15 minutes
 	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about 25 minutes on 2 cores
-	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py
+	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py
 
 check: setup  ## lint, format, types, imports
 	$(BIN)/ruff check .
