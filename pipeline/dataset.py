@@ -32,7 +32,8 @@ from pipeline.units import WorkUnit
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
 MAX_TASK_RETRIES = 32
-_TICKETS = pa.schema([pa.field("unit", pa.string()), pa.field("is_copy", pa.bool_())])
+_TICKET_FIELDS: list[pa.Field[Any]] = [pa.field("unit", pa.string()), pa.field("is_copy", pa.bool_())]
+_TICKETS = pa.schema(_TICKET_FIELDS)
 _OWN_FIELDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 # What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
