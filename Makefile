@@ -9,7 +9,7 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo test test-faults check fmt bench bench-quick peers clean
+.PHONY: help setup demo test test-faults test-all check fmt bench bench-quick peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -30,6 +30,10 @@ test: setup  ## run the tests: no network, no GPU, under 15 minutes
 
 test-faults: setup  ## run the fault tests, the slow ones too: about 25 minutes on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py
+
+test-all: setup  ## run all tests, the slow ones too: about three quarters of an hour on 2 cores
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 tests/decoding
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/decoding
 
 check: setup  ## lint, format, types, imports
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
-from jobs.config import RunSection
+from jobs.sections import RunSection
 from pipeline.check import check_run, content_hash
 from pipeline.location import Location
 from pipeline.run_directory import RunDirectory

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs.config import ActorsSection
+from jobs.sections import ActorsSection
 from tests.faults.cluster import RayCluster
 from tests.faults.runs import NewRun
 

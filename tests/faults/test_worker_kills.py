@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.config import RunSection
+from jobs.sections import RunSection
 from pipeline.check import check_run
 from pipeline.run_directory import RunDirectory
 from tests.faults.cluster import RayCluster

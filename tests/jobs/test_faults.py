@@ -58,6 +58,7 @@ def test_a_row_that_kills_its_process_becomes_an_error_row_and_its_neighbours_do
     ]
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
