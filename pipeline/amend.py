@@ -36,8 +36,9 @@ def amend_part(
 
     A row that is in the part already keeps what is there, and a failed row that is in neither of the two keeps its
     error row. One that failed again has its newest message, and its `attempt` counts one more. Raises ValueError if the
-    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless. Of `engine`,
-    the facts about what generated the new rows, the footer keeps those that hold for the old rows, too.
+    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless.
+
+    `engine` are facts about what generated the new rows; the footer keeps those that hold for the old rows, too.
     """
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
