@@ -101,7 +101,7 @@ class EngineLoop:
                 if is_out_of_memory(error):
                     # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
-                    if await loop.run_in_executor(self._thread, self._go_on_smaller):
+                    if await self._go_on_smaller():
                         continue
                 for future in self._unfinished.values():
                     if not future.done():
@@ -124,8 +124,11 @@ class EngineLoop:
         finally:
             self._busy_seconds += time.monotonic() - started
 
-    def _go_on_smaller(self) -> bool:
-        """Half the slots; with a single one, without the sequence that stood in it. False if that cannot be done."""
+    async def _go_on_smaller(self) -> bool:
+        """Half the slots; with a single one, without the sequence that stood in it. False if that cannot be done.
+
+        The engine is made anew in its thread; who waits is looked after here, where others come and go.
+        """
         num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
         self._num_out_of_memory += 1
         if num_slots == 1 and not in_flight:
@@ -133,7 +136,7 @@ class EngineLoop:
         fewer = max(1, num_slots // 2)
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
-            smaller = self.engine.with_slots(fewer)
+            smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
         except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
             _log.exception(Event("engine not made anew"))
             return False

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from actors.generator import Generator
 from pipeline.amend import amend_part
+from pipeline.counts import Counts
 from pipeline.dead_letters import Wanted
 from pipeline.errors import ErrorRow
 from pipeline.inputs import InputRow
@@ -30,6 +31,12 @@ class RetryGenerator(Generator):
 
     async def _committed(self, unit: WorkUnit) -> Receipt | None:
         """None: every unit is committed here, and which rows are left shows when they are read."""
+        return None
+
+    async def _done_elsewhere(self, unit: WorkUnit) -> Receipt | None:
+        """A receipt of nothing: what the other attempt tried is in its own, or was lost with its process."""
+        if await self._ledger.is_finished.remote(unit.unit_id):
+            return Receipt(unit.unit_id, Counts(), attempt=0, already_committed=True)
         return None
 
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:

@@ -129,7 +129,7 @@ class UnitWorker(ABC, Generic[_Row]):
             return receipt
         attempt = await self._begin(unit, is_copy)
         if attempt is None:
-            return await self._committed(unit)  # finished meanwhile, perhaps
+            return await self._done_elsewhere(unit)
         self._reporter.begun(unit, attempt, is_copy)
         started = time.monotonic()
         async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
@@ -139,7 +139,7 @@ class UnitWorker(ABC, Generic[_Row]):
             else:
                 through = (rows, []) if await self._finish_first(unit, rows) else None
             if through is None:
-                return await self._committed(unit)
+                return await self._done_elsewhere(unit)
             rows, condemned = through
             errors += condemned
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
@@ -161,6 +161,10 @@ class UnitWorker(ABC, Generic[_Row]):
             return await asyncio.to_thread(read_receipt, self._run_directory, unit.unit_id)
         except FileNotFoundError:
             return None
+
+    async def _done_elsewhere(self, unit: WorkUnit) -> Receipt | None:
+        """The receipt of a unit that another attempt has finished meanwhile; None if none has: the run is stopping."""
+        return await self._committed(unit)
 
     async def _finish_first(self, unit: WorkUnit, rows: list[_Row]) -> bool:
         """Whether the rows finished here; if another process commits the unit before, what is left is dropped."""

@@ -116,9 +116,9 @@ class AdaptiveSchedule(Schedule):
         if any(limits) and (has_model or outlook is not None):
             plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
-            if not any(plan.lengths):
-                until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
-                self._resting, self._least_resting = min(_REST, until_probe), len(limits)
+            until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
+            may_rest = outlook is None and not any(plan.lengths)
+            self._resting, self._least_resting = max(0, min(_REST, until_probe)) if may_rest else 0, len(limits)
         else:
             plan = _nothing(len(limits))
         if has_model and outlook is not None:

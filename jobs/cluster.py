@@ -71,11 +71,11 @@ class ShortageWatch:
         while not self._ended.wait(patience_s):
             try:
                 num_ready = ray.get(self._ledger.num_joined.remote())
-            except ray.exceptions.RayError:
-                return  # the run has just ended
+                lack = shortage(self._pool, ray.nodes())
+            except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
+                return
             if num_ready >= self._pool.num_at_once:
                 return
-            lack = shortage(self._pool, ray.nodes())
             if lack is not None:
                 print(
                     f"waiting for actors, {num_ready} of {self._pool.num_at_once} ready: {lack}. An autoscaling "

@@ -41,6 +41,7 @@ from pipeline.input_options import InputOptions
 from pipeline.logs import LogSettings
 
 _ENV_PREFIX = "DRAY_"
+_ENGINE_VARIABLES = ("DRAY_KERNELS", "DRAY_GRAPHS")  # decoding reads these itself
 _Config = TypeVar("_Config", bound="RunConfig")
 
 
@@ -121,7 +122,7 @@ def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> 
     """As `load_config`, for a kind of RunConfig with fields of its own; its docstring begins the help."""
     arguments = [_with_underscore(argument, kind) for argument in arguments]
     yaml_file = _config_file(arguments)
-    _check_environment()
+    _check_environment(kind)
     if yaml_file is not None:
         _check_mapping(yaml_file)
 
@@ -175,10 +176,10 @@ def _check_mapping(yaml_file: Path) -> None:
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
 
 
-def _check_environment() -> None:
-    sections = RunConfig.model_fields
+def _check_environment(kind: type[RunConfig]) -> None:
+    sections = kind.model_fields
     for name in os.environ:
-        if not name.startswith(_ENV_PREFIX):
+        if not name.startswith(_ENV_PREFIX) or name in _ENGINE_VARIABLES:
             continue
         section, _, field = name.removeprefix(_ENV_PREFIX).lower().partition("__")
         fields = _fields(sections[section]) if section in sections else []

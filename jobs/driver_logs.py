@@ -91,16 +91,20 @@ def log_run_finished(new: Counts, check: CheckReport, seconds: float) -> None:
 
 
 class _Said(io.TextIOBase):
-    """A stream for people whose lines become events: those that say what is wrong are errors."""
+    """A stream for people whose lines become events: errors where they say what is wrong, else warnings.
+
+    A text of several lines is one thing to say: what comes after its first line explains that.
+    """
 
     def __init__(self, stderr: TextIO) -> None:
-        self._stderr, self._line = stderr, ""
+        self._stderr, self._line, self._level = stderr, "", logging.WARNING
 
     def write(self, text: str) -> int:
+        if not self._line and text.strip():
+            self._level = logging.ERROR if text.startswith(("error:", "problem:")) else logging.WARNING
         *lines, self._line = (self._line + text).split("\n")
         for line in filter(None, map(str.strip, lines)):
-            is_wrong = line.startswith(("error:", "problem:"))
-            _log.log(logging.ERROR if is_wrong else logging.INFO, Event("said", text=line))
+            _log.log(self._level, Event("said", text=line))
         return len(text)
 
     def writable(self) -> bool:

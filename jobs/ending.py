@@ -110,8 +110,8 @@ def _explain(error: Exception) -> str:
         return describe(error)
     if isinstance(error, NoProgress):
         return (
-            "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster had no room for an "
-            "actor, or a unit takes longer (a smaller run.rows_per_unit, or a longer time-out)"
+            "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster has no room for an "
+            "actor, or units take longer than that; then set it higher (smaller units need a new run)"
         )
     if isinstance(error, UnitError | ValueError):
         return str(error)

@@ -107,8 +107,9 @@ def _run_alone(
     if units.num_units:
         start_ray(config)
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
-        pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        for receipt in drive(units, RetryGenerator, arguments, pool, config):
+        if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
+            pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
+        for receipt in drive(units, RetryGenerator, arguments, pool, config, copies=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1

@@ -160,7 +160,7 @@ def _print_scaling(given: argparse.Namespace, folder: Path) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
     measure = _simulate if given.command == "actors" else _run_engines
     alone = 0.0
-    for num_actors in given.actors:
+    for num_actors in given.actors or ([1, 4, 16, 64] if given.command == "actors" else [1, 2]):
         ideal, seconds, num_units, what = measure(num_actors, given, folder / str(num_actors))
         alone = alone or seconds * num_actors
         ideal = ideal or alone / num_actors
@@ -249,7 +249,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
     parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit; also slots, for actors")
     parser.add_argument("--seconds", type=float, default=60.0, help="plan: how long to hand units out")
-    parser.add_argument("--actors", type=_numbers, default=[1, 4, 16, 64], help="actors, engines: numbers of actors")
+    parser.add_argument("--actors", type=_numbers, help="numbers of actors: 1,4,16,64, for engines 1,2 unless given")
     parser.add_argument("--units-per-actor", type=int, default=6, help="actors: units for each")
     parser.add_argument("--round-s", type=float, default=0.25, help="actors: seconds a round takes")
     parser.add_argument("--rounds-per-row", type=int, default=40, help="actors: rounds a row takes")

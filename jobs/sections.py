@@ -136,7 +136,9 @@ class RunSection(Section):
         60.0, gt=0, description="A driver that gives no sign of life for so many seconds loses the run to the next one."
     )
     backup_units: bool = Field(
-        True, description="At the end, let actors that are idle do the units that others are still at; first one wins."
+        True,
+        description="At the end, idle actors begin copies of the units that others are still at; who commits first wins. "
+        "Not under verification 'rejection', where the faster of two texts is no fair draw.",
     )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         "auto", description="Progress: a bar on a terminal, else lines."

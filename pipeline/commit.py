@@ -56,8 +56,10 @@ def commit_part(
         if not part.exists():
             if errors is not None and num_errors:
                 replace_file(errors_path, to_parquet(errors), run_directory.temporary)
-            else:
-                errors_path.remove()  # an attempt that failed on some row, and then died, left them
+            elif run_directory.location.is_local:
+                # An attempt that failed on some row, and then died, left them. Without a lock they may be of one that
+                # commits at this moment; rows that are in data, too, count as generated.
+                errors_path.remove()
             if create_file(part, content, run_directory.temporary):
                 return receipt
     return replace(read_receipt(run_directory, unit.unit_id), already_committed=True)

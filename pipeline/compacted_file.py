@@ -117,6 +117,7 @@ class _RowGroup:
     def __init__(self, writer: pq.ParquetWriter, num_bytes: int) -> None:
         self._writer, self._num_bytes = writer, num_bytes
         self._tables: list[pa.Table] = []
+        self._bytes_waiting = 0
 
     @property
     def is_written(self) -> bool:
@@ -124,11 +125,12 @@ class _RowGroup:
 
     def add(self, table: pa.Table) -> None:
         self._tables.append(table)
-        if sum(table.nbytes for table in self._tables) >= self._num_bytes:
+        self._bytes_waiting += table.nbytes
+        if self._bytes_waiting >= self._num_bytes:
             self.write()
 
     def write(self) -> None:
         num_rows = sum(table.num_rows for table in self._tables)
         if num_rows:
             self._writer.write_table(pa.concat_tables(self._tables), row_group_size=num_rows)
-        self._tables = []
+        self._tables, self._bytes_waiting = [], 0

@@ -37,6 +37,11 @@ class DeadLetters:
     num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
     num_wanted: Counter[int] = field(default_factory=Counter)
+    wanted_types: set[str] = field(default_factory=set)
+
+    def wants(self, error_type: str) -> bool:
+        """Whether a row with this error type is to be tried again."""
+        return error_type in self.wanted_types
 
     def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
         """Count the error rows of one more unit."""
@@ -46,6 +51,7 @@ class DeadLetters:
             self.examples.setdefault(kind, error["message"])
             if wanted.takes(error):
                 self.num_wanted[unit_id] += 1
+                self.wanted_types.add(error["error_type"])
 
 
 @dataclass(frozen=True)

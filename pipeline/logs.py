@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -82,12 +82,11 @@ class _StreamHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record's line."""
-        try:
+        # Nobody stops work because a line cannot be written; to say so on stderr could be another such line.
+        with suppress(Exception):
             stream = self._stream or sys.stderr
             stream.write(self.format(record) + "\n")
             stream.flush()
-        except Exception:  # noqa: BLE001 - nobody stops work because a line cannot be written
-            self.handleError(record)
 
 
 class _JsonFormatter(logging.Formatter):

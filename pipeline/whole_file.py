@@ -8,8 +8,8 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO
+from contextlib import contextmanager, suppress
+from typing import IO, NoReturn
 
 from pipeline.location import Location
 
@@ -123,18 +123,30 @@ def _sync_folder(location: Location) -> None:
 def _put(location: Location, content: bytes) -> None:
     with location.filesystem.open_output_stream(location.path) as stream:
         stream.write(content)
-    _refuse_short(location, len(content))
+    size = location.info().size
+    if size == len(content):
+        return
+    try:
+        there = location.filesystem.open_input_file(location.path).read()
+    except FileNotFoundError:
+        there = b""
+    # Only what is our own upload, cut, may go: another attempt at the same unit may have put its whole file meanwhile.
+    if content.startswith(there):
+        _remove_short(location, len(content), len(there))
+    raise OSError(f"{location.name}: {len(content)} bytes were sent and {size} are there; to be sent again")
 
 
 def _upload(scratch: IO[bytes], num_bytes: int, location: Location) -> None:
     scratch.seek(0)
     with location.filesystem.open_output_stream(location.path) as stream:
         shutil.copyfileobj(scratch, stream)
-    _refuse_short(location, num_bytes)
-
-
-def _refuse_short(location: Location, num_bytes: int) -> None:
     size = location.info().size
-    if size != num_bytes:  # Arrow closes, and so completes, an upload whose write failed midway
+    if size != num_bytes:
+        _remove_short(location, num_bytes, size)
+
+
+def _remove_short(location: Location, num_bytes: int, size: int | None) -> NoReturn:
+    """Arrow closes, and so completes, an upload whose write failed midway. Raises OSError: it can be tried again."""
+    with suppress(FileNotFoundError):
         location.filesystem.delete_file(location.path)
-        raise OSError(f"{location.name}: {num_bytes} bytes were sent and {size} arrived; the file was removed")
+    raise OSError(f"{location.name}: {num_bytes} bytes were sent and {size} arrived; the file was removed")

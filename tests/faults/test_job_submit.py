@@ -78,6 +78,7 @@ def test_a_job_that_is_stopped_finishes_its_units_in_flight_and_goes_on_when_it_
 
     wait_until(is_time, PATIENCE_S, every_s=0.2)
     in_flight = set().union(*run.diary.in_flight().values())
+    assert in_flight
     assert client.stop_job("first")
     wait_until(lambda: client.get_job_status("first").is_terminal(), PATIENCE_S, every_s=0.2)
     said = client.get_job_logs("first")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jobs.sections import RunSection
 from pipeline.check import check_run
 from pipeline.run_directory import RunDirectory
 from tests.faults.cluster import RayCluster
@@ -62,6 +61,8 @@ def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones
     assert check_run(run.directory).problems == []
     deaths, repeated, num_given_up = run.drivers[-1].summary()
     assert num_given_up == len(killers)
+    assert repeated <= UNITS_IN_FLIGHT * 5 * len(killers)
+    run.prove_nothing_left()
     say(f"{num_given_up} rows given up after {deaths} deaths over units, {repeated} attempts repeated")
 
 
@@ -119,8 +120,6 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_for_so_lon
 
 
 def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run: NewRun, say: Say) -> None:
-    if "backup_units" not in RunSection.model_fields:
-        pytest.skip("there is no run.backup_units yet")
     run = new_run("--run.backup_units")
     driver = run.start()
     wait_until(lambda: bool(run.diary.in_flight()) or driver.has_ended, PATIENCE_S)

@@ -12,15 +12,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 def test_simulated_engines_commit_every_row(tmp_path: Path) -> None:
     given = argparse.Namespace(units_per_actor=3, rows_per_unit=4, round_s=0.01, rounds_per_row=5)
-    ideal, seconds, num_units, _ = scale._simulate(2, given, tmp_path / "two")
+    ideal, _, num_units, _ = scale._simulate(2, given, tmp_path / "two")
     assert (round(ideal, 6), num_units) == (0.15, 6)
-    assert seconds > ideal
     assert len(list((tmp_path / "two/run/data").iterdir())) == 6
-
-
-@pytest.mark.slow
-def test_four_actors_waste_little(tmp_path: Path) -> None:
-    given = argparse.Namespace(units_per_actor=4, rows_per_unit=16, round_s=0.1, rounds_per_row=20)
-    ideal, seconds, _, _ = scale._simulate(4, given, tmp_path / "four")
-    assert ideal == pytest.approx(8.0)
-    assert seconds < 2 * ideal

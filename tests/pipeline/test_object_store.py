@@ -14,12 +14,13 @@ import pytest
 
 from jobs.report import acceptance_by
 from pipeline.check import check_run, content_hash
-from pipeline.commit import read_receipt
+from pipeline.commit import read_receipt, to_parquet
 from pipeline.files import list_files
 from pipeline.input_options import InputOptions
 from pipeline.location import Location
 from pipeline.manifest import manifest_parts
 from pipeline.run_directory import RunDirectory
+from pipeline.schema import errors_table
 from pipeline.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
@@ -82,12 +83,16 @@ def test_a_second_attempt_in_s3_leaves_the_part_alone(s3_folder: str) -> None:
     assert check_run(run_directory).is_complete
 
 
-def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_survive(s3_folder: str) -> None:
+def test_errors_of_an_attempt_that_died_in_s3_before_its_part_count_for_nothing(s3_folder: str) -> None:
+    """They stay: without a lock they could be those of an attempt that commits at this moment."""
     run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
-    replace_file(run_directory.errors_path(0), b"of an attempt that died", run_directory.temporary)
+    content = to_parquet(errors_table([error(unit(), 1)]))
+    replace_file(run_directory.errors_path(0), content, run_directory.temporary)
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
-    assert not run_directory.errors_path(0).exists()
-    assert check_run(run_directory).is_complete
+    check = check_run(run_directory)
+    assert check.is_complete
+    assert (check.counts.num_rows, check.counts.num_errors) == (3, 0)
+    assert "1 of its rows are in data and count as generated" in check.notes[0]
 
 
 def test_error_rows_reach_s3_before_their_part(s3_server: str, s3_folder: str, proxy: FlakyProxy) -> None:
