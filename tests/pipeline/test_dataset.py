@@ -38,8 +38,8 @@ def a_worker(refused: int = -1) -> type:
 
 def tickets(ids: list[int], copies: tuple[int, ...] = ()) -> Callable[[], Iterator[Ticket]]:
     def source() -> Iterator[Ticket]:
+        yield from (Ticket(unit(unit_id), is_copy=True) for unit_id in copies)  # early: the end would cut them off
         yield from (Ticket(unit(unit_id)) for unit_id in ids)
-        yield from (Ticket(unit(unit_id), is_copy=True) for unit_id in copies)
 
     return source
 
