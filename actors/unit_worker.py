@@ -69,11 +69,14 @@ class UnitWorker(ABC, Generic[_Row]):
         self._ledger = ledger
         self._process = uuid.uuid4().hex
         self._turnstile = Turnstile()
-        self._run_directory = RunDirectory.open(run_path)
         self._input_options = input_options
         self._carried = carried
         self._schema = generations_schema(carried)
         self._failure: str | None = None  # why nothing can run here: the first unit reports it
+        try:
+            self._run_directory = RunDirectory.open(run_path)
+        except (ValueError, OSError) as error:
+            self._failure = f"a worker cannot open the run, which every node must see: {describe(error)}"
 
     @abstractmethod
     def _encode(self, row: InputRow, ordinal: int) -> _Row:

@@ -15,7 +15,7 @@ from jobs.config import RunConfig
 from jobs.driver_metrics import publish_progress
 from jobs.progress import Progress
 from jobs.stopping import GracefulStop
-from pipeline.dataset import ActorPool, stream_units
+from pipeline.dataset import ActorPool, UnitError, stream_units
 from pipeline.location import Location
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
@@ -61,17 +61,16 @@ def drive(
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
+    arguments = {**worker_arguments, "ledger": ledger}
+    timeout_s = config.run.no_progress_timeout_s
     with stop, progress, publishing, ShortageWatch(pool, ledger):
-        for receipt in stream_units(
-            feed,
-            units.num_units,
-            worker,
-            {**worker_arguments, "ledger": ledger},
-            pool,
-            config.run.no_progress_timeout_s,
-        ):
-            progress.add(receipt.counts)
-            yield receipt
+        try:
+            for receipt in stream_units(feed, units.num_units, worker, arguments, pool, timeout_s):
+                progress.add(receipt.counts)
+                yield receipt
+        except UnitError:
+            ledger.stop.remote()  # nobody begins what is queued behind the unit that failed
+            raise
     said = describe_repeats(ray.get(ledger.summary.remote()))
     if said:
         print(said, file=sys.stderr)
