@@ -192,6 +192,19 @@ def test_a_file_that_is_gone_is_written_again_and_the_others_are_not(
     assert {name for name in before if before[name] != after[name]} == {"data/part-00001.parquet"}
 
 
+def test_a_file_of_another_place_in_the_run_is_not_taken_for_this_one(
+    run_directory: RunDirectory, tmp_path: Path
+) -> None:
+    out, cut = tmp_path / "out", Cut(max_rows=8)
+    compact(run_directory, out, cut)
+    path = out / "data/part-00001.parquet"
+    content = path.read_bytes()
+    path.write_bytes((out / "data/part-00002.parquet").read_bytes())
+    files, _ = compact(run_directory, out, cut)
+    assert [file.name for file in files if not file.was_there] == ["data/part-00001.parquet"]
+    assert path.read_bytes() == content
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing_half(
     run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
