@@ -41,7 +41,7 @@ from pipeline.input_options import InputOptions
 from pipeline.logs import LogSettings
 
 _ENV_PREFIX = "DRAY_"
-_ENGINE_VARIABLES = ("DRAY_KERNELS", "DRAY_GRAPHS")  # decoding reads these itself
+_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS")  # decoding reads these itself
 _Config = TypeVar("_Config", bound="RunConfig")
 
 

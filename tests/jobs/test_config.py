@@ -7,7 +7,8 @@ import pytest
 
 from actors.settings import ChatSettings, ModelSettings
 from decoding import EngineOptions, SamplingParams
-from jobs.config import ChatSection, EngineSection, InputSection, ModelsSection, RunConfig, SamplingSection, load_config
+from jobs.config import RunConfig, load_config
+from jobs.sections import ChatSection, EngineSection, InputSection, ModelsSection, SamplingSection
 from pipeline.input_options import InputOptions
 
 YAML = """
@@ -122,3 +123,11 @@ def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None
 )
 def test_the_example_configs_are_valid(path: Path) -> None:
     assert load(path).generator_settings().models.target
+
+
+@pytest.mark.parametrize("name", ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS"])
+def test_variables_that_decoding_reads_itself_are_no_unknown_fields(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "off")
+    assert load(yaml_file).engine.num_slots == 5
