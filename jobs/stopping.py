@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 
 class GracefulStop:
     """While it is entered, SIGTERM lets units in flight finish for some seconds; a second one ends the run at once.
 
+    SIGINT (Ctrl-C) ends it at once, too: KeyboardInterrupt, and again after some seconds if that got lost on its way,
+    as an exception does that is raised in a destructor or a callback of somebody else's.
     `ray job stop` and Kubernetes send SIGTERM and, after a while of their own, SIGKILL: what is committed stays, too.
     """
 
-    def __init__(self, stop: Callable[[], None], grace_period_s: float) -> None:
+    def __init__(self, stop: Callable[[], None], grace_period_s: float, insist_after_s: float = 10.0) -> None:
         """`stop` lets nobody begin a unit any more. It is called in a thread: a signal may come in the midst of Ray."""
-        self._stop, self._grace_period_s = stop, grace_period_s
-        self._asked, self._ended = threading.Event(), threading.Event()
+        self._stop, self._grace_period_s, self._insist_after_s = stop, grace_period_s, insist_after_s
+        self._asked, self._interrupted, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="graceful-stop", daemon=True)
-        self._before: Callable[[int, FrameType | None], object] | int | None = None
+        self._insister = threading.Thread(target=self._insist, name="interrupt-again", daemon=True)
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> GracefulStop:
         """Listen from now on. Only the main thread can."""
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
             self._watcher.start()
+            self._insister.start()
         return self
 
     def __exit__(
@@ -35,13 +40,22 @@ class GracefulStop:
     ) -> None:
         """Listen no more."""
         self._ended.set()
-        if self._watcher.is_alive():
-            signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._asked.is_set():
             raise KeyboardInterrupt
         self._asked.set()
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted.set()
+        raise KeyboardInterrupt
+
+    def _insist(self) -> None:
+        self._interrupted.wait()
+        while not self._ended.wait(self._insist_after_s):
+            _interrupt_main()
 
     def _watch(self) -> None:
         self._asked.wait()
@@ -52,4 +66,11 @@ class GracefulStop:
         )
         self._stop()
         if not self._ended.wait(self._grace_period_s):
-            _thread.interrupt_main()
+            _interrupt_main()
+
+
+def _interrupt_main() -> None:
+    """As Ctrl-C does: it wakes a main thread that waits, too."""
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)

@@ -62,8 +62,9 @@ def test_the_forwards_alone_are_part_of_the_time(report):
     for result in report.results:
         if result.name in ("plain", "fixed-2", "adaptive"):
             assert result.efficiency is not None
-            assert 0 < result.efficiency < 1.5
-            assert (sum(result.raw_draft) > 0) == (result.num_draft_tokens > 0)
+            assert result.efficiency > 0
+            assert sum(result.raw_draft) > 0 or not result.num_draft_tokens
+    assert sum(report.find("plain", 3).raw_draft) == 0
     assert report.find("transformers-looped", 1).efficiency is None
 
 

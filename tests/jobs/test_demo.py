@@ -27,12 +27,12 @@ WAYS = {
     "model, 4 slots, units of 11 rows": "--engine.draft_length=adaptive --engine.num_slots=4 --run.rows_per_unit=11",
     "model, 1 slot": "--engine.num_slots=1",
 }
-FEW = ("none", "model, 8 draft tokens, 2 actors", "model, 4 slots, units of 11 rows")
+FEW = ("none", "model, 8 draft tokens, 2 actors")
 
 
 @pytest.mark.parametrize(
     ("ways", "min_tokens"),
-    [(FEW, 50_000), pytest.param(tuple(WAYS), 100_000, marks=pytest.mark.slow)],
+    [(FEW, 40_000), pytest.param(tuple(WAYS), 100_000, marks=pytest.mark.slow)],
     ids=["in a few ways", "in all ways"],
 )
 def test_the_demo_is_token_identical_however_it_is_made(
