@@ -83,7 +83,7 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
     ) -> None:
         """Every row takes `rounds_per_row` rounds."""
         super().__init__(run_path, input_options, carried, ledger, LogSettings(level="warning"))
-        self._num_slots, self._round_s, self._rounds_per_row = num_slots, round_s, rounds_per_row
+        self._rounds_per_row = rounds_per_row
         self._engine = SimulatedEngine(num_slots, round_s)
         self._join()
 

@@ -196,7 +196,7 @@ def _run_engines(num_actors: int, given: argparse.Namespace, folder: Path) -> tu
     # Here: planning needs neither torch nor a configuration.
     from actors.generator import Generator
     from jobs.config import load_config
-    from jobs.plan import create_run, make_plan
+    from jobs.plan import create_run, make_plan, worker_arguments
 
     folder.mkdir()
     pair = Path(__file__).parent.parent / "examples" / "tiny_pair"
@@ -208,14 +208,7 @@ def _run_engines(num_actors: int, given: argparse.Namespace, folder: Path) -> tu
     config = load_config([*flags, *(f"--actors.{size}_actors={num_actors}" for size in ("max", "min"))], "jobs.scale")
     plan = make_plan(config, "cpu")
     run_directory = create_run(plan, config)
-    arguments = {
-        "settings": plan.settings,
-        "run_path": run_directory.location.name,
-        "input_options": plan.input_options,
-        "carried": plan.carried,
-        "hang_timeout_s": config.run.hang_timeout_s,
-        "log_settings": config.log_settings(),
-    }
+    arguments = worker_arguments(plan, config, run_directory)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     seconds, counts = measure_actors(missing, Generator, arguments, config.actor_pool())
     return 0.0, seconds, missing.num_units, f", {counts.num_output_tokens / seconds:,.0f} tokens/s"

@@ -40,6 +40,7 @@ class GracefulStop:
     ) -> None:
         """Listen no more."""
         self._ended.set()
+        self._interrupted.set()  # its thread waits for that, and has nothing left to do
         for number, before in self._before.items():
             signal.signal(number, before)
 

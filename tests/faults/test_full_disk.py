@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,29 +9,23 @@ import pytest
 
 from pipeline.check import check_run
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun, NewRun
+from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 Say = Callable[[str], None]
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB; where this process may not mount one, the test is skipped, and the other one stands."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], capture_output=True, text=True)
-    if mount.returncode:
-        pytest.skip(f"cannot mount a disk of our own: {mount.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", "2m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(
-    small_disk: Path, new_run: NewRun, say: Say
+    disk: Path, new_run: NewRun, say: Say
 ) -> None:
-    run, ballast = new_run(output=str(small_disk / "out")), small_disk / "ballast"
+    run, ballast = new_run(output=str(disk / "out")), disk / "ballast"
     driver = run.start()
     run.wait_for_commits(3, driver)
     driver.refuse_ended()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pipeline.text import TextCodec
 from tests.pipeline.flaky_proxy import FlakyProxy, flaky_proxy
 from tests.pipeline.made_up import committed_run
 from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+from tests.small_disk import small_disk
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if not loop.last or "
@@ -114,12 +114,5 @@ def proxy(s3_server: str) -> Iterator[FlakyProxy]:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 256 KiB, for tests that fill it; where this process may not mount one, the test is skipped."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], capture_output=True, text=True)
-    if mount.returncode:
-        pytest.skip(f"cannot mount a disk of our own: {mount.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", "256k") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
