@@ -137,7 +137,7 @@ class RunSection(Section):
     )
     backup_units: bool = Field(
         True,
-        description="At the end, idle actors begin copies of the units that others are still at; who commits first "
+        description="At the end, idle actors begin backups of the units that others are still at; who commits first "
         "wins. Not under verification 'rejection', where the faster of two texts is no fair draw.",
     )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
