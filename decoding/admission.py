@@ -14,6 +14,7 @@ cannot run. With prompts within the budget that happens only when a slot stays e
 """
 
 from collections import deque
+from collections.abc import Set
 
 from decoding.drafters.base import Drafter
 from decoding.model import LanguageModel
@@ -41,6 +42,16 @@ class Admission:
     def submit(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the queue."""
         self._waiting.append(sequence)
+
+    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
+        """Let go of those that do not write yet: they wait, or their prompts are being read. Returns who they were."""
+        gone = [sequence for sequence in self._waiting if sequence in unwanted]
+        self._waiting = deque(sequence for sequence in self._waiting if sequence not in unwanted)
+        for slot, resident in enumerate(self._residents):
+            if resident is not None and resident.is_filling and resident.sequence in unwanted:
+                gone.append(resident.sequence)
+                self._residents[slot] = None
+        return gone
 
     def clear(self) -> None:
         """Forget everybody, and what stands in the slots."""
@@ -92,23 +103,28 @@ class Admission:
             self._begin(slot, newcomer, donor, num_shared)
 
     def _release_followers(self) -> None:
-        """Let those begin whose leader has read what they wait for; a leader that failed releases them, too."""
+        """Let those begin whose leader has read what they wait for. Whose leader was forgotten may find another one."""
         for slot, follower in enumerate(self._residents):
             if follower is None or follower.leader is None:
                 continue
-            if follower.leader.num_filled >= follower.num_awaited or follower.leader.sequence.is_finished:
-                follower.leader = None
-                self._begin(slot, follower, *self._donor_of(follower, []))
+            if follower.leader.num_filled < follower.num_awaited:
+                if not follower.leader.sequence.is_finished:
+                    continue
+                follower.leader, follower.num_awaited = self._leader_of(follower)
+                if follower.leader is not None:
+                    continue
+            follower.leader = None
+            self._begin(slot, follower, *self._donor_of(follower, []))
 
     def _leader_of(self, newcomer: Resident) -> tuple[Resident | None, int]:
         """Who is reading what `newcomer` begins with, if waiting for that is worth it, and how far that must be read.
 
-        Those who are seated came earlier, so nobody waits in a circle.
+        Nobody waits for who came later, so nobody waits in a circle.
         """
         prompt = newcomer.sequence.prompt_token_ids
         best, most, standing = None, 0, 0
         for resident in self._residents if self.shares_prefixes else ():
-            if resident is not None:
+            if resident is not None and resident.number < newcomer.number:
                 common = resident.num_in_common(prompt)
                 standing = max(standing, resident.num_standing(common))
                 if resident.is_filling and common > most:

@@ -142,6 +142,19 @@ class Engine:
                 sequence.fail(problem)
                 self._refused.append(sequence)
 
+    def drop(self, sequences: Iterable[Sequence]) -> None:
+        """Spend no more on these, which nobody wants. Each comes back from a step, as it would have; none is a result.
+
+        Those that do not write yet end at once, with finish_reason 'error': nothing more of their prompts is read.
+        Those that write end with their next token.
+        """
+        unwanted = set(sequences)
+        for sequence in self._admission.forget(unwanted):
+            sequence.fail("it was dropped before it began")
+            self._refused.append(sequence)
+        for sequence in unwanted.intersection(self.in_flight):
+            sequence.cut_short()
+
     @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
