@@ -4,7 +4,9 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 """
 
 import os
+import time
 from collections.abc import Sequence as Seq
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -13,21 +15,23 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
-from decoding.device import Device, pick_device, to_device
+from decoding.device import Device, pick_device, synchronize, to_device
 from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
 from decoding.support import load_config, max_positions, model_folder
+from decoding.target import LocalTarget
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_TIMED_START = 64  # positions before tokens whose forward is timed
 _SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 _Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
-class LanguageModel:
+class LanguageModel(LocalTarget):
     """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
@@ -45,7 +49,7 @@ class LanguageModel:
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
-        self._logits_at_BJ: torch.Tensor | None = None
+        self._wanted: dict[str, torch.Tensor] = {}  # "logits_at_BJ" of the forward that runs; shared with `share`
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
         # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
@@ -90,6 +94,16 @@ class LanguageModel:
     def is_batch_invariant(self) -> bool:
         """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
         return self.fused is not None and self.fused.is_batch_invariant
+
+    def facts(self) -> dict[str, bool | int]:
+        """Whether our layers run, and whether their forwards are recorded."""
+        return {"fused": self.fused is not None, "graphs": self.graphs is not None}
+
+    def share(self) -> "LanguageModel":
+        """The same weights with a cache of its own. One thread drives all who share."""
+        twin = copy(self)
+        twin.cache = None
+        return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
@@ -215,6 +229,18 @@ class LanguageModel:
         last_11 = positions_1T[:, -1:]
         return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
 
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """As `Target.seconds`."""
+        assert self.cache is not None
+        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
+        every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.forward([start] * num_rows, tokens_BT, every_BT)
+        synchronize(self.device)
+        return time.perf_counter() - started
+
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None
         return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
@@ -222,20 +248,21 @@ class LanguageModel:
     def _logits(
         self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        self._logits_at_BJ = logits_at_BJ
+        self._wanted["logits_at_BJ"] = logits_at_BJ
         try:
             output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
         finally:
-            self._logits_at_BJ = None
+            self._wanted.clear()
         logits_BJV: torch.Tensor = output.logits
         return logits_BJV
 
     def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run before the output head: it then multiplies only the positions somebody wants."""
         hidden_BTH, *rest = args
-        if self._logits_at_BJ is None:
+        logits_at_BJ = self._wanted.get("logits_at_BJ")
+        if logits_at_BJ is None:
             return args
-        index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
 
 
