@@ -17,9 +17,9 @@ from itertools import chain, count
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.carried import types_from_dict
+from pipeline.checked_parquet import open_checked
 from pipeline.claim import claim_digest, refuse_others, take, write_note
 from pipeline.compacted_file import Cut, Place, Stretch, write_file
 from pipeline.content_hash import HASHED_COLUMNS, ContentHash
@@ -199,7 +199,7 @@ class Compaction:
 def _read_back(location: Location) -> Iterator[pa.Table]:
     """The row groups of a file, one at a time."""
     with location.open_file() as stream:
-        parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+        parquet = open_checked(stream)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, _CHECKED_COLUMNS)
 
