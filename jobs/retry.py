@@ -20,6 +20,7 @@ from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
 from jobs.plan import Plan, make_plan, worker_arguments
+from jobs.stopping import sigterm_interrupts
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool
 from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
@@ -51,7 +52,7 @@ class RetryConfig(RunConfig):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code, with the meaning that it has for jobs.generate."""
-    with DriverLogs() as logs:
+    with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
         return exit_code
