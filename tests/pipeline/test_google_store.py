@@ -123,10 +123,15 @@ def test_a_run_in_gs_is_compacted_to_gs(folder: str) -> None:
 def test_a_file_larger_than_one_request_arrives_whole_or_what_was_there_stays(folder: str) -> None:
     place = Location.parse(folder).child("out.jsonl")
     replace_file(place, b"old", place)
-    with pytest.raises(KeyError, match="mine"), replacement(place) as stream:
-        stream.write(bytes(12_000_000))
-        raise KeyError("mine")
+    with pytest.raises(KeyError, match="mine"):
+        _fail_while_writing(place)
     assert place.read_bytes() == b"old"
     with replacement(place) as stream:
         stream.write(bytes(12_000_000))
     assert place.read_bytes() == bytes(12_000_000)
+
+
+def _fail_while_writing(place: Location) -> None:
+    with replacement(place) as stream:
+        stream.write(bytes(12_000_000))
+        raise KeyError("mine")
