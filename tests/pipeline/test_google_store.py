@@ -68,15 +68,6 @@ def test_what_is_missing_in_gs_is_what_has_no_part_and_a_second_attempt_leaves_a
     assert len(check_run(run_directory).problems) == 2
 
 
-def test_more_parts_than_one_listing_answers_are_all_seen(folder: str) -> None:
-    run_directory = RunDirectory.create(folder, RUN, [unit(i) for i in range(1003)])
-    for unit_id in range(1001):
-        part = run_directory.part_path(unit_id)
-        replace_file(part, b"x", part)
-    assert run_directory.committed_unit_ids() == set(range(1001))
-    assert [u.unit_id for u in run_directory.missing_units()] == [1001, 1002]
-
-
 def test_a_run_is_not_created_twice_in_gs_nor_over_somebody_elses_files(folder: str) -> None:
     committed_run(Location.parse(folder))
     with pytest.raises(ValueError, match="holds a run already"):
@@ -90,15 +81,15 @@ def test_a_run_is_not_created_twice_in_gs_nor_over_somebody_elses_files(folder: 
 
 def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(server: str) -> None:
     uri = gcs_uri(server, "run").replace("@bucket/", "@no-such-bucket/")
-    with pytest.raises(OSError, match="no-such-bucket"):
+    with pytest.raises(OSError, match="no-such-bucket/run.* cannot be made; is there such a bucket"):
         RunDirectory.create(uri, RUN, [unit(0)])
 
 
 def test_one_driver_holds_a_run_in_gs(folder: str) -> None:
     run_directory = committed_run(Location.parse(folder))
-    with hold_lease(run_directory, 60.0), pytest.raises(LeaseHeld), hold_lease(run_directory, 60.0):
+    with hold_lease(run_directory, 8.0, renew_every_s=0.02), pytest.raises(LeaseHeld), hold_lease(run_directory, 8.0):
         raise AssertionError("two drivers at once")
-    with hold_lease(run_directory, 60.0):
+    with hold_lease(run_directory, 8.0):
         pass
 
 
