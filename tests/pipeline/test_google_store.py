@@ -81,7 +81,7 @@ def test_a_run_is_not_created_twice_in_gs_nor_over_somebody_elses_files(folder: 
 
 def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(server: str) -> None:
     uri = gcs_uri(server, "run").replace("@bucket/", "@no-such-bucket/")
-    with pytest.raises(OSError, match="no-such-bucket/run.* cannot be made; is there such a bucket"):
+    with pytest.raises(OSError, match=r"no-such-bucket/run.* cannot be made; is there such a bucket"):
         RunDirectory.create(uri, RUN, [unit(0)])
 
 
