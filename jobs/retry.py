@@ -123,11 +123,9 @@ def _run_alone(
         )
         return Exit.INCOMPLETE
     if units.num_units:
-        # What a worker moved to data/ before it died has no receipt: the others are counted by what failed again.
-        print(
-            f"retried: {units.num_rows} rows; now succeed: {units.num_rows - tried.num_errors}; "
-            f"still fail: {tried.num_errors}"
-        )
+        # Not from the receipts: a worker that died after its commit has sent none.
+        num_saved = letters.num_rows.total() - find_dead_letters(run_directory, Wanted()).num_rows.total()
+        print(f"retried: {units.num_rows} rows; now succeed: {num_saved}; still fail: {units.num_rows - num_saved}")
     if num_missing := sum(1 for _ in run_directory.missing_units()):
         print(
             f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",
