@@ -105,12 +105,13 @@ class EngineLoop:
                     clear_frames(error.__traceback__)
                     if await self._go_on_smaller():
                         continue
+                # In its thread, behind what was dropped meanwhile; who comes while that is done gets the error, too.
+                await loop.run_in_executor(self._thread, self.engine.clear)
                 for future in self._unfinished.values():
                     if not future.done():
                         future.set_exception(error)
                 self._unfinished.clear()
                 self._inbox.clear()
-                self.engine.clear()
                 return
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
