@@ -1,9 +1,9 @@
 """Draft messages: what crosses between a generator and a draft actor, as bytes. Token ids go, distributions do not.
 
-A row that writes along costs 7 bytes a round on its way there (vocabularies up to 65,536 tokens: 6) and 1 + 3 for each
-drafted token on its way back (1 + 2). The draft actor knows what it drafted, so a round is told in two numbers: how many
-of those tokens stood, and the token behind them. Where that does not say it (a draft that came too late, a token that
-was decided again), the missing tokens are sent as they are; a row that is not known there is sent whole.
+A row that writes along costs 7 bytes a round on its way there (vocabularies up to 65,536 tokens: 6) and 1 + 3 for
+each drafted token on its way back (1 + 2). The draft actor knows what it drafted, so a round is told in two numbers:
+how many of those tokens stood, and the token behind them. Where that does not say it (a draft that came too late, a
+token that was decided again), the missing tokens are sent as they are; a row that is not known there is sent whole.
 
 Under rejection the law that each token was drawn from comes with it: the ids and float32 probabilities that are not 0.
 
@@ -109,9 +109,9 @@ def encode_request(request: Request, num_id_bytes: int) -> bytes:
     if has_more:
         parts.append(_COUNTS.pack(len(request.swaps), len(progress), len(request.missed)))
         parts += [_SWAP.pack(*swap) for swap in request.swaps]
-        for row in request.missed:
-            parts.append(_MISSED.pack(row.slot, row.limit, row.start, len(row.token_ids)))
-            parts.append(_pack_ids(row.token_ids, num_id_bytes))
+        for missed in request.missed:
+            parts.append(_MISSED.pack(missed.slot, missed.limit, missed.start, len(missed.token_ids)))
+            parts.append(_pack_ids(missed.token_ids, num_id_bytes))
     for row in progress:
         counts = (row.num_accepted, row.limit) if is_wide else (row.num_accepted << 4 | row.limit,)
         parts.append(row.slot.to_bytes(2, "little") + bytes(counts))

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 
 import os
 from collections.abc import Sequence as Seq
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,7 @@ class LanguageModel:
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
-        self._logits_at_BJ: torch.Tensor | None = None
+        self._wanted: dict[str, torch.Tensor] = {}  # "logits_at_BJ" of the forward that runs; shared with `share`
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
         # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
@@ -85,6 +86,12 @@ class LanguageModel:
         if missing:  # transformers would fill them with random numbers
             raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
         return cls(model.to(place), _eos_token_ids(path, model))
+
+    def share(self) -> "LanguageModel":
+        """The same weights with a cache of its own. One thread drives all who share."""
+        twin = copy(self)
+        twin.cache = None
+        return twin
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -222,20 +229,20 @@ class LanguageModel:
     def _logits(
         self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        self._logits_at_BJ = logits_at_BJ
+        self._wanted["logits_at_BJ"] = logits_at_BJ
         try:
             output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
         finally:
-            self._logits_at_BJ = None
+            self._wanted.clear()
         logits_BJV: torch.Tensor = output.logits
         return logits_BJV
 
     def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run before the output head: it then multiplies only the positions somebody wants."""
         hidden_BTH, *rest = args
-        if self._logits_at_BJ is None:
+        if not self._wanted:
             return args
-        index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        index_BJH = self._wanted["logits_at_BJ"][:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
 
 

@@ -82,7 +82,7 @@ def test_seven_drafted_tokens_take_at_most_32_bytes_a_row_there_and_back(vocab_s
 def test_bytes_that_were_cut_are_refused(cut: int) -> None:
     request = Request(((1, 2),), (Progress(1, 2, 1, 7, 9),), (Missed(3, 1, 4, (5, 6)),))
     data = encode_request(request, 2)
-    with pytest.raises(ValueError, match="no draft request|end before"):
+    with pytest.raises(ValueError, match=r"no draft request|end before"):
         decode_request(data[:-cut], 2)
-    with pytest.raises(ValueError, match="no drafts|end before"):
+    with pytest.raises(ValueError, match=r"no drafts|end before"):
         decode_reply(encode_reply(Reply(((1, 2, 3),)), 2)[:-cut], 1, 2)
