@@ -18,11 +18,10 @@ from decoding.target import Target
 class DraftLinks:
     """What an engine's drafters reach their draft model through, for as long as the generator lives."""
 
-    num_lanes = 2  # one is drafted for while the other is verified
-
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
         """`roster` is the run's DraftRoster, an actor."""
         self._drafts, self._verification = settings.drafts, settings.engine.verification
+        self.num_lanes = max(2, settings.drafts.num_per_generator)  # one is drafted for while another is verified
         self._generator = uuid.uuid4().hex
 
         def link(index: int) -> DraftLink:

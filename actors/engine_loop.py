@@ -56,7 +56,7 @@ class EngineLoop:
         """Return when all these sequences have finished. If the engine itself fails, everybody who waits fails.
 
         They run longest first, by estimate, so that few are left running alone at the end. If the wait is cancelled,
-        nobody wants them any more: those that have not begun are forgotten, the others end with their next token.
+        nobody wants them any more: those that do not write yet are forgotten, the others end with their next token.
         """
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in sequences]
@@ -75,8 +75,10 @@ class EngineLoop:
         self._inbox = [sequence for sequence in self._inbox if sequence not in dropped]
         for sequence in dropped & waiting:
             del self._unfinished[sequence]
-        begun = [sequence for sequence in dropped - waiting if sequence in self._unfinished]
-        self._thread.submit(_cut_short, begun)  # between two steps, not in one
+        self._thread.submit(self._drop_from_engine, dropped - waiting)  # between two steps, not in one
+
+    def _drop_from_engine(self, sequences: set[Sequence]) -> None:
+        self.engine.drop(sequences)
 
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
@@ -142,17 +144,13 @@ class EngineLoop:
             return False
         self._earlier_round_seconds += self.engine.round_seconds
         self.engine = smaller
+        self._unfinished = {sequence: future for sequence, future in self._unfinished.items() if not future.done()}
         for sequence in self._unfinished:
             sequence.restart()
         if num_slots == 1:  # the engine hands a failed sequence back with its next step
             in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
         self._inbox = list(self._unfinished)
         return True
-
-
-def _cut_short(sequences: Seq[Sequence]) -> None:
-    for sequence in sequences:
-        sequence.cut_short()
 
 
 def _estimated_length(sequence: Sequence) -> int:

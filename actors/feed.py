@@ -18,16 +18,16 @@ _MOMENT_S = 0.1
 
 @dataclass(frozen=True)
 class Feed:
-    """Called in a process beside the driver: every unit once, never far ahead of the actors, then copies of the last.
+    """Called in a process beside the driver: every unit once, never far ahead of the actors, then backups of the last.
 
-    `units` yields the same units in the same order each time. `ledger` is the run's Ledger, an actor. With `copies`, it
-    goes on until every unit is finished or has a copy; what remains then needs nobody who is idle, and Ray Data lets
-    idle actors go.
+    `units` yields the same units in the same order each time. `ledger` is the run's Ledger, an actor. With `backups`,
+    it goes on until every unit is finished or has a backup; what remains then needs nobody who is idle, and Ray Data
+    lets idle actors go.
     """
 
     units: Iterable[WorkUnit]
     ledger: Any
-    copies: bool
+    backups: bool
 
     def __call__(self) -> Iterator[Ticket]:
         """The tickets, waiting between them."""
@@ -37,11 +37,11 @@ class Feed:
             if pace is Pace.STOP:
                 return
             yield Ticket(unit)
-        while self.copies:
-            copy: WorkUnit | Pace = ray.get(self.ledger.next_copy.remote())
-            if isinstance(copy, WorkUnit):
-                yield Ticket(copy, is_copy=True)
-            elif copy is Pace.STOP:
+        while self.backups:
+            backup: WorkUnit | Pace = ray.get(self.ledger.next_backup.remote())
+            if isinstance(backup, WorkUnit):
+                yield Ticket(backup, is_backup=True)
+            elif backup is Pace.STOP:
                 return
             else:
                 time.sleep(_MOMENT_S)

@@ -9,10 +9,11 @@ a row that two processes died over while it ran alone is condemned: it becomes a
 A process that went down with its node, or a call that Ray repeats for another reason, is held against nobody.
 
 When every unit has been handed out and a process has had nothing to do for a moment, one of the units that are not
-finished is handed out again, as a copy for that process (docs/adr/0014). Who commits first wins. The copy is a guest:
-the first call stays answerable for the unit, so a copy is dropped, not repeated, once a process died over the unit.
+finished is handed out again, to that process: a backup (the backup tasks of MapReduce, Dean and Ghemawat 2004, section
+3.6; docs/adr/0014). Who commits first wins. The backup is a guest: the first call stays answerable for the unit, so a
+backup is dropped, not repeated, once a process died over the unit.
 
-What is finished is forgotten, but for one bit: the ledger's size is that of the units under way.
+What is finished is forgotten, but for one bit: the ledger's size is that of the units under way, and of the dead.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Attempt:
 
     number: int  # from 0
     is_careful: bool
-    num_deaths: int = field(default=0, compare=False)  # over the unit, that came to light by this beginning (0 or 1)
+    follows_death: bool = field(default=False, compare=False)  # whoever held the unit before died over it
+    num_deaths: int = field(default=0, compare=False)  # processes whose death came to light since the last attempt
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,26 @@ class _Holder:
 class _Unit:
     unit: WorkUnit | None = None  # as it was handed out
     began: float = inf  # when, by the ledger's clock
-    num_attempts: int = 0  # copies not among them
-    num_copies: int = 0
-    num_deaths: int = 0
-    is_copied: bool = False  # handed out a second time
-    is_declined: bool = False  # whoever got the copy must not begin it
+    num_attempts: int = 0  # backups not among them
+    num_backups: int = 0
+    num_deaths: int = 0  # over it: a process that dies over several units is one in each
+    is_backed_up: bool = False  # handed out a second time
+    is_declined: bool = False  # whoever got the backup must not begin it
     holder: _Holder | None = None
-    copier: _Holder | None = None
+    backup_holder: _Holder | None = None
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     in_flight: tuple[int, ...] = ()
     deaths_alone: dict[int, int] = field(default_factory=dict)
 
     @property
-    def may_be_copied(self) -> bool:
+    def may_be_backed_up(self) -> bool:
         """Whether it was handed out once, and nobody died over it."""
-        return self.unit is not None and not self.is_copied and not self.num_deaths
+        return self.unit is not None and not self.is_backed_up and not self.num_deaths
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether a copy was handed out that nobody has begun."""
-        return self.is_copied and not self.is_declined and self.copier is None
+        """Whether a backup was handed out that nobody has begun."""
+        return self.is_backed_up and not self.is_declined and self.backup_holder is None
 
     @property
     def num_condemned(self) -> int:
@@ -108,9 +110,8 @@ class _Unit:
     def counts(self) -> dict[str, int]:
         return {
             "num_repeated_units": max(0, self.num_attempts - 1),
-            "num_deaths": self.num_deaths,
             "num_condemned_rows": self.num_condemned,
-            "num_copies": self.num_copies,
+            "num_backups": self.num_backups,
         }
 
 
@@ -121,20 +122,22 @@ class Ledger:
         self,
         is_node_alive: Callable[[str], bool] | None = None,
         *,
-        calls_in_flight: int = 1,
+        units_in_flight: int = 1,
         most_waiting: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Empty. `is_node_alive` tells whether the node of this id is part of the cluster.
 
-        A process works on `calls_in_flight` units at once; no more than `most_waiting` are handed out and not begun.
+        A process works on `units_in_flight` units at once; no more than `most_waiting` are handed out and not begun.
         """
         self._is_node_alive = is_node_alive or _is_node_alive
         self._most_waiting, self._clock = most_waiting, clock
-        self._workforce = Workforce(calls_in_flight, clock)
+        self._workforce = Workforce(units_in_flight, clock)
         self._units: dict[int, _Unit] = {}  # handed out or begun, not finished
         self._finished = IdSet()
         self._counts_of_finished = _Unit().counts()
+        self._dead: set[str] = set()  # processes, each once, over however many units it died
+        self._num_dead_told = 0
         self._num_waiting = 0
         self._is_stopping = False
 
@@ -162,34 +165,33 @@ class Ledger:
         self._num_waiting += 1
         return Pace.GO
 
-    def next_copy(self) -> WorkUnit | Pace:
+    def next_backup(self) -> WorkUnit | Pace:
         """The unit to hand out a second time, when all have been handed out once; or WAIT, or STOP.
 
         Those that nobody has begun come first (they wait behind a slow unit), then those that have run for longest.
         """
-        candidates = [unit for unit in self._units.values() if unit.may_be_copied]
+        candidates = [unit for unit in self._units.values() if unit.may_be_backed_up]
         if self._is_stopping or not candidates:
             return Pace.STOP
-        if self._workforce.num_free_calls() <= sum(unit.is_on_its_way for unit in self._units.values()):
+        if self._workforce.num_free_places() <= sum(unit.is_on_its_way for unit in self._units.values()):
             return Pace.WAIT
         chosen = min(candidates, key=lambda unit: -inf if unit.began == inf else unit.began)
         assert chosen.unit is not None
-        chosen.is_copied = True
+        chosen.is_backed_up = True
         return chosen.unit
 
-    def begin(self, unit_id: int, num_rows: int, process: str, node: str, is_copy: bool = False) -> Attempt | None:
+    def begin(self, unit_id: int, num_rows: int, process: str, node: str, is_backup: bool = False) -> Attempt | None:
         """This process of that node starts on a unit; None if it must not.
 
-        It must not where the run is stopping or the unit is finished; nor start a copy of a unit of its own, or of one
-        that somebody died over. Raises UnitAbandoned after too many deaths.
+        It must not where the run is stopping or the unit is finished; nor start a backup of a unit of its own, or of
+        one that somebody died over. Raises UnitAbandoned after too many deaths.
         """
         if self._is_stopping or unit_id in self._finished:
             return None
         unit = self._units.setdefault(unit_id, _Unit())
-        known_deaths, before = unit.num_deaths, unit.copier if is_copy else unit.holder
-        if before is not None and before.process != process:
-            self._take_over(unit, before, is_copy)
-        if is_copy and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):
+        before = unit.backup_holder if is_backup else unit.holder
+        follows_death = before is not None and before.process != process and self._take_over(unit, before, is_backup)
+        if is_backup and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):
             unit.is_declined = True
             return None
         if unit.num_deaths >= MOST_DEATHS:
@@ -200,12 +202,13 @@ class Ledger:
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1
         unit.began = min(unit.began, self._clock())
-        self._workforce.take(process, unit_id, is_copy)
-        if is_copy:
-            unit.copier = _Holder(process, node)
-            unit.num_copies += 1
-            return Attempt(unit.num_attempts, is_careful=False, num_deaths=unit.num_deaths - known_deaths)
-        attempt = Attempt(unit.num_attempts, unit.num_deaths >= _CAREFUL_AFTER, unit.num_deaths - known_deaths)
+        self._workforce.take(process, unit_id, is_backup)
+        if is_backup:
+            unit.backup_holder = _Holder(process, node)
+            unit.num_backups += 1
+            return Attempt(unit.num_attempts, False, follows_death, self._deaths_to_tell())
+        is_careful = unit.num_deaths >= _CAREFUL_AFTER
+        attempt = Attempt(unit.num_attempts, is_careful, follows_death, self._deaths_to_tell())
         unit.num_attempts += 1
         unit.holder = _Holder(process, node)
         if attempt.is_careful and unit.untried is None:
@@ -228,12 +231,12 @@ class Ledger:
         self._finished.add(unit_id)
         unit = self._units.pop(unit_id, None)
         if unit is None:
-            return  # a second copy ends, too
+            return  # a second backup ends, too
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1
         for name, count in unit.counts().items():
             self._counts_of_finished[name] += count
-        for holder in (unit.holder, unit.copier):
+        for holder in (unit.holder, unit.backup_holder):
             if holder is not None:
                 self._workforce.let_go(holder.process, unit_id)
 
@@ -242,41 +245,48 @@ class Ledger:
         return unit_id in self._finished
 
     def summary(self) -> dict[str, int]:
-        """Counts of the run: attempts beyond the first, deaths, rows condemned, and copies that were begun."""
-        summary = dict(self._counts_of_finished)
+        """Counts of the run: attempts beyond the first, rows condemned, backups that were begun, and dead processes."""
+        summary = {**self._counts_of_finished, "num_deaths": len(self._dead)}
         for unit in self._units.values():
             for name, count in unit.counts().items():
                 summary[name] += count
         return summary
 
-    def _take_over(self, unit: _Unit, before: _Holder, is_copy: bool) -> None:
-        """The process that held the unit has left it unfinished."""
+    def _deaths_to_tell(self) -> int:
+        """How many processes are known to have died, of which no attempt was told yet."""
+        num_new, self._num_dead_told = len(self._dead) - self._num_dead_told, len(self._dead)
+        return num_new
+
+    def _take_over(self, unit: _Unit, before: _Holder, is_backup: bool) -> bool:
+        """The process that held the unit has left it unfinished. Whether it died over it: not with its node."""
         self._workforce.leave(before.process)
         suspects: tuple[int, ...] = ()
-        if is_copy:
-            unit.copier = None
+        if is_backup:
+            unit.backup_holder = None
         else:
             unit.holder = None
             suspects, unit.in_flight = unit.in_flight, ()
         if not self._is_node_alive(before.node):
             if suspects and unit.untried is not None:
                 unit.untried.appendleft(suspects)
-            return
+            return False
         unit.num_deaths += 1
+        self._dead.add(before.process)
         if unit.untried is None:
-            return
+            return True
         if len(suspects) == 1:
             (row,) = suspects
             unit.deaths_alone[row] = unit.deaths_alone.get(row, 0) + 1
             if unit.deaths_alone[row] >= _CONDEMNED_AFTER:
-                return
+                return True
         unit.untried.extendleft((row,) for row in reversed(suspects))
+        return True
 
 
-def start_ledger(calls_in_flight: int = 1, most_waiting: int = 64) -> Any:
+def start_ledger(units_in_flight: int = 1, most_waiting: int = 64) -> Any:
     """A new ledger as an actor on the driver's node, where it lives as long as the driver."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    options = {"calls_in_flight": calls_in_flight, "most_waiting": most_waiting}
+    options = {"units_in_flight": units_in_flight, "most_waiting": most_waiting}
     return ray.remote(Ledger).options(num_cpus=0, scheduling_strategy=here).remote(**options)
 
 

@@ -64,8 +64,11 @@ ACCEPTED_BY_POSITION = Metric(
 )
 UNITS_COMMITTED = Metric("dray_units_committed", "counter", "units", "Work units whose part was written.")
 UNITS_REPEATED = Metric("dray_units_repeated", "counter", "units", "Attempts at a unit beyond its first, in a command.")
-UNITS_COPIED = Metric(
-    "dray_units_copied", "counter", "units", "Copies of units under way elsewhere, begun because a process was idle."
+UNITS_BACKED_UP = Metric(
+    "dray_units_backed_up",
+    "counter",
+    "units",
+    "Backups of units under way elsewhere, begun because a process was idle.",
 )
 UNIT_SECONDS = Metric(
     "dray_unit_seconds",
@@ -75,7 +78,10 @@ UNIT_SECONDS = Metric(
     boundaries=(1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 10800),
 )
 WORKER_DEATHS = Metric(
-    "dray_worker_deaths", "counter", "processes", "Processes that died over a unit, noticed when it was begun again."
+    "dray_worker_deaths",
+    "counter",
+    "processes",
+    "Processes that died over units, each once; noticed when such a unit was begun again.",
 )
 STORAGE_RETRIES = Metric("dray_storage_retries", "counter", "operations", "Storage operations tried again.")
 OUT_OF_MEMORY = Metric(
@@ -122,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
     ACCEPTED_BY_POSITION,
     UNITS_COMMITTED,
     UNITS_REPEATED,
-    UNITS_COPIED,
+    UNITS_BACKED_UP,
     UNIT_SECONDS,
     WORKER_DEATHS,
     STORAGE_RETRIES,

@@ -63,15 +63,15 @@ class Reporter:
         """There is no engine. `failure` is about models and options; no row has been read yet."""
         _log.error(Event("actor not loaded", failure=failure))
 
-    def begun(self, unit: WorkUnit, attempt: Attempt, is_copy: bool) -> None:
-        """An attempt at a unit begins, or a copy of one that is under way elsewhere."""
+    def begun(self, unit: WorkUnit, attempt: Attempt, is_backup: bool) -> None:
+        """An attempt at a unit begins, or a backup of one that is under way elsewhere."""
         self._metrics.add(metrics.WORKER_DEATHS, attempt.num_deaths)
-        if is_copy:
-            self._metrics.add(metrics.UNITS_COPIED, 1)
-            _log.info(Event("unit copied", unit=unit.unit_id))
+        if is_backup:
+            self._metrics.add(metrics.UNITS_BACKED_UP, 1)
+            _log.info(Event("unit backed up", unit=unit.unit_id))
         elif attempt.number:
             self._metrics.add(metrics.UNITS_REPEATED, 1)
-            fields = {"after_death": bool(attempt.num_deaths), "careful": attempt.is_careful}
+            fields = {"after_death": attempt.follows_death, "careful": attempt.is_careful}
             _log.warning(Event("unit repeated", unit=unit.unit_id, attempt=attempt.number, **fields))
 
     def row_failed(self, error: ErrorRow, row: InputRow | None) -> None:

@@ -99,16 +99,16 @@ class UnitWorker(ABC, Generic[_Row]):
         self._ledger.join.remote(self._process)
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Receipts (JSON texts) or failures (messages) for a table of tickets: units (JSON texts), copies or not."""
-        rows = [await self._receipt_or_failure(row["unit"], row["is_copy"]) for row in batch.to_pylist()]
+        """Receipts (JSON texts) or failures (messages) for a table of tickets: units (JSON texts), backups or not."""
+        rows = [await self._receipt_or_failure(row["unit"], row["is_backup"]) for row in batch.to_pylist()]
         return pa.Table.from_pylist(rows, schema=_RECEIPTS)
 
-    async def _receipt_or_failure(self, unit_text: str, is_copy: bool) -> dict[str, str | None]:
+    async def _receipt_or_failure(self, unit_text: str, is_backup: bool) -> dict[str, str | None]:
         if self._failure is not None:
             return {"receipt": None, "failure": self._failure}
         unit = WorkUnit.from_dict(json.loads(unit_text))
         try:
-            receipt = await (self._generate_copy(unit) if is_copy else self._generate_unit(unit))
+            receipt = await (self._generate_backup(unit) if is_backup else self._generate_unit(unit))
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
             return {"receipt": None, "failure": self._describe_failure(unit, error)}
         return {"receipt": None if receipt is None else json.dumps(receipt.to_dict()), "failure": None}
@@ -119,21 +119,21 @@ class UnitWorker(ABC, Generic[_Row]):
 
     async def _generate_unit(self, unit: WorkUnit) -> Receipt | None:
         """The unit's receipt; None if it was not begun: the run is stopping."""
-        return await self._attempt(unit, is_copy=False)
+        return await self._attempt(unit, is_backup=False)
 
-    async def _generate_copy(self, unit: WorkUnit) -> Receipt | None:
-        """The same for a unit that another process may be at work on; None also if no copy is wanted any more."""
-        return await self._attempt(unit, is_copy=True)
+    async def _generate_backup(self, unit: WorkUnit) -> Receipt | None:
+        """The same for a unit that another process may be at work on; None also if no backup is wanted any more."""
+        return await self._attempt(unit, is_backup=True)
 
-    async def _attempt(self, unit: WorkUnit, is_copy: bool) -> Receipt | None:
+    async def _attempt(self, unit: WorkUnit, is_backup: bool) -> Receipt | None:
         receipt = await self._committed(unit)
         if receipt is not None:
             await self._ledger.finish.remote(unit.unit_id)  # whoever committed it may have died before saying so
             return receipt
-        attempt = await self._begin(unit, is_copy)
+        attempt = await self._begin(unit, is_backup)
         if attempt is None:
             return await self._done_elsewhere(unit)
-        self._reporter.begun(unit, attempt, is_copy)
+        self._reporter.begun(unit, attempt, is_backup)
         started = time.monotonic()
         async with self._turnstile.alone() if attempt.is_careful else self._turnstile.together():
             rows, errors = await asyncio.to_thread(self._read, unit)
@@ -150,11 +150,11 @@ class UnitWorker(ABC, Generic[_Row]):
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
 
-    async def _begin(self, unit: WorkUnit, is_copy: bool) -> Attempt | None:
+    async def _begin(self, unit: WorkUnit, is_backup: bool) -> Attempt | None:
         """Ask the ledger whether and how to run the unit."""
         node = ray.get_runtime_context().get_node_id()
         attempt: Attempt | None = await self._ledger.begin.remote(
-            unit.unit_id, unit.num_rows, self._process, node, is_copy
+            unit.unit_id, unit.num_rows, self._process, node, is_backup
         )
         return attempt
 

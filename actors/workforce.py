@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Idle for so many seconds, a process gets a copy: a unit that was just handed out takes some time to reach it.
+# Idle for so many seconds, a process gets a backup: a unit that was just handed out takes some time to reach it.
 _IDLE_AFTER_S = 1.0
 
 
@@ -13,15 +13,15 @@ _IDLE_AFTER_S = 1.0
 class _Process:
     idle_since: float
     units: set[int] = field(default_factory=set)
-    copies: set[int] = field(default_factory=set)
+    backups: set[int] = field(default_factory=set)
 
 
 class Workforce:
-    """Processes by name; each works on `calls_in_flight` units at once, of its own or copies of others' units."""
+    """Processes by name; each works on `units_in_flight` units at once, of its own or backups of others' units."""
 
-    def __init__(self, calls_in_flight: int, clock: Callable[[], float]) -> None:
+    def __init__(self, units_in_flight: int, clock: Callable[[], float]) -> None:
         """Nobody yet. `clock` gives seconds."""
-        self._calls_in_flight, self._clock = calls_in_flight, clock
+        self._units_in_flight, self._clock = units_in_flight, clock
         self._processes: dict[str, _Process] = {}
 
     def __len__(self) -> int:
@@ -35,27 +35,27 @@ class Workforce:
         """It has died."""
         self._processes.pop(process, None)
 
-    def take(self, process: str, unit_id: int, is_copy: bool) -> None:
+    def take(self, process: str, unit_id: int, is_backup: bool) -> None:
         """It begins to work on the unit."""
         self.join(process)
         known = self._processes[process]
-        (known.copies if is_copy else known.units).add(unit_id)
+        (known.backups if is_backup else known.units).add(unit_id)
 
     def let_go(self, process: str, unit_id: int) -> None:
         """It works no more on the unit, if it did and is there still."""
         known = self._processes.get(process)
         if known is None:
             return
-        known.copies.discard(unit_id)
+        known.backups.discard(unit_id)
         if unit_id in known.units:
             known.units.remove(unit_id)
             known.idle_since = self._clock()
 
-    def num_free_calls(self) -> int:
+    def num_free_places(self) -> int:
         """Free calls of the processes that have had no unit of their own for a moment."""
         now = self._clock()
         return sum(
-            self._calls_in_flight - len(process.copies)
+            self._units_in_flight - len(process.backups)
             for process in self._processes.values()
             if not process.units and now - process.idle_since >= _IDLE_AFTER_S
         )

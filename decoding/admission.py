@@ -14,11 +14,12 @@ cannot run. With prompts within the budget that happens only when a slot stays e
 """
 
 from collections import deque
+from collections.abc import Set
 
 from decoding.drafters.base import Drafter
-from decoding.model import LanguageModel
 from decoding.prefix import Resident
 from decoding.sequence import Sequence
+from decoding.target import Target
 
 # A prompt waits for one that is being read if that saves at least so many tokens: it costs a forward of its own later.
 _WORTH_AWAITING = 32
@@ -27,30 +28,40 @@ _WORTH_AWAITING = 32
 class Admission:
     """The waiting sequences, the slots and who stands in them; it alone fills caches with prompts."""
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, num_slots: int, max_prefill_tokens: int) -> None:
-        """Read at most `max_prefill_tokens` prompt tokens between two rounds of a full engine."""
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        num_slots: int,
+        max_prefill_tokens: int,
+        waiting: deque[Sequence],
+    ) -> None:
+        """Read at most `max_prefill_tokens` prompt tokens between two rounds of full slots.
+
+        Sequences come from `waiting`, which others may draw on, too.
+        """
         self._target = target
         self._drafter = drafter
         self._max_prefill_tokens = max_prefill_tokens
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = waiting
+        self.most_seats = num_slots  # slots that may be in use: what waits may be shared with others
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self.shares_prefixes = True
         self.num_cached_tokens = 0  # prompt tokens that were copied, or stood there, instead of being computed
 
-    def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue."""
-        self._waiting.append(sequence)
+    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
+        """Let go of those whose prompts are being read. Returns who they were."""
+        gone = []
+        for slot, resident in enumerate(self._residents):
+            if resident is not None and resident.is_filling and resident.sequence in unwanted:
+                gone.append(resident.sequence)
+                self._residents[slot] = None
+        return gone
 
     def clear(self) -> None:
         """Forget everybody, and what stands in the slots."""
-        self._waiting.clear()
         self._residents = [None] * len(self._residents)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences without a slot."""
-        return len(self._waiting)
 
     @property
     def in_flight(self) -> list[Sequence]:
@@ -78,7 +89,8 @@ class Admission:
 
     def _seat_newcomers(self) -> None:
         free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
-        while free and self._waiting:
+        num_kept_free = len(self._residents) - self.most_seats
+        while len(free) > num_kept_free and free and self._waiting:
             newcomer = Resident(self._waiting.popleft(), self._num_seated)
             self._num_seated += 1
             newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
@@ -92,23 +104,28 @@ class Admission:
             self._begin(slot, newcomer, donor, num_shared)
 
     def _release_followers(self) -> None:
-        """Let those begin whose leader has read what they wait for; a leader that failed releases them, too."""
+        """Let those begin whose leader has read what they wait for. Whose leader was forgotten may find another one."""
         for slot, follower in enumerate(self._residents):
             if follower is None or follower.leader is None:
                 continue
-            if follower.leader.num_filled >= follower.num_awaited or follower.leader.sequence.is_finished:
-                follower.leader = None
-                self._begin(slot, follower, *self._donor_of(follower, []))
+            if follower.leader.num_filled < follower.num_awaited:
+                if not follower.leader.sequence.is_finished:
+                    continue
+                follower.leader, follower.num_awaited = self._leader_of(follower)
+                if follower.leader is not None:
+                    continue
+            follower.leader = None
+            self._begin(slot, follower, *self._donor_of(follower, []))
 
     def _leader_of(self, newcomer: Resident) -> tuple[Resident | None, int]:
         """Who is reading what `newcomer` begins with, if waiting for that is worth it, and how far that must be read.
 
-        Those who are seated came earlier, so nobody waits in a circle.
+        Nobody waits for who came later, so nobody waits in a circle.
         """
         prompt = newcomer.sequence.prompt_token_ids
         best, most, standing = None, 0, 0
         for resident in self._residents if self.shares_prefixes else ():
-            if resident is not None:
+            if resident is not None and resident.number < newcomer.number:
                 common = resident.num_in_common(prompt)
                 standing = max(standing, resident.num_standing(common))
                 if resident.is_filling and common > most:

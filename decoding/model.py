@@ -4,6 +4,7 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 """
 
 import os
+import time
 from collections.abc import Sequence as Seq
 from copy import copy
 from typing import Any, Literal
@@ -14,21 +15,23 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
-from decoding.device import Device, pick_device, to_device
+from decoding.device import Device, pick_device, synchronize, to_device
 from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
 from decoding.support import load_config, max_positions, model_folder
+from decoding.target import LocalTarget
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_TIMED_START = 64  # positions before tokens whose forward is timed
 _SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 _Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
-class LanguageModel:
+class LanguageModel(LocalTarget):
     """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
@@ -87,16 +90,20 @@ class LanguageModel:
             raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
         return cls(model.to(place), _eos_token_ids(path, model))
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
+        return self.fused is not None and self.fused.is_batch_invariant
+
+    def facts(self) -> dict[str, bool | int]:
+        """Whether our layers run, and whether their forwards are recorded."""
+        return {"fused": self.fused is not None, "graphs": self.graphs is not None}
+
     def share(self) -> "LanguageModel":
         """The same weights with a cache of its own. One thread drives all who share."""
         twin = copy(self)
         twin.cache = None
         return twin
-
-    @property
-    def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
-        return self.fused is not None and self.fused.is_batch_invariant
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
@@ -222,6 +229,18 @@ class LanguageModel:
         last_11 = positions_1T[:, -1:]
         return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
 
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """As `Target.seconds`."""
+        assert self.cache is not None
+        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
+        every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.forward([start] * num_rows, tokens_BT, every_BT)
+        synchronize(self.device)
+        return time.perf_counter() - started
+
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None
         return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
@@ -240,9 +259,10 @@ class LanguageModel:
     def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run before the output head: it then multiplies only the positions somebody wants."""
         hidden_BTH, *rest = args
-        if not self._wanted:
+        logits_at_BJ = self._wanted.get("logits_at_BJ")
+        if logits_at_BJ is None:
             return args
-        index_BJH = self._wanted["logits_at_BJ"][:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
 
 

@@ -110,7 +110,7 @@ class RunConfig(BaseSettings):
     def actor_pool(self) -> ActorPool:
         """The pool's part."""
         values = self.actors.model_dump()
-        return ActorPool(calls_in_flight=values.pop("units_in_flight"), **values)
+        return ActorPool(units_in_flight=values.pop("units_in_flight"), **values)
 
     def log_settings(self) -> LogSettings:
         """What every process of the run logs."""

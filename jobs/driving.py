@@ -44,21 +44,21 @@ def drive(
     pool: ActorPool,
     config: RunConfig,
     *,
-    copies: bool = True,
+    backups: bool = True,
 ) -> Iterator[Receipt]:
     """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
 
     `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
-    `pipeline.dataset.stream_units` wants. Without `copies` no unit has one, whatever `run.backup_units` says: for
+    `pipeline.dataset.stream_units` wants. Without `backups` no unit has one, whatever `run.backup_units` says: for
     work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
     raises.
     """
     # So many may wait behind those that the actors work on: one for each call, and as many again on the way to it.
-    most_waiting = 2 * pool.max_actors * pool.calls_in_flight + 16
-    ledger = start_ledger(pool.calls_in_flight, most_waiting)
+    most_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
+    ledger = start_ledger(pool.units_in_flight, most_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
     is_repeatable = config.engine.verification == "coupled"
-    feed = Feed(units, ledger, copies=copies and is_repeatable and config.run.backup_units and pool.max_actors > 1)
+    feed = Feed(units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
@@ -86,6 +86,6 @@ def describe_repeats(summary: Mapping[str, int]) -> str:
         "num_deaths": "worker processes died over units",
         "num_repeated_units": "attempts were repeated",
         "num_condemned_rows": "rows were given up because they kill their process",
-        "num_copies": "units were also begun by idle actors (run.backup_units)",
+        "num_backups": "units were also begun by idle actors (run.backup_units)",
     }
     return ", ".join(f"{summary[name]} {said}" for name, said in words.items() if summary[name])

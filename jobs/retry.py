@@ -109,7 +109,7 @@ def _run_alone(
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        for receipt in drive(units, RetryGenerator, arguments, pool, config, copies=False):
+        for receipt in drive(units, RetryGenerator, arguments, pool, config, backups=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1
@@ -140,7 +140,7 @@ def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> Actor
     """The pool with so many units at once in an actor that their few failed rows fill the engine's slots."""
     sequences_per_unit = rows_per_unit * plan.settings.sampling.n
     num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
-    return replace(pool, calls_in_flight=max(pool.calls_in_flight, num_units))
+    return replace(pool, units_in_flight=max(pool.units_in_flight, num_units))
 
 
 def print_dead_letters(letters: DeadLetters) -> None:

@@ -72,10 +72,10 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
     run_directory = RunDirectory.create(str(output), _RUN, plan_units(files, options, rows_per_unit))
     missing = MissingUnits.of(run_directory, tokens_per_row=100)
     figures |= {"plan s": time.perf_counter() - started, "MB planned": _peak_mb()}
-    ledger = start_ledger(calls_in_flight=8, most_waiting=64)
-    pool = ActorPool(num_cpus=0.5, calls_in_flight=8)
+    ledger = start_ledger(units_in_flight=8, most_waiting=64)
+    pool = ActorPool(num_cpus=0.5, units_in_flight=8)
     receipts = stream_units(
-        Feed(missing, ledger, copies=False), num_units, EmptyWorker, {"ledger": ledger}, pool, _PROGRESS_TIMEOUT_S
+        Feed(missing, ledger, backups=False), num_units, EmptyWorker, {"ledger": ledger}, pool, _PROGRESS_TIMEOUT_S
     )
     num_done, first = 0, 0.0
     for _ in receipts:
@@ -121,7 +121,7 @@ def measure_actors(
     missing: MissingUnits, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool
 ) -> tuple[float, Counts]:
     """Seconds from the moment when all actors are ready to the last receipt, and the counts."""
-    ledger = start_ledger(pool.calls_in_flight, 2 * pool.max_actors * pool.calls_in_flight + 16)
+    ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
     ready_at: list[float] = []
 
     def watch() -> None:
@@ -132,7 +132,7 @@ def measure_actors(
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     receipts: Iterator[Receipt] = stream_units(
-        Feed(missing, ledger, copies=False),
+        Feed(missing, ledger, backups=False),
         missing.num_units,
         begin_together(worker, pool.max_actors),
         {**worker_arguments, "ledger": ledger},

@@ -119,9 +119,13 @@ class ActorsSection(Section):
 class DraftsSection(Section):
     """The draft actors of placement 'split'."""
 
-    per_target: float = Field(1.0, description="Draft actors for an engine: 2 are two each, 0.5 is one for two engines.")
+    per_target: float = Field(
+        1.0, description="Draft actors for an engine: 2 are two each, 0.5 is one for two engines."
+    )
     num_cpus: float = Field(1.0, description="Logical CPUs a draft actor holds; its threads on CPU.")
-    num_gpus: float = Field(0.0, description="GPUs a draft actor holds, also a share of one; without one it runs on CPU.")
+    num_gpus: float = Field(
+        0.0, description="GPUs a draft actor holds, also a share of one; without one it runs on CPU."
+    )
     memory: ByteSize | None = Field(None, description="Memory a draft actor holds, such as 16GiB.")
     resources: dict[str, float] = Field({}, description="Custom resources a draft actor holds, by their names.")
     accelerator_type: str | None = Field(None, description="Kind of GPU of a draft actor, as Ray names it, such as L4.")
@@ -157,7 +161,7 @@ class RunSection(Section):
     )
     backup_units: bool = Field(
         True,
-        description="At the end, idle actors begin copies of the units that others are still at; who commits first "
+        description="At the end, idle actors begin backups of the units that others are still at; who commits first "
         "wins. Not under verification 'rejection', where the faster of two texts is no fair draw.",
     )
     progress: Literal["auto", "bar", "lines", "none"] = Field(

@@ -32,7 +32,7 @@ from pipeline.units import WorkUnit
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
 MAX_TASK_RETRIES = 32
-_TICKET_FIELDS: list[pa.Field[Any]] = [pa.field("unit", pa.string()), pa.field("is_copy", pa.bool_())]
+_TICKET_FIELDS: list[pa.Field[Any]] = [pa.field("unit", pa.string()), pa.field("is_backup", pa.bool_())]
 _TICKETS = pa.schema(_TICKET_FIELDS)
 _OWN_FIELDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
@@ -59,7 +59,7 @@ class ActorPool:
     accelerator_type: str | None = None  # a name of ray.util.accelerators, such as H100
     label_selector: Mapping[str, str] = field(default_factory=dict)  # what a node's labels must be
     fallback_label_selectors: tuple[Mapping[str, str], ...] = ()  # what else they may be, in order of preference
-    calls_in_flight: int = 2  # units (or batches) an actor works on at once: more than one leaves no gap between them
+    units_in_flight: int = 2  # units (or batches) an actor works on at once: more than one leaves no gap between them
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_actors <= self.max_actors:
@@ -72,8 +72,8 @@ class ActorPool:
                 f"actors.initial_actors must lie between min_actors {self.min_actors} and max_actors "
                 f"{self.max_actors}, got {self.initial_actors}"
             )
-        if self.calls_in_flight < 1:
-            raise ValueError(f"actors.units_in_flight must be at least 1, got {self.calls_in_flight}")
+        if self.units_in_flight < 1:
+            raise ValueError(f"actors.units_in_flight must be at least 1, got {self.units_in_flight}")
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"actors.memory must be a positive number of bytes, got {self.memory}")
         for name, amount in self.resources.items():
@@ -107,9 +107,9 @@ class ActorPool:
             # after asking for it, so an initial size only holds as a minimum. At the end it goes below any minimum.
             min_size=self.num_at_once,
             max_size=self.max_actors,
-            max_concurrent_calls_per_actor=self.calls_in_flight,
+            max_concurrent_calls_per_actor=self.units_in_flight,
             # The pool grows while tasks in flight exceed 1.75 times the concurrent calls.
-            max_tasks_in_flight_per_actor=2 * self.calls_in_flight,
+            max_tasks_in_flight_per_actor=2 * self.units_in_flight,
         )
         # Ray Data adds a CPU to a GPU actor unless told not to; giving both is what it warns about.
         resources: dict[str, Any] = {"num_gpus": self.num_gpus} if self.num_gpus else {"num_cpus": self.num_cpus}
@@ -126,10 +126,10 @@ class ActorPool:
 
 @dataclass(frozen=True)
 class Ticket:
-    """A unit on its way to an actor: for the first time, or as a copy for a process that would have nothing to do."""
+    """A unit on its way to an actor: for the first time, or as a backup for a process that would have nothing to do."""
 
     unit: WorkUnit
-    is_copy: bool = False
+    is_backup: bool = False
 
 
 class UnitError(RuntimeError):
@@ -147,11 +147,11 @@ def stream_units(
     """One receipt for each unit as it is committed; ends with the last of `num_units`, whoever else is still at work.
 
     `tickets` is called in a process of its own on the driver's node. If that process dies it is called again, and
-    must yield the same units in the same order, up to the first copy.
+    must yield the same units in the same order, up to the first backup.
 
-    `worker` takes tables with the columns "unit" (JSON text) and "is_copy" and returns, row for row, tables with the
+    `worker` takes tables with the columns "unit" (JSON text) and "is_backup" and returns, row for row, tables with the
     columns "receipt" (JSON text) and "failure" (a message): a failure that travels as data keeps its message, which Ray
-    Data's own wrapping loses. A unit with neither was not begun: the run is stopping, or a copy is not wanted any more.
+    Data's own wrapping loses. A unit with neither was not begun: the run is stopping, or a backup is not wanted.
     Raises UnitError at the first failure, RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
@@ -231,7 +231,7 @@ class _TicketSource(Datasource):  # type: ignore[misc]  # Ray has no types
 
 def _blocks(tickets: Callable[[], Iterable[Ticket]]) -> Iterator[pa.Table]:
     for ticket in tickets():
-        row = {"unit": json.dumps(ticket.unit.to_dict()), "is_copy": ticket.is_copy}
+        row = {"unit": json.dumps(ticket.unit.to_dict()), "is_backup": ticket.is_backup}
         yield pa.Table.from_pylist([row], schema=_TICKETS)
 
 

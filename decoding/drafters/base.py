@@ -45,7 +45,7 @@ class Drafter(Protocol):
         return None
 
     def ask(self, rows: Rows) -> None:
-        """Begin to draft for these rows; `propose` with the same ones collects it. Nothing changes in between."""
+        """Begin to draft for these rows, if that is done elsewhere; `propose` follows, with the same rows."""
         return None
 
     def propose(self, rows: Rows) -> Draft:

@@ -1,4 +1,4 @@
-"""Copies of the last units: for whom, of what, and who answers for the unit then."""
+"""Backups of the last units: for whom, of what, and who answers for the unit then."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Clock:
         return self.now
 
 
-def ledger_of(num_units: int, clock: Clock, calls_in_flight: int = 1) -> Ledger:
-    ledger = Ledger(lambda node: node != "lost", calls_in_flight=calls_in_flight, clock=clock)
+def ledger_of(num_units: int, clock: Clock, units_in_flight: int = 1) -> Ledger:
+    ledger = Ledger(lambda node: node != "lost", units_in_flight=units_in_flight, clock=clock)
     for unit_id in range(num_units):
         assert ledger.hand_out(unit(unit_id)) is Pace.GO
     return ledger
@@ -41,52 +41,52 @@ def test_no_more_units_wait_than_they_should() -> None:
     assert ledger.hand_out(unit(4)) is Pace.STOP
 
 
-def test_only_a_process_that_has_had_nothing_to_do_for_a_moment_gets_a_copy() -> None:
+def test_only_a_process_that_has_had_nothing_to_do_for_a_moment_gets_a_backup() -> None:
     clock = Clock()
     ledger = ledger_of(2, clock)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "b", "node")
     clock.now = 60.0
-    assert ledger.next_copy() is Pace.WAIT, "both are at work"
+    assert ledger.next_backup() is Pace.WAIT, "both are at work"
     ledger.finish(1)
-    assert ledger.next_copy() is Pace.WAIT, "b may be about to get another"
+    assert ledger.next_backup() is Pace.WAIT, "b may be about to get another"
     clock.now = 62.0
-    assert ledger.next_copy() == unit(0)
-    assert ledger.next_copy() is Pace.STOP, "one copy is enough"
+    assert ledger.next_backup() == unit(0)
+    assert ledger.next_backup() is Pace.STOP, "one backup is enough"
 
 
-def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_copy() -> None:
+def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     ledger.begin(0, 3, "a", "node")
     ledger.join("b")
     clock.now = 2.0
-    assert ledger.next_copy() == unit(0)
+    assert ledger.next_backup() == unit(0)
 
 
-def test_units_that_nobody_has_begun_are_copied_first_then_those_that_have_run_for_longest() -> None:
+def test_units_that_nobody_has_begun_are_backed_up_first_then_those_that_have_run_for_longest() -> None:
     clock = Clock()
-    ledger = ledger_of(4, clock, calls_in_flight=4)
+    ledger = ledger_of(4, clock, units_in_flight=4)
     for now, unit_id in ((1.0, 2), (2.0, 0), (3.0, 1)):
         clock.now = now
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 9.0
-    assert [ledger.next_copy() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), Pace.STOP]
+    assert [ledger.next_backup() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), Pace.STOP]
 
 
-def test_an_idle_process_gets_as_many_copies_as_it_has_calls() -> None:
+def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
     clock = Clock()
-    ledger = ledger_of(5, clock, calls_in_flight=2)
+    ledger = ledger_of(5, clock, units_in_flight=2)
     for unit_id in range(5):
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 2.0
-    assert [ledger.next_copy() for _ in range(3)] == [unit(0), unit(1), Pace.WAIT]
+    assert [ledger.next_backup() for _ in range(3)] == [unit(0), unit(1), Pace.WAIT]
     assert ledger.begin(0, 3, "idle", "node", True) == Attempt(1, is_careful=False)
-    assert ledger.next_copy() is Pace.WAIT, "the other copy is still on its way"
+    assert ledger.next_backup() is Pace.WAIT, "the other backup is still on its way"
     ledger.finish(0)
-    assert ledger.next_copy() == unit(2)
+    assert ledger.next_backup() == unit(2)
 
 
 def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
@@ -96,18 +96,18 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
     ledger.begin(1, 3, "a", "node")
     ledger.join("b")
     clock.now = 2.0
-    assert ledger.next_copy() == unit(0)
+    assert ledger.next_backup() == unit(0)
     assert ledger.begin(0, 3, "a", "node", True) is None
-    assert ledger.next_copy() == unit(1), "the copy that came to nothing holds nobody's call"
+    assert ledger.next_backup() == unit(1), "the backup that came to nothing holds nobody's call"
     assert ledger.summary() == {
         "num_repeated_units": 0,
         "num_deaths": 0,
         "num_condemned_rows": 0,
-        "num_copies": 0,
+        "num_backups": 0,
     }
 
 
-def test_a_copy_is_no_death_and_whoever_is_second_need_not_begin() -> None:
+def test_a_backup_is_no_death_and_whoever_is_second_need_not_begin() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     assert ledger.begin(0, 3, "b", "node", True) == Attempt(0, is_careful=False)
@@ -119,10 +119,10 @@ def test_a_copy_is_no_death_and_whoever_is_second_need_not_begin() -> None:
     assert ledger.begin(0, 3, "c", "node", True) is None
     assert ledger.next_group(0) is None, "a careful attempt learns that it is over"
     ledger.finish(0)
-    assert (ledger.summary()["num_deaths"], ledger.summary()["num_copies"]) == (0, 1)
+    assert (ledger.summary()["num_deaths"], ledger.summary()["num_backups"]) == (0, 1)
 
 
-def test_a_copy_that_kills_counts_and_is_not_repeated() -> None:
+def test_a_backup_that_kills_counts_and_is_not_repeated() -> None:
     ledger = ledger_of(1, Clock())
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
@@ -132,7 +132,7 @@ def test_a_copy_that_kills_counts_and_is_not_repeated() -> None:
     assert ledger.next_group(0) is not None
 
 
-def test_a_copy_whose_node_was_lost_may_begin_again() -> None:
+def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
     ledger = ledger_of(1, Clock())
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "lost", True)
@@ -140,30 +140,30 @@ def test_a_copy_whose_node_was_lost_may_begin_again() -> None:
     assert ledger.summary()["num_deaths"] == 0
 
 
-def test_a_unit_that_somebody_died_over_gets_no_copy() -> None:
+def test_a_unit_that_somebody_died_over_gets_no_backup() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     ledger.begin(0, 4, "a", "node")
     ledger.join("idle")
     ledger.begin(0, 4, "b", "node")
     clock.now = 5.0
-    assert ledger.next_copy() is Pace.STOP
+    assert ledger.next_backup() is Pace.STOP
 
 
-def test_a_run_that_stops_copies_nothing() -> None:
+def test_a_run_that_stops_backs_nothing_up() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     ledger.join("idle")
     clock.now = 5.0
     ledger.stop()
-    assert ledger.next_copy() is Pace.STOP
+    assert ledger.next_backup() is Pace.STOP
 
 
 def test_what_is_finished_is_forgotten() -> None:
     ledger = Ledger(lambda node: True)
     for unit_id in range(1000):
         assert ledger.hand_out(unit(unit_id)) is Pace.GO
-        ledger.begin(unit_id, 3, "a", "node")
+        ledger.begin(unit_id, 3, f"a{unit_id}", "node")
         ledger.begin(unit_id, 3, "b", "node")
         ledger.finish(unit_id)
     assert not ledger._units
@@ -188,7 +188,7 @@ class Actor:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_dies_dawdles_or_is_copied_every_unit_ends_and_only_killers_are_condemned(seed: int) -> None:
+def test_whatever_dies_dawdles_or_is_backed_up_every_unit_ends_and_only_killers_are_condemned(seed: int) -> None:
     chance, clock, num_rows, num_units = random.Random(seed), Clock(), 6, 12
     killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
     ledger = ledger_of(num_units, clock)
@@ -198,17 +198,17 @@ def test_whatever_dies_dawdles_or_is_copied_every_unit_ends_and_only_killers_are
         chance.choice(actors).calls.append((unit_id, False))
     for _ in range(5000):
         clock.now += 1.0
-        copy = ledger.next_copy()
-        if not isinstance(copy, Pace):
-            min(actors, key=lambda actor: len(actor.calls)).calls.append((copy.unit_id, True))
+        backup = ledger.next_backup()
+        if not isinstance(backup, Pace):
+            min(actors, key=lambda actor: len(actor.calls)).calls.append((backup.unit_id, True))
         actor = chance.choice(actors)
         if not actor.calls:
             ledger.join(actor.process)
             continue
-        unit_id, is_copy = actor.calls[0]
+        unit_id, is_backup = actor.calls[0]
         deadly = killers.get(unit_id, set())
         if actor.attempt is None:
-            actor.attempt = ledger.begin(unit_id, num_rows, actor.process, "node", is_copy)
+            actor.attempt = ledger.begin(unit_id, num_rows, actor.process, "node", is_backup)
             if actor.attempt is None:
                 actor.calls.popleft()
             continue

@@ -1,6 +1,7 @@
 """Rows that nobody wants any more leave the engine to those that somebody waits for."""
 
 import asyncio
+from collections.abc import Sequence as Seq
 
 import pytest
 
@@ -53,3 +54,32 @@ def test_what_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
     asyncio.run(scenario())
     assert all(sequence.is_finished for sequence in wanted)
     assert not any(sequence.num_rounds for sequence in unwanted)
+
+
+def test_what_waits_for_a_slot_ends_without_its_prompt_being_read(text_pair: Pair) -> None:
+    engine = Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none"))
+    num_read = 0
+    prefill = engine.target.prefill
+
+    def counting(slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        nonlocal num_read
+        num_read += sum(map(len, token_ids))
+        prefill(slots, token_ids, starts)
+
+    engine.target.prefill = counting  # type: ignore[method-assign]
+    unwanted = sequences(6, LONG)
+
+    async def scenario() -> None:
+        loop = EngineLoop(engine)
+        waiting = asyncio.ensure_future(loop.finish(unwanted))
+        while not any(sequence.num_rounds for sequence in unwanted):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while loop.numbers().num_running or loop.numbers().num_waiting:
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert num_read == 2, "prompts were read that nobody wants"
+    assert sum(bool(sequence.num_rounds) for sequence in unwanted) == 1

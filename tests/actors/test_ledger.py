@@ -130,6 +130,31 @@ def test_the_attempt_that_brings_a_death_to_light_says_so_once() -> None:
     ledger = Ledger(lambda node: True)
     attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
+    assert [attempt and attempt.follows_death for attempt in attempts] == [False, False, True, False]
     elsewhere = Ledger(lambda node: False)
     attempts = [elsewhere.begin(0, 4, process, "gone") for process in "ab"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]
+
+
+def test_a_process_that_dies_over_three_units_is_one_death_and_holds_against_each_of_them() -> None:
+    ledger = Ledger(lambda node: True)
+    for unit_id in range(3):
+        ledger.begin(unit_id, 4, "a", "node")
+    attempts = [ledger.begin(unit_id, 4, "b", "node") for unit_id in range(3)]
+    assert [attempt and attempt.num_deaths for attempt in attempts] == [1, 0, 0]
+    assert all(attempt and attempt.follows_death for attempt in attempts)
+    assert ledger.summary()["num_deaths"] == 1
+    ledger.begin(0, 4, "c", "node")
+    ledger.finish(1)
+    assert ledger.summary()["num_deaths"] == 2, "b died over unit 0"
+    assert ledger.begin(0, 4, "c", "node") == Attempt(3, is_careful=True), "two processes died over it"
+
+
+def test_a_death_that_only_a_refused_backup_brings_to_light_is_told_to_the_next_attempt() -> None:
+    ledger = Ledger(lambda node: True)
+    ledger.begin(0, 4, "a", "node")
+    ledger.begin(0, 4, "b", "node", True)
+    assert ledger.begin(0, 4, "c", "node", True) is None
+    attempt = ledger.begin(1, 4, "c", "node")
+    assert attempt is not None
+    assert (attempt.num_deaths, attempt.follows_death) == (1, False)

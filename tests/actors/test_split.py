@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,6 @@ from actors.remote_drafter import RemoteDrafter
 from actors.settings import DraftSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
-from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.model import LanguageModel
 from pipeline.logs import LogSettings
 
@@ -54,7 +52,7 @@ def engine_over(target: LanguageModel, drafter: Any, verification: str = "couple
     options = EngineOptions(
         num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, verification=verification
     )
-    return Engine(target, drafter, options, MAX_LEN)
+    return Engine([(target, drafter)], options, MAX_LEN)
 
 
 def terms(target: LanguageModel, verification: str = "coupled", most_candidates: int = 0) -> DraftTerms:

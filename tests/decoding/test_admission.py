@@ -1,6 +1,7 @@
 """Prompts are read in chunks and copied where they repeat; the text never shows it, and nobody waits for ever."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def plain(request, models):
 
 def _engine(models, drafter: str, *, budget: int = 512, shares: bool = True, **options: object) -> Engine:
     engine = engine_over(models.target, models.good_draft, drafter, max_prefill_tokens=budget, **options)
-    engine._admission.shares_prefixes = shares
+    engine.lanes[0].admission.shares_prefixes = shares
     return engine
 
 
@@ -158,7 +159,7 @@ def _steps(engine: Engine, reads: Reads) -> list[tuple[int, int]]:
     found, before = [], 0
     while engine.has_work:
         engine.step()
-        found.append((reads.num_tokens - before, sum(not sequence.is_finished for sequence in engine._running)))
+        found.append((reads.num_tokens - before, sum(not sequence.is_finished for sequence in engine.lanes[0].running)))
         before = reads.num_tokens
     return found
 
@@ -204,7 +205,7 @@ def test_short_prompts_overtake_a_long_one_that_still_gets_half_of_every_budget(
     while engine.has_work:
         order += [sequence.tag for sequence in engine.step()]
         if "long" not in order:
-            slots = engine._admission._residents
+            slots = engine.lanes[0].admission._residents
             assert any(resident.sequence is long for resident in slots if resident)
     where = order.index("long")
     assert 3 < where < 20, "neither at once nor after all the others"
@@ -322,7 +323,7 @@ def test_a_cleared_engine_knows_nobody_and_shares_nothing(models, drafter):
         engine.step()
     assert engine.has_work
     engine.clear()
-    assert (engine.num_running, engine.has_work, engine._admission.num_waiting) == (0, False, 0)
+    assert (engine.num_running, engine.has_work, len(engine._waiting)) == (0, False, 0)
     before = engine.num_cached_tokens
     (again,) = engine.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
     assert engine.num_cached_tokens == before
@@ -330,3 +331,66 @@ def test_a_cleared_engine_knows_nobody_and_shares_nothing(models, drafter):
         [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6)
     )
     assert again.output_token_ids == expected.output_token_ids
+
+
+def test_what_is_dropped_before_it_writes_is_not_read_and_ends_at_once(models, monkeypatch):
+    target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
+    engine = _engine(models, "model", num_slots=2, budget=7, shares=False)
+    prompts = [[1], *random_prompts([60, 50, 40], seed=8)]
+    writing, filling, *waiting = sequences = [
+        Sequence.create(prompt, SamplingParams(max_tokens=30, ignore_eos=True), row=row)
+        for row, prompt in enumerate(prompts)
+    ]
+    engine.submit(sequences)
+    engine.step()
+    assert engine.num_running == 2
+    assert 0 < target.num_tokens < 59, "half a prompt is read"
+    num_read, num_rounds = target.num_tokens, writing.num_rounds
+    engine.drop(sequences)
+    assert sorted(map(id, engine.step())) == sorted(map(id, sequences)), "each comes back, once"
+    assert not engine.has_work
+    assert (target.num_tokens, draft.num_tokens) == (num_read, num_read), "a prompt was read for nobody"
+    assert (writing.finish_reason, writing.num_rounds) == ("length", num_rounds + 1)
+    assert all(s.finish_reason == "error" and not s.num_rounds for s in [filling, *waiting])
+    engine.drop(sequences)
+    assert not engine.has_work, "whoever has left the engine cannot be dropped"
+
+
+def test_who_waited_for_a_dropped_prompt_shares_with_the_next_of_them(models, monkeypatch):
+    target = Reads(monkeypatch, models.target)
+    engine = _engine(models, "none", num_slots=4, budget=7)
+    (prompt,) = random_prompts([60], seed=9)
+    sequences = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(4)]
+    blocker = Sequence.create([1], SamplingParams(max_tokens=70, ignore_eos=True), row=9)
+    engine.submit([blocker, *sequences[:3]])
+    engine.step()
+    assert 0 < target.num_tokens < 59
+    num_read = target.num_tokens
+    engine.drop(sequences[:1])
+    engine.submit(sequences[3:])
+    finished = list(engine.stream([]))
+    assert sorted(map(id, finished)) == sorted(map(id, [blocker, *sequences]))
+    assert target.num_tokens == num_read + 59, "each of the others read it again"
+    alone = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in (1, 2, 3)]
+    for sequence in alone:
+        run(_engine(models, "none", num_slots=1, shares=False), [sequence])
+    assert outputs(sequences[1:]) == outputs(alone)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_whatever_is_dropped_whenever_the_others_write_what_they_would_have_written(models, plain, drafter, seed):
+    temperature, expected = plain
+    chance = random.Random(seed)
+    engine = _engine(models, drafter, budget=chance.choice([3, 20]), num_slots=chance.choice([2, 5]))
+    sequences = _sequences(temperature)
+    unwanted = chance.sample(sequences, 9)
+    wanted = [sequence for sequence in sequences if sequence not in unwanted]
+    engine.submit(sequences)
+    finished: list[Sequence] = []
+    while engine.has_work:
+        finished += engine.step()
+        if unwanted and chance.random() < 0.4:
+            engine.drop([unwanted.pop()])
+    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    assert [s.output_token_ids for s in wanted] == [expected[sequences.index(s)] for s in wanted]

@@ -36,7 +36,7 @@ FLAGS = (
     f"--actors.min_actors={NUM_ACTORS}",
     f"--actors.max_actors={NUM_ACTORS}",
     f"--actors.units_in_flight={UNITS_IN_FLIGHT}",
-    "--no-run.backup_units",  # copies of slow units are no work repeated by a fault
+    "--no-run.backup_units",  # backups of slow units are no work repeated by a fault
 )
 
 

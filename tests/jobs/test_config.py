@@ -47,7 +47,7 @@ def test_a_config_becomes_the_packages_own_settings(yaml_file: Path) -> None:
     settings = config.generator_settings()
     assert settings.sampling == SamplingParams(temperature=0.5, stop=("a", "b"))
     assert settings.engine == EngineOptions(num_slots=5)
-    assert (settings.seed, config.actor_pool().calls_in_flight) == (3, 4)
+    assert (settings.seed, config.actor_pool().units_in_flight) == (3, 4)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def a_worker(refused: int = -1) -> type:
             if batch.num_rows != 1:
                 return pa.table({"receipt": [None], "failure": [f"{batch.num_rows} units in a call"]})
             unit_id = json.loads(batch["unit"][0].as_py())["unit_id"]
-            attempt = int(batch["is_copy"][0].as_py())
+            attempt = int(batch["is_backup"][0].as_py())
             if unit_id == refused:
                 return pa.table({"receipt": [None], "failure": ["this one is refused"]})
             text = json.dumps(Receipt(unit_id, Counts(num_rows=3), attempt).to_dict())
@@ -36,9 +36,9 @@ def a_worker(refused: int = -1) -> type:
     return Worker
 
 
-def tickets(ids: list[int], copies: tuple[int, ...] = ()) -> Callable[[], Iterator[Ticket]]:
+def tickets(ids: list[int], backups: tuple[int, ...] = ()) -> Callable[[], Iterator[Ticket]]:
     def source() -> Iterator[Ticket]:
-        yield from (Ticket(unit(unit_id), is_copy=True) for unit_id in copies)  # early: the end would cut them off
+        yield from (Ticket(unit(unit_id), is_backup=True) for unit_id in backups)  # early: the end would cut them off
         yield from (Ticket(unit(unit_id)) for unit_id in ids)
 
     return source
@@ -58,7 +58,7 @@ def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(mo
         remembered.append([len(operator._output_blocks_stats) for operator in maps])
 
     monkeypatch.setattr(dataset._ForgetBlocks, "on_execution_step", watch)
-    receipts = stream(tickets(list(range(40)), copies=(3, 39, 0)), 40, a_worker(), max_actors=2)
+    receipts = stream(tickets(list(range(40)), backups=(3, 39, 0)), 40, a_worker(), max_actors=2)
     assert sorted(receipt.unit_id for receipt in receipts) == list(range(40))
     assert remembered, "nobody was there to forget"
     assert all(lengths == [0, 0] for lengths in remembered), "the driver grows with every unit"
