@@ -1,4 +1,4 @@
-"""DraftLinks: a generator's ways to its draft actors, and the drafters over them. Lane k takes draft actor k, in turn."""
+"""DraftLinks: a generator's ways to its draft actors, and the drafters over them. Lanes take the actors in turn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class DraftLinks:
 
         Raises ValueError if one is there and cannot draft for this target.
         """
-        return all([link.connect(target.vocab_size) for link in self._links])
+        num_there = sum(link.connect(target.vocab_size) for link in self._links)
+        return num_there == len(self._links)
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
         """The drafter of a lane; one that was made before for the same lane is of no use from now on."""

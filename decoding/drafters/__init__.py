@@ -27,7 +27,7 @@ def make_drafter(
     num_slots: int,
     max_model_len: int,
 ) -> Drafter:
-    """The drafter of that name. Those of `NEED_A_MODEL` need `draft`: the loaded draft model, or what drafts with it."""
+    """The drafter of that name. Those of `NEED_A_MODEL` need `draft`: the loaded model, or what drafts with it."""
     if name in NEED_A_MODEL and draft is None:
         raise ValueError(f"drafter {name!r} needs a draft model; name one, or use drafter 'suffix' or 'none'")
     match name:
