@@ -1,8 +1,8 @@
 """DraftLink: a generator's way to one draft actor, which may be slow, die, come back or be replaced.
 
 Nobody waits for a draft actor that is out of reach: who asks for it is told so at once, and drafts nothing. After a
-failure the link waits (longer after each in a row) before it tries again; after too many it does not try any more. An
-actor that died for good, or stays silent, is reported to the roster, which names another one.
+failure, or an answer that came late, the link waits (longer after each in a row) before it tries again; after too many
+failures it does not try any more. An actor that died, or stays silent, is reported to the roster, which names another.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LinkNumbers:
     num_requests: int = 0
     num_rows: int = 0  # rows in those requests
     num_bytes_sent: int = 0
+    num_new_row_bytes: int = 0  # of those: rows that were sent whole
     num_bytes_received: int = 0
     wait_seconds: float = 0.0  # that rounds waited for drafts
 
@@ -120,8 +121,13 @@ class DraftLink:
             self._fail()
 
     def answered(self) -> None:
-        """It answered, in time or not."""
-        self._late_since, self._num_in_a_row, self._has_answered = None, 0, True
+        """It answered. One that was late is left alone for a while: a slow one must not make every round wait."""
+        self._has_answered = True
+        if self._late_since is None:
+            self._num_in_a_row = 0
+            return
+        self._late_since = None
+        self._wait_a_while()
 
     def failed(self, generation: int, error: Exception) -> None:
         """What was asked in this generation came to nothing. Several may say so of one failure."""
@@ -138,13 +144,16 @@ class DraftLink:
         now = self._clock()
         self._num_failures = 1 if now - self._failed_at > _TRUSTED_S else self._num_failures + 1
         self._failed_at, self._late_since, self._has_answered = now, None, False
-        self._retry_at = now + min(_FIRST_WAIT_S * 2.0**self._num_in_a_row, _LONGEST_WAIT_S)
-        self._num_in_a_row += 1
+        self._wait_a_while()
         self.generation += 1
         self.numbers.num_losses += 1
         if self._num_failures > self._settings.most_reconnects:
             self.is_gone, self._actor = True, None
             _log.error(Event("draft actor given up", failures=self._num_failures))
+
+    def _wait_a_while(self) -> None:
+        self._retry_at = self._clock() + min(_FIRST_WAIT_S * 2.0**self._num_in_a_row, _LONGEST_WAIT_S)
+        self._num_in_a_row += 1
 
     def _forget_actor(self) -> None:
         if self._actor is not None:

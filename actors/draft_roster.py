@@ -67,7 +67,9 @@ class DraftRoster:
         """None yet. `num_generators` are asked for at once: the draft actors for them are placed together."""
         set_up_logs(log_settings, run=run)
         self._drafts: DraftSettings = settings.drafts
-        self._num_together = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
+        num_at_once = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
+        self._most_lost = self._drafts.most_reconnects * num_at_once
+        self._num_placed_next = num_at_once  # later ones are placed one by one
         self._start = start or (lambda options: _start(options, settings, run, log_settings))
         self._clock = clock
         self._actors: list[_DraftActor] = []
@@ -90,7 +92,7 @@ class DraftRoster:
         for actor in self._actors:
             if client in actor.clients:
                 return actor.handle
-        if self._num_lost > self._drafts.most_reconnects:
+        if self._num_lost > self._most_lost:
             return None
         room = [actor for actor in self._actors if len(actor.clients) < self._drafts.num_sharing]
         actor = min(room, key=lambda actor: len(actor.clients)) if room else self._add()
@@ -125,7 +127,6 @@ class DraftRoster:
             "memory": drafts.memory,
             "resources": dict(drafts.resources) or None,
             "accelerator_type": drafts.accelerator_type,
-            "max_restarts": drafts.most_reconnects,
         }
         group, bundle = None, 0
         if drafts.demand:  # a group of nothing cannot be placed
@@ -141,7 +142,7 @@ class DraftRoster:
         for group in self._groups:
             if group.free:
                 return group, group.free.pop(0)
-        size = 1 if self._groups else self._num_together
+        size, self._num_placed_next = self._num_placed_next, 1
         labels = [dict(self._drafts.label_selector)] * size if self._drafts.label_selector else None
         handle = placement_group([self._drafts.demand] * size, self._drafts.strategy, bundle_label_selector=labels)
         group = _Group(handle, list(range(1, size)), size, self._clock())
@@ -157,7 +158,6 @@ class DraftRoster:
                 _log.warning(
                     Event("no room for draft actors together", actors=group.size, needs=str(self._drafts.demand))
                 )
-                self._num_together = 1
                 for actor in own:
                     self._remove(actor)
             if is_waiting or not own:

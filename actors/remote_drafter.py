@@ -113,6 +113,7 @@ class RemoteDrafter(Drafter):
         numbers = self._link.numbers
         numbers.num_requests += 1
         numbers.num_rows += len(told)
+        numbers.num_new_row_bytes += sum(newcomer.num_bytes for newcomer in newcomers)
         numbers.num_bytes_sent += len(message) + sum(newcomer.num_bytes for newcomer in newcomers)
         reference = actor.draft.remote(self._lane, terms, message, newcomers)
         places = tuple((slot, known) for slot, known, _ in told)

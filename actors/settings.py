@@ -53,7 +53,7 @@ class DraftSettings:
     strategy: Strategy = "PACK"  # of the placement group: on few nodes, or on different ones
     timeout_s: float = 2.0  # a round waits so long for its draft, and then goes on without
     start_timeout_s: float = 300.0  # a generator waits so long for its draft actors when it starts
-    most_reconnects: int = 16  # how often a generator looks for a draft actor that it lost, and how often one restarts
+    most_reconnects: int = 16  # draft actors that a generator may lose; after the next it does without for good
     most_candidates: int = 64  # of a draft's law under rejection: what crosses for each drafted token; 0: all tokens
 
     def __post_init__(self) -> None:

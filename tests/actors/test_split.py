@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import ray
 import torch
 
-from actors.draft_actor import DraftActor
-from actors.draft_link import DraftLink
+from actors import draft_roster
+from actors.draft_links import DraftLinks
 from actors.draft_mirror import DraftTerms
 from actors.remote_drafter import RemoteDrafter
-from actors.settings import DraftSettings, ModelSettings
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
+from decoding.load import Parts
 from decoding.model import LanguageModel
+from decoding.rows import Rows, sampling_batch
 from pipeline.logs import LogSettings
+from tests.jobs.runs import wait_until
 
 pytestmark = pytest.mark.ray
 Pair = tuple[str, str]
@@ -47,18 +52,6 @@ def target(text_pair: Pair) -> LanguageModel:
     return LanguageModel.load(text_pair[0], "cpu")
 
 
-@pytest.fixture(scope="module")
-def draft_actor(text_pair: Pair, ray_address: str) -> Iterator[Any]:
-    models = ModelSettings(target=text_pair[0], draft=text_pair[1], device="cpu", dtype="float32")
-    actor = ray.remote(DraftActor).options(num_cpus=0).remote(models, 3, "test", LogSettings(level="error"))
-    yield actor
-    ray.kill(actor)
-
-
-def link_to(actor: Any, **settings: Any) -> DraftLink:
-    return DraftLink(lambda lost: ray.put(actor), DraftSettings(**{"timeout_s": 60.0, **settings}))
-
-
 def engine_over(target: LanguageModel, drafter: Any, verification: str = "coupled") -> Engine:
     options = EngineOptions(
         num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, verification=verification
@@ -70,23 +63,162 @@ def terms(target: LanguageModel, verification: str = "coupled", most_candidates:
     return DraftTerms(NUM_SLOTS, MAX_LEN, target.vocab_size, target.eos_token_ids, verification, most_candidates)
 
 
-@pytest.fixture
-def remote(target: LanguageModel, draft_actor: Any) -> RemoteDrafter:
-    link = link_to(draft_actor)
-    assert link.connect(target.vocab_size)
-    return RemoteDrafter(link, "lane", terms(target), 60.0)
-
-
 def counts_and_tokens(sequences: list[Sequence]) -> list[Any]:
     return [(s.output_token_ids, s.finish_reason, s.num_rounds, s.num_accepted_tokens) for s in sequences]
 
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_remote_drafter_drafts_what_a_local_one_drafts(
-    target: LanguageModel, text_pair: Pair, remote: RemoteDrafter, name: str
+    target: LanguageModel, text_pair: Pair, run: Run, name: str
 ) -> None:
     draft = LanguageModel.load(text_pair[1], "cpu")
     local = make_drafter("model", draft, target.vocab_size, NUM_SLOTS, MAX_LEN)
     expected = counts_and_tokens(engine_over(target, local).generate(PROMPTS, PARAMS[name], seed=3))
+    remote = RemoteDrafter(run.links._links[0], "alone", terms(target), 60.0)
     assert counts_and_tokens(engine_over(target, remote).generate(PROMPTS, PARAMS[name], seed=3)) == expected
     assert sum(row[3] for row in expected) > 40
+
+
+@pytest.fixture(scope="module")
+def settings(text_pair: Pair) -> GeneratorSettings:
+    return GeneratorSettings(
+        models=ModelSettings(target=text_pair[0], draft=text_pair[1], device="cpu", dtype="float32"),
+        engine=EngineOptions(
+            num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, draft_length="fixed"
+        ),
+        placement="split",
+        drafts=DraftSettings(num_cpus=0, timeout_s=60.0),
+    )
+
+
+def start_roster(settings: GeneratorSettings, num_generators: int = 1) -> Any:
+    return draft_roster.start_roster(settings, "test", LogSettings(level="error"), num_generators)
+
+
+@pytest.fixture(scope="module")
+def roster(settings: GeneratorSettings, ray_address: str) -> Iterator[Any]:
+    actor = start_roster(settings)
+    yield actor
+    ray.kill(actor)
+
+
+class Run:
+    """An engine with two lanes over draft actors, and what it does to them between two steps."""
+
+    def __init__(self, target: LanguageModel, settings: GeneratorSettings, roster: Any) -> None:
+        self.links = DraftLinks(settings, roster)
+        self.links.connect(target)
+        parts = Parts(target, None, "model", MAX_LEN, self.links.num_lanes, self.links)
+        self.engine = Engine._over(parts, settings.engine)
+
+    @property
+    def pid(self) -> int:
+        """Of the draft actor."""
+        actor = self.links._links[0].actor()
+        return 0 if actor is None else int(ray.get(actor.ready.remote(self.engine.target.vocab_size)))
+
+    def write(
+        self, params: SamplingParams, after_step: Callable[[int], None] = lambda step: None
+    ) -> list[tuple[list[int], str | None]]:
+        sequences = [
+            Sequence.create(prompt, params, run_seed=3, row=row, sample=sample)
+            for row, prompt in enumerate(PROMPTS)
+            for sample in range(params.n)
+        ]
+        self.engine.submit(sequences)
+        step = 0
+        while self.engine.has_work:
+            self.engine.step()
+            step += 1
+            after_step(step)
+        self.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
+        return [(sequence.output_token_ids, sequence.finish_reason) for sequence in sequences]
+
+
+@pytest.fixture(scope="module")
+def run(target: LanguageModel, settings: GeneratorSettings, roster: Any) -> Run:
+    return Run(target, settings, roster)
+
+
+@pytest.fixture(scope="module")
+def plain(target: LanguageModel) -> dict[str, list[Any]]:
+    """What the target writes alone, one row after the other."""
+    options = EngineOptions(num_slots=1, max_model_len=MAX_LEN)
+    engine = Engine([(target.share(), make_drafter("none", None, target.vocab_size, 1, MAX_LEN))], options, MAX_LEN)
+    return {
+        name: [(s.output_token_ids, s.finish_reason) for s in engine.generate(PROMPTS, params, seed=3)]
+        for name, params in PARAMS.items()
+    }
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(
+    run: Run, plain: dict[str, list[Any]], name: str
+) -> None:
+    assert run.write(PARAMS[name]) == plain[name]
+    assert run.num_accepted > 40
+
+
+def test_a_round_of_a_row_takes_at_most_32_bytes(run: Run) -> None:
+    run.write(PARAMS["sampled"])
+    numbers = run.links.numbers
+    assert numbers.num_rows > 50
+    crossed = numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received
+    assert crossed <= 32 * numbers.num_rows
+
+
+def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
+    run: Run, roster: Any, plain: dict[str, list[Any]]
+) -> None:
+    def kill(step: int) -> None:
+        if step == 9:
+            os.kill(run.pid, signal.SIGKILL)
+
+    assert run.write(PARAMS["sampled"], kill) == plain["sampled"]
+    assert run.links.numbers.num_losses == 1
+    wait_until(lambda: bool(run.pid))
+    assert run.write(PARAMS["sampled"]) == plain["sampled"]
+    assert run.num_accepted > 40
+    assert ray.get(roster.numbers.remote()) == {"num_actors": 1, "num_lost": 1}
+
+
+def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(
+    run: Run, plain: dict[str, list[Any]]
+) -> None:
+    pid, num_asked, numbers_before = run.pid, [0, 0], run.links.numbers
+    for lane in run.engine.lanes:
+        lane.drafter._timeout_s = 0.5  # type: ignore[attr-defined]
+
+    def freeze(step: int) -> None:
+        if step == 9:
+            num_asked[0] = run.links.numbers.num_requests
+            os.kill(pid, signal.SIGSTOP)
+        if step == 30:
+            num_asked[1] = run.links.numbers.num_requests
+            os.kill(pid, signal.SIGCONT)
+
+    try:
+        assert run.write(PARAMS["sampled"], freeze) == plain["sampled"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert num_asked[1] - num_asked[0] <= len(run.engine.lanes)
+    assert run.links.numbers.num_timeouts > numbers_before.num_timeouts
+    assert run.links.numbers.num_losses == numbers_before.num_losses
+    for lane in run.engine.lanes:
+        lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+    nobody = rows_of([Sequence.create([1, 2], SamplingParams())], [0])
+
+    def is_up() -> bool:  # once what is late was taken
+        for lane in run.engine.lanes:
+            lane.drafter.ask(nobody)
+        return run.links._links[0].is_up
+
+    wait_until(is_up)
+    assert run.pid == pid
+    assert run.write(PARAMS["sampled"]) == plain["sampled"]
+    assert run.num_accepted > 40
+
+
+def rows_of(sequences: list[Sequence], limits: list[int], verification: Any = "coupled") -> Rows:
+    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
+    return Rows(tuple(sequences), sampling, tuple(limits), verification)
