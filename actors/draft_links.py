@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import ray
+
 from actors.draft_link import DraftLink, LinkNumbers
 from actors.draft_mirror import DraftTerms
 from actors.draft_roster import BEAT_EVERY_S
@@ -35,6 +37,11 @@ class DraftLinks:
     def numbers(self) -> LinkNumbers:
         """Of all links together; any thread may ask."""
         return sum((link.numbers for link in self._links), LinkNumbers())
+
+    def actor_numbers(self) -> list[dict[str, float]]:
+        """What the draft actors within reach say of themselves (`DraftActor.numbers`). Waits for them."""
+        actors = [actor for link in self._links if (actor := link.actor()) is not None]
+        return list(ray.get([actor.numbers.remote() for actor in actors]))
 
     def connect(self, target: Target) -> bool:
         """Wait for the draft actors, for as long as the settings say; whether all are there.

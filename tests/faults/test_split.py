@@ -40,13 +40,14 @@ SHARED, TWO_EACH = "--drafts.per_target=0.5", "--drafts.per_target=2"
 
 @pytest.fixture(scope="module")
 def corpora(ray_address: str, text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Corpora:
-    """72 rows in 36 units and what a colocated run writes, by temperature."""
+    """72 rows in 36 units, one of which is bad, and what a colocated run writes, by temperature."""
     made: dict[str, Corpus] = {}
 
     def corpus(temperature: str) -> Corpus:
         if temperature not in made:
             folder = tmp_path_factory.mktemp("colocated")
-            source = write_jsonl(folder / "in.jsonl", prompts(72))
+            rows = [*prompts(71), {"id": "bad", "kind": "a"}]
+            source = write_jsonl(folder / "in.jsonl", rows)
             flags = (*COLOCATED, f"--sampling.temperature={temperature}")
             made[temperature] = undisturbed(source, folder / "out", text_pair, *flags)
         return made[temperature]
