@@ -91,6 +91,7 @@ class DraftLink:
             waited_s = self._settings.start_timeout_s
             _log.warning(Event("draft actor not there", waited_s=waited_s, needs=str(self._settings.demand)))
         except ray.exceptions.RayError as error:
+            self._finding = None
             self.failed(self.generation, error)
         return self._has_answered
 

@@ -103,6 +103,8 @@ class LanguageModel(LocalTarget):
         """The same weights with a cache of its own. One thread drives all who share."""
         twin = copy(self)
         twin.cache = None
+        if self.graphs is not None:  # they are recorded over one cache
+            twin.graphs = ForwardGraphs(twin._run_fused, cuda_recorder())
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:

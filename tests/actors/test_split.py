@@ -11,13 +11,14 @@ import pytest
 import ray
 import torch
 
-from actors import draft_roster
+from actors import draft_roster, remote_drafter
 from actors.draft_links import DraftLinks
 from actors.draft_mirror import DraftTerms
 from actors.remote_drafter import RemoteDrafter
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
+from decoding.drafters.model import ModelDrafter
 from decoding.load import Parts
 from decoding.model import LanguageModel
 from decoding.rows import Rows, sampling_batch
@@ -102,6 +103,12 @@ def roster(settings: GeneratorSettings, ray_address: str) -> Iterator[Any]:
     ray.kill(actor)
 
 
+def take(engine: Engine) -> None:
+    """One step, if there is work."""
+    if engine.has_work:
+        engine.step()
+
+
 class Run:
     """An engine with two lanes over draft actors, and what it does to them between two steps."""
 
@@ -157,6 +164,54 @@ def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(
 ) -> None:
     assert run.write(PARAMS[name]) == plain[name]
     assert run.num_accepted > 40
+
+
+def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
+    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
+) -> None:
+    """What was forgotten there is told again."""
+    other = [
+        (target.share(), RemoteDrafter(run.links._links[0], f"other/{lane}", terms(target), 60.0)) for lane in range(3)
+    ]
+    assert len(other) + len(run.engine.lanes) > draft_roster.LANES_PER_GENERATOR
+    beside = Engine(other, settings.engine, MAX_LEN)
+    sequences = [Sequence.create(prompt, PARAMS["greedy"], run_seed=3, row=row) for row, prompt in enumerate(PROMPTS)]
+    beside.submit(sequences)
+    assert run.write(PARAMS["sampled"], lambda step: take(beside)) == plain["sampled"]
+    while beside.has_work:
+        beside.step()
+    assert [(s.output_token_ids, s.finish_reason) for s in sequences] == plain["greedy"]
+    assert run.num_accepted > 40
+    assert sum(s.num_accepted_tokens for s in sequences) > 40
+    assert ray.get(run.links._links[0].actor().numbers.remote())["num_lanes"] == draft_roster.LANES_PER_GENERATOR
+
+
+@pytest.mark.parametrize("most_candidates", [0, 16])
+def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
+    run: Run, target: LanguageModel, text_pair: Pair, most_candidates: int
+) -> None:
+    sequences = [Sequence.create(prompt, PARAMS["penalized"], row=row) for row, prompt in enumerate(PROMPTS[:3])]
+    rows = rows_of(sequences, [4, 0, 2], "rejection")
+    link = run.links._links[0]
+    remote = RemoteDrafter(link, "law", terms(target, "rejection", most_candidates), 60.0)
+    local = ModelDrafter(LanguageModel.load(text_pair[1], "cpu"), target.vocab_size, 3, MAX_LEN, most_candidates)
+    local.admit([0, 1, 2], sequences)
+    with torch.inference_mode():
+        expected = local.propose(rows)
+    found = remote.propose(rows)
+    assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
+    assert found.most_B == (4, 0, 2)
+    assert expected.probs_BKV is not None
+    assert found.probs_BKV is not None
+    for row, count in enumerate([4, 0, 2]):
+        assert found.token_ids_BK[row, :count].equal(expected.token_ids_BK[row, :count])
+        assert found.probs_BKV[row, :count].equal(expected.probs_BKV[row, :count])
+
+
+def test_drafted_tokens_without_their_law_are_of_no_use_under_rejection(target: LanguageModel) -> None:
+    rows = rows_of([Sequence.create([1, 2], SamplingParams())], [3], "rejection")
+    draft = remote_drafter._draft(rows, {0: (5, 6, 7)}, None, target.vocab_size)
+    assert draft.num_draft_tokens_B.tolist() == [0]
 
 
 def test_a_round_of_a_row_takes_at_most_32_bytes(run: Run) -> None:
