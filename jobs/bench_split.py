@@ -55,7 +55,7 @@ class Measured:
     batch: int
     num_rows: int
     threads: int  # of the engine's process
-    draft_length: Any
+    draft_length: str  # "adaptive", or a number
     is_split: bool
     seconds: list[float] = field(default_factory=list)
     wait_seconds: list[float] = field(default_factory=list)
@@ -215,14 +215,14 @@ def print_table(found: Seq[Measured]) -> None:
 def _settings(
     options: BenchOptions, pair: Path, corpus: Corpus, measured: Measured, draft_threads: int
 ) -> GeneratorSettings:
-    fixed = {} if measured.draft_length == "adaptive" else {"num_speculative_tokens": int(measured.draft_length)}
+    is_fixed = measured.draft_length != "adaptive"
     settings = GeneratorSettings(
         models=ModelSettings(target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype),
         engine=EngineOptions(
             num_slots=measured.batch,
             max_model_len=corpus.max_model_len,
-            draft_length="fixed" if fixed else "adaptive",
-            **fixed,
+            draft_length="fixed" if is_fixed else "adaptive",
+            num_speculative_tokens=int(measured.draft_length) if is_fixed else 8,
         ),
         drafts=DraftSettings(num_cpus=draft_threads, timeout_s=60.0),
     )

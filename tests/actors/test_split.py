@@ -205,7 +205,7 @@ def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
     assert found.probs_BKV is not None
     for row, count in enumerate([4, 0, 2]):
         assert found.token_ids_BK[row, :count].equal(expected.token_ids_BK[row, :count])
-        assert found.probs_BKV[row, :count].equal(expected.probs_BKV[row, :count])
+        torch.testing.assert_close(found.probs_BKV[row, :count], expected.probs_BKV[row, :count], rtol=1e-4, atol=1e-6)
 
 
 def test_drafted_tokens_without_their_law_are_of_no_use_under_rejection(target: LanguageModel) -> None:
