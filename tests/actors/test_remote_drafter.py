@@ -29,12 +29,8 @@ class DraftActor:
         self.num_begun = 0
         self.is_ready: Callable[[], bool] = lambda: True
         self.draft = SimpleNamespace(remote=self._draft)
-        monkeypatch.setattr(
-            "actors.remote_drafter.ray.wait", lambda refs, timeout: (refs if self.is_ready() else [], [])
-        )
-        monkeypatch.setattr("actors.remote_drafter.ray.get", lambda ref: ref)
-        monkeypatch.setattr("actors.draft_link.ray.wait", lambda refs, timeout: (refs, []))
-        monkeypatch.setattr("actors.draft_link.ray.get", lambda ref: ref)
+        monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs if refs[0] is self or self.is_ready() else [], []))
+        monkeypatch.setattr("ray.get", lambda ref: ref)
 
     def _draft(self, lane: str, terms: DraftTerms | None, message: bytes, newcomers: list[Newcomer]) -> bytes | None:
         self.num_begun += terms is not None
