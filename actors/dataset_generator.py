@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.draft_links import DraftLinks
+from actors.draft_roster import start_roster
 from actors.engine_loop import EngineLoop
 from actors.generator import load_codec, load_engine
 from actors.metrics import Metrics
@@ -21,6 +23,7 @@ from pipeline.dataset import ActorPool, map_rows
 from pipeline.errors import ErrorRow, RowError, only_this_row
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow, RowPlace, read_row
+from pipeline.logs import LogSettings
 from pipeline.parquet_rows import to_rows
 from pipeline.records import Columns
 from pipeline.schema import generations_schema
@@ -52,21 +55,25 @@ def generate(
         raise ValueError(
             f"input_options.format is {options.format!r}, but a dataset has been read already; leave it out"
         )
-    arguments = {"settings": settings, "input_options": options}
-    return map_rows(dataset, DatasetGenerator, arguments, pool or ActorPool(), rows_per_batch)
+    pool = pool or ActorPool()
+    arguments: dict[str, Any] = {"settings": settings, "input_options": options}
+    if settings.placement == "split":
+        arguments["roster"] = start_roster(settings, _RUN, LogSettings(), pool.num_at_once)
+    return map_rows(dataset, DatasetGenerator, arguments, pool, rows_per_batch)
 
 
 class DatasetGenerator:
     """A Ray Data worker over batches of rows; several batches share the engine."""
 
-    def __init__(self, settings: GeneratorSettings, input_options: InputOptions) -> None:
-        """Load the models once."""
+    def __init__(self, settings: GeneratorSettings, input_options: InputOptions, roster: Any = None) -> None:
+        """Load the models once. `roster` is a DraftRoster, an actor, under placement "split"."""
         self._settings = settings
         self._options = input_options
         self._codec = load_codec(settings)
-        self._loop = EngineLoop(load_engine(settings))
+        links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
+        self._loop = EngineLoop(load_engine(settings, links))
         self._metrics = Metrics(_RUN)
-        self._heartbeat = publish_engine(self._metrics, self._loop)
+        self._heartbeat = publish_engine(self._metrics, self._loop, links)
         self._heartbeat.start()
 
     async def __call__(self, batch: pa.Table) -> pa.Table:

@@ -17,7 +17,12 @@ def footer_facts(engine: Engine) -> dict[str, str | bool]:
     """
     target = engine.target
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
-    return {"device": device, "dtype": _name(target.dtype), "is_batch_invariant": target.is_batch_invariant}
+    return {
+        "device": device,
+        "dtype": _name(target.dtype),
+        "is_batch_invariant": target.is_batch_invariant,
+        "placement": "split" if engine.has_remote_drafts else "colocated",
+    }
 
 
 def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:

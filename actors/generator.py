@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.draft_links import DraftLinks
 from actors.engine_facts import footer_facts, load_facts
 from actors.engine_loop import EngineLoop
 from actors.settings import GeneratorSettings
@@ -32,10 +33,15 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
     )
 
 
-def load_engine(settings: GeneratorSettings) -> Engine:
-    """The engine of these settings, models loaded and probed, or a ValueError saying why it cannot run."""
+def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
+    """The engine of these settings, models loaded and probed, or a ValueError saying why it cannot run.
+
+    `links` lead to the draft actors of placement "split".
+    """
     models = settings.models
-    return Engine.load(models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype)
+    return Engine.load(
+        models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
+    )
 
 
 class Generator(UnitWorker[EncodedRow]):
@@ -50,16 +56,21 @@ class Generator(UnitWorker[EncodedRow]):
         ledger: Any,
         hang_timeout_s: float,
         log_settings: LogSettings,
+        roster: Any = None,
     ) -> None:
-        """Load the models once; the units come later. `ledger` is the run's Ledger, an actor."""
+        """Load the models once; the units come later.
+
+        `ledger` is the run's Ledger, an actor; so is `roster`, its DraftRoster, under placement "split".
+        """
         super().__init__(run_path, input_options, carried, ledger, log_settings)
         started = time.monotonic()
         self._settings = settings
         try:
             self._codec = load_codec(settings)
-            self._loop = EngineLoop(load_engine(settings), hang_timeout_s)
+            links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
+            self._loop = EngineLoop(load_engine(settings, links), hang_timeout_s)
             facts = load_facts(self._loop.engine, settings.models.draft)
-            self._reporter.loaded(self._loop, settings.models, facts, time.monotonic() - started)
+            self._reporter.loaded(self._loop, settings.models, facts, time.monotonic() - started, links)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
             self._reporter.not_loaded(self._failure)

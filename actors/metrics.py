@@ -99,6 +99,19 @@ ENGINE_ROUND_SECONDS = Metric(
 ENGINE_SLOTS = Metric("dray_engine_slots", "gauge", "samples", "Samples that an engine can run at once.")
 ENGINE_RUNNING = Metric("dray_engine_running", "gauge", "samples", "Samples that an engine runs.")
 ENGINE_WAITING = Metric("dray_engine_waiting", "gauge", "samples", "Samples that wait for a slot of an engine.")
+DRAFT_LOSSES = Metric(
+    "dray_draft_actor_losses", "counter", "times", "A generator lost its draft actor, and went on without drafts."
+)
+DRAFT_TIMEOUTS = Metric(
+    "dray_draft_timeouts", "counter", "drafts", "Drafts of draft actors that came too late, or never."
+)
+DRAFT_BYTES_SENT = Metric(
+    "dray_draft_bytes_sent", "counter", "bytes", "Sent to draft actors: committed tokens, and new rows' prompts."
+)
+DRAFT_BYTES_RECEIVED = Metric("dray_draft_bytes_received", "counter", "bytes", "Received from draft actors: drafts.")
+DRAFT_WAIT_SECONDS = Metric(
+    "dray_draft_wait_seconds", "counter", "seconds", "Time that engines waited for drafts of draft actors."
+)
 UNITS_LEFT = Metric("dray_units_left", "gauge", "units", "Units that the command has still to do; from the driver.")
 ROWS_LEFT = Metric("dray_rows_left", "gauge", "rows", "Rows in them.")
 
@@ -125,6 +138,11 @@ METRICS: tuple[Metric, ...] = (
     ENGINE_SLOTS,
     ENGINE_RUNNING,
     ENGINE_WAITING,
+    DRAFT_LOSSES,
+    DRAFT_TIMEOUTS,
+    DRAFT_BYTES_SENT,
+    DRAFT_BYTES_RECEIVED,
+    DRAFT_WAIT_SECONDS,
     UNITS_LEFT,
     ROWS_LEFT,
 )

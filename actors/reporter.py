@@ -22,6 +22,7 @@ from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
 
 if TYPE_CHECKING:  # they bring torch, which a worker without an engine does not need
+    from actors.draft_links import DraftLinks
     from actors.engine_loop import EngineLoop
     from actors.settings import ModelSettings
 
@@ -41,11 +42,21 @@ class Reporter:
         self._metrics = Metrics(run)
         self._heartbeat = Heartbeat(self._metrics.add_storage_retries)
 
-    def loaded(self, loop: EngineLoop, models: ModelSettings, facts: Mapping[str, Any], seconds: float) -> None:
-        """The engine is there, of which these are the facts; from now on its numbers are published."""
+    def loaded(
+        self,
+        loop: EngineLoop,
+        models: ModelSettings,
+        facts: Mapping[str, Any],
+        seconds: float,
+        links: DraftLinks | None = None,
+    ) -> None:
+        """The engine is there, of which these are the facts; from now on its numbers are published.
+
+        `links` lead to its draft actors, if it has any.
+        """
         draft = {} if models.draft is None else {"draft": models.draft}
         _log.info(Event("actor loaded", target=models.target, **draft, **facts, seconds=round(seconds, 3)))
-        self._heartbeat = publish_engine(self._metrics, loop)
+        self._heartbeat = publish_engine(self._metrics, loop, links)
         self._heartbeat.start()
 
     def not_loaded(self, failure: str) -> None:
@@ -106,8 +117,8 @@ class Reporter:
         _log.error(Event("unit failed", unit=unit.unit_id, file=unit.file, error_type=type(error).__name__, at=where))
 
 
-def publish_engine(to: Metrics, loop: EngineLoop) -> Heartbeat:
-    """A heartbeat that publishes an engine's numbers, and the process's storage retries."""
+def publish_engine(to: Metrics, loop: EngineLoop, links: DraftLinks | None = None) -> Heartbeat:
+    """A heartbeat that publishes an engine's numbers, its links' to draft actors, and the process's storage retries."""
 
     def publish() -> None:
         numbers = loop.numbers()
@@ -117,6 +128,13 @@ def publish_engine(to: Metrics, loop: EngineLoop) -> Heartbeat:
         to.add_up_to(metrics.ENGINE_BUSY_SECONDS, numbers.busy_seconds)
         to.add_up_to(metrics.ENGINE_ROUND_SECONDS, numbers.round_seconds)
         to.add_up_to(metrics.OUT_OF_MEMORY, numbers.num_out_of_memory)
+        if links is not None:
+            of_links = links.numbers
+            to.add_up_to(metrics.DRAFT_LOSSES, of_links.num_losses)
+            to.add_up_to(metrics.DRAFT_TIMEOUTS, of_links.num_timeouts)
+            to.add_up_to(metrics.DRAFT_BYTES_SENT, of_links.num_bytes_sent)
+            to.add_up_to(metrics.DRAFT_BYTES_RECEIVED, of_links.num_bytes_received)
+            to.add_up_to(metrics.DRAFT_WAIT_SECONDS, of_links.wait_seconds)
         to.add_storage_retries()
 
     return Heartbeat(publish)

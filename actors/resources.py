@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from actors.settings import GeneratorSettings
 from decoding.device import Device
 from pipeline.dataset import ActorPool
 
@@ -59,6 +60,19 @@ def shortage(pool: ActorPool, nodes: Iterable[Mapping[str, Any]]) -> str | None:
     has = ", ".join(f"{sum(node['Resources'].get(name, 0.0) for node in fitting):g} {name}" for name in lacking)
     where = f" on the {len(fitting)} nodes that fit" if len(fitting) < len(alive) else ""
     return f"there is room for {num_fit} of {num_wanted} actors: each takes {needs} and there is {has}{where}"
+
+
+def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
+    """Where target and draft model stand, for a person."""
+    if settings.placement == "colocated":
+        return "colocated (all models of an engine in one actor)"
+    drafts = settings.drafts
+    shared = f"{drafts.num_per_generator} for each engine"
+    if drafts.num_sharing > 1:
+        shared = f"1 for {drafts.num_sharing} engines"
+    most = -(-pool.max_actors * drafts.num_per_generator // drafts.num_sharing)
+    holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
+    return f"split, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
 
 
 def _fits(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from decoding.device import Device
+from decoding.drafters import NEED_A_MODEL
 from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
@@ -33,12 +34,95 @@ class ChatSettings:
     template_columns: Mapping[str, str] = field(default_factory=dict)  # template variable -> column
 
 
+Placement = Literal["colocated", "split"]
+Strategy = Literal["PACK", "SPREAD"]
+_OWN_RESOURCES = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """Draft actors, for placement "split": how many, what each holds and where, and how long anybody waits for them."""
+
+    per_target: float = 1.0  # draft actors for a generator: 2 are two for each, 0.5 is one for two of them
+    num_cpus: float = 1.0  # logical CPUs a draft actor holds
+    num_gpus: float = 0.0  # GPUs it holds, also a share of one
+    memory: int | None = None  # bytes it holds
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources it holds
+    accelerator_type: str | None = None  # a name of ray.util.accelerators, such as H100
+    label_selector: Mapping[str, str] = field(default_factory=dict)  # what its node's labels must be
+    strategy: Strategy = "PACK"  # of the placement group: on few nodes, or on different ones
+    timeout_s: float = 2.0  # a round waits so long for its draft, and then goes on without
+    start_timeout_s: float = 300.0  # a generator waits so long for its draft actors when it starts
+    most_reconnects: int = 16  # draft actors that a generator may lose; after the next it does without for good
+    most_candidates: int = 64  # of a draft's law under rejection: what crosses for each drafted token; 0: all tokens
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        whole = self.per_target if self.per_target >= 1 else 1 / self.per_target if self.per_target > 0 else 0.0
+        if not whole or abs(whole - round(whole)) > 1e-2:
+            raise ValueError(
+                "drafts.per_target must be a whole number of draft actors for a generator, or 1 over the generators "
+                f"that share one (0.5, 0.25, ...), got {self.per_target}"
+            )
+        for name in ("num_cpus", "num_gpus", "most_reconnects", "most_candidates"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"drafts.{name} must not be negative, got {getattr(self, name)}")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise ValueError(f"drafts.num_gpus must be a whole number, or a share of one GPU, got {self.num_gpus}")
+        for name in ("timeout_s", "start_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"drafts.{name} must be above 0 seconds, got {getattr(self, name)}")
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"drafts.memory must be a positive number of bytes, got {self.memory}")
+        for name, amount in self.resources.items():
+            if name in _OWN_RESOURCES:
+                raise ValueError(f"drafts.resources names {name!r}; that is what drafts.{_OWN_RESOURCES[name]} is for")
+            if amount <= 0 or (amount > 1 and amount != int(amount)):
+                raise ValueError(
+                    f"drafts.resources: {name!r} must be a whole number, or a share between 0 and 1, got {amount}"
+                )
+        if self.strategy not in ("PACK", "SPREAD"):
+            raise ValueError(f"drafts.strategy must be 'PACK' or 'SPREAD', got {self.strategy!r}")
+
+    @property
+    def num_per_generator(self) -> int:
+        """Draft actors that a generator has."""
+        return max(1, round(self.per_target))
+
+    @property
+    def num_sharing(self) -> int:
+        """Generators that a draft actor serves."""
+        return max(1, round(1 / self.per_target))
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """What the scheduler sets aside for a draft actor, by the names under which a node lists its resources."""
+        demand = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0)}
+        demand |= {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
+        return {name: amount for name, amount in (demand | dict(self.resources)).items() if amount}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSettings:
-    """Models, engine, sampling and text settings of one run."""
+    """Models, engine, sampling and text settings of one run, and where the draft model stands."""
 
     models: ModelSettings
     engine: EngineOptions = field(default_factory=EngineOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatSettings = field(default_factory=ChatSettings)
     seed: int = 0
+    placement: Placement = "colocated"  # the draft model in the generator's process, or in draft actors
+    drafts: DraftSettings = field(default_factory=DraftSettings)  # of placement "split"
+
+    def __post_init__(self) -> None:
+        """Check what fields mean together."""
+        if self.placement not in ("colocated", "split"):
+            raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
+        if self.placement == "split":
+            drafter = self.engine.pick_drafter(self.models.draft)
+            if drafter not in NEED_A_MODEL:
+                why = "no draft model is named" if self.models.draft is None else f"engine.drafter is {drafter!r}"
+                raise ValueError(
+                    f"placement is 'split', which puts the draft model in actors of its own, but {why}; name "
+                    "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
+                )

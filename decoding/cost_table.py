@@ -21,6 +21,10 @@ class CostTable:
     draft: tuple[tuple[int, float], ...]  # (rows, seconds)
     round_seconds: float = 0.0
     position_seconds: float = 0.0
+    # Drafting in another process, while this one verifies other rows: a round then takes the longer of both, not both.
+    # `draft` is all that a step takes there, and each draft costs `trip_seconds` on top, however long it is.
+    is_overlapped: bool = False
+    trip_seconds: float = 0.0
 
     def target_seconds(self, num_tokens: int) -> float:
         """Of one forward over so many tokens, interpolated."""
@@ -29,6 +33,10 @@ class CostTable:
     def draft_seconds(self, num_rows: int) -> float:
         """Of one draft step for so many rows, interpolated."""
         return _interpolate(self.draft, num_rows)
+
+    def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
+        """Of so many draft steps for so many rows, less what the engine's own work on their positions takes."""
+        return num_steps * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 
     def target_by_tokens(self, most: int) -> npt.NDArray[np.float64]:
         """`target_seconds` of 0 to `most` tokens."""

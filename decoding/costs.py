@@ -17,7 +17,7 @@ def measure_costs(target: Timed, draft: Timed | None, num_slots: int, num_draft_
     Without a draft model drafting is taken to cost nothing. What stands in the caches is overwritten. Each time is the
     least of a few, taken in turns: other work on the machine only ever adds, and comes and goes.
     """
-    rows = sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
+    rows = row_counts(num_slots)
     shapes = [(num_rows, 1) for num_rows in rows]
     shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
     if num_slots > 1:
@@ -30,9 +30,14 @@ def measure_costs(target: Timed, draft: Timed | None, num_slots: int, num_draft_
             steps = _draft_seconds(target, draft, num_rows) if draft else 0.0
             draft_seconds[num_rows] = min(draft_seconds[num_rows], steps)
     return CostTable(
-        _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
-        _ascending(list(draft_seconds.items())),
+        ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
+        ascending(list(draft_seconds.items())),
     )
+
+
+def row_counts(num_slots: int) -> list[int]:
+    """The numbers of rows to time: powers of two, and all slots."""
+    return sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
 
 
 def _draft_seconds(target: Timed, draft: Timed, num_rows: int) -> float:
@@ -41,7 +46,7 @@ def _draft_seconds(target: Timed, draft: Timed, num_rows: int) -> float:
     return sum(draft.seconds(num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
 
 
-def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Sorted by size, one entry each, times never falling: more work is never cheaper, whatever the clock saw."""
     slowest: dict[int, float] = {}
     longest = 0.0

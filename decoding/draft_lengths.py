@@ -57,9 +57,14 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
 
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
-    seconds_C = round_seconds + steps_C * costs.draft_by_rows(num_rows)[num_steppers_C]
-    seconds_C += position_seconds * (num_rows * (1 + width_C) + steps_C * num_steppers_C)
-    speed_CN = expected_CN / (seconds_C[:, None] + target_seconds[num_rows + tokens_CN])
+    drafting_C = steps_C * costs.draft_by_rows(num_rows)[num_steppers_C] + costs.trip_seconds * (steps_C > 0)
+    verifying_CN = target_seconds[num_rows + tokens_CN]
+    verifying_CN = verifying_CN + (round_seconds + position_seconds * num_rows * (1 + width_C))[:, None]
+    if costs.is_overlapped:
+        speed_CN = expected_CN / np.maximum(verifying_CN, drafting_C[:, None])
+    else:
+        drafting_C += position_seconds * steps_C * num_steppers_C
+        speed_CN = expected_CN / (verifying_CN + drafting_C[:, None])
     best_c, best_n = np.unravel_index(speed_CN.argmax(), speed_CN.shape)
     if speed_CN[best_c, best_n] <= nothing.speed:
         return nothing

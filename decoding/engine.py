@@ -13,11 +13,12 @@ from decoding.costs import measure_costs
 from decoding.device import Device
 from decoding.drafters import Drafter
 from decoding.lane import Lane, share_out
-from decoding.load import Parts, load_parts
+from decoding.load import Parts, RemoteDrafts, load_parts
 from decoding.memory import give_back_freed_memory
 from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.overhead import with_overhead
+from decoding.remote_costs import with_remote_drafts
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence
@@ -64,10 +65,14 @@ class Engine:
         *,
         device: Device = "auto",
         dtype: DType = "auto",
+        remote: RemoteDrafts | None = None,
     ) -> "Engine":
-        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work."""
+        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work.
+
+        With `remote` the draft model is loaded there, not here.
+        """
         options = options or EngineOptions()
-        return cls._over(load_parts(target, draft, options, device, dtype), options)
+        return cls._over(load_parts(target, draft, options, device, dtype, remote), options)
 
     @classmethod
     def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":
@@ -84,6 +89,8 @@ class Engine:
                 most,
                 lambda model, drafter: cls([(model, drafter)], replace(options, num_slots=slots[0]), max_model_len=64),
             )
+            if drafter.is_remote:
+                costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
         lanes = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
         engine = cls(lanes, options, parts.max_model_len)
         engine._parts = parts
@@ -155,6 +162,11 @@ class Engine:
         self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
+
+    @property
+    def has_remote_drafts(self) -> bool:
+        """Whether another process drafts."""
+        return any(lane.drafter.is_remote for lane in self.lanes)
 
     @property
     def has_work(self) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
@@ -15,6 +16,20 @@ _DEFAULT_MAX_MODEL_LEN = 4096
 _log = logging.getLogger(__name__)
 
 
+class RemoteDrafts(Protocol):
+    """A draft model in other processes."""
+
+    num_lanes: int  # of an engine, so that one is drafted for while others are verified
+
+    def connect(self, target: Target) -> bool:
+        """Wait for them, for a while; whether they are there. Raises ValueError if they cannot draft for the target."""
+        ...
+
+    def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
+        """The drafter of a lane; one that was made before for the same lane is of no use from now on."""
+        ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """What an engine is made of."""
@@ -24,6 +39,7 @@ class Parts:
     drafter_name: DrafterName
     max_model_len: int
     num_lanes: int = 1
+    remote: RemoteDrafts | None = None  # in place of `draft`
 
     def target_of(self, lane: int) -> Target:
         """The target with a cache of this lane's own."""
@@ -31,23 +47,40 @@ class Parts:
 
     def make_drafter(self, lane: int, num_slots: int) -> Drafter:
         """A fresh drafter for so many rows of this lane."""
-        draft = self.draft if self.draft is None or lane == 0 else self.draft.share()
+        draft: LanguageModel | Drafter | None = self.draft
+        if self.remote is not None:
+            draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)
+        elif self.draft is not None and lane:
+            draft = self.draft.share()
         return make_drafter(self.drafter_name, draft, self.target.vocab_size, num_slots, self.max_model_len)
 
 
-def load_parts(target: str, draft: str | None, options: EngineOptions, device: Device, dtype: DType) -> Parts:
-    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work."""
+def load_parts(
+    target: str,
+    draft: str | None,
+    options: EngineOptions,
+    device: Device,
+    dtype: DType,
+    remote: RemoteDrafts | None = None,
+) -> Parts:
+    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work.
+
+    With `remote` the draft model is loaded there, not here.
+    """
     drafter_name = options.pick_drafter(draft)
     target_model = LanguageModel.load(target, device, dtype)
     check_model(target_model, target)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     draft_model = None
+    max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
+    if drafter_name in NEED_A_MODEL and remote is not None:
+        remote.connect(target_model)
+        return Parts(target_model, None, drafter_name, max_model_len, remote.num_lanes, remote)
     if drafter_name in NEED_A_MODEL and draft is not None:
         draft_model = LanguageModel.load(draft, device, dtype)
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
-    max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
     return Parts(target_model, draft_model, drafter_name, max_model_len)
 
 

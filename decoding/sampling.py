@@ -181,6 +181,17 @@ def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     return cut_PV.view(scores_BJV.shape)
 
 
+def keep_best(scores_BJV: torch.Tensor, most: int) -> torch.Tensor:
+    """The scores of each position's `most` best tokens, the others at -inf; the argument itself where most is 0.
+
+    A drafter that draws from these, and states their law, is as lossless as one that draws from all.
+    """
+    if not 0 < most < scores_BJV.shape[-1]:
+        return scores_BJV
+    best_BJM, ids_BJM = scores_BJV.topk(most, dim=-1)
+    return torch.full_like(scores_BJV, NEVER).scatter_(-1, ids_BJM, best_BJM)
+
+
 def probabilities(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     """The distribution itself, float32 [B, J, V]: a point mass on the best token where a row is greedy."""
     probs_BJV = scores_BJV.softmax(-1)

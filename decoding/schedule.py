@@ -133,8 +133,15 @@ class AdaptiveSchedule(Schedule):
         self._observe_tails(num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
-        forwards += steps * self.costs.draft_seconds(num_steppers) if steps else 0.0
-        self._own_time.observe(num_rows * (1 + max(num_drafted)) + steps * num_steppers, seconds - forwards)
+        drafting = self.costs.drafting_seconds(steps, num_steppers)
+        num_positions = num_rows * (1 + max(num_drafted))
+        if self.costs.is_overlapped:  # only what other rows' verification did not hide was waited for
+            own = self._own_time.costs
+            drafting -= forwards + own.round_seconds + num_positions * own.position_seconds
+            drafting = max(drafting, 0.0)
+        else:
+            num_positions += steps * num_steppers
+        self._own_time.observe(num_positions, seconds - forwards - drafting)
 
     def _observe_tails(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         plan, num_tail_tokens = self._plan, 0

@@ -23,12 +23,13 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+from actors.settings import ChatSettings, DraftSettings, GeneratorSettings, ModelSettings, Placement
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 from jobs.sections import (
     ActorsSection,
     ChatSection,
+    DraftsSection,
     EngineSection,
     InputSection,
     ModelsSection,
@@ -57,6 +58,10 @@ class RunConfig(BaseSettings):
     engine: EngineSection = EngineSection()
     sampling: SamplingSection = SamplingSection()
     actors: ActorsSection = ActorsSection()
+    placement: Placement = Field(
+        "colocated", description="Draft model in the engine's process (colocated), or in draft actors (split)."
+    )
+    drafts: DraftsSection = DraftsSection()
     run: RunSection = RunSection()
 
     model_config = SettingsConfigDict(
@@ -93,6 +98,8 @@ class RunConfig(BaseSettings):
             sampling=SamplingParams(**self.sampling.model_dump()),
             chat=ChatSettings(**self.chat.model_dump()),
             seed=self.run.seed,
+            placement=self.placement,
+            drafts=DraftSettings(**self.drafts.model_dump()),
         )
 
     def input_options(self) -> InputOptions:

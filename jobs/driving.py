@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import ray
 
+from actors.draft_roster import start_roster
 from actors.feed import Feed
 from actors.ledger import start_ledger
 from jobs.cluster import ShortageWatch
@@ -62,6 +63,9 @@ def drive(
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
     arguments = {**worker_arguments, "ledger": ledger}
+    if config.placement == "split":
+        run = Location.parse(config.output.path).short_name
+        arguments["roster"] = start_roster(worker_arguments["settings"], run, config.log_settings(), pool.num_at_once)
     timeout_s = config.run.no_progress_timeout_s
     with stop, progress, publishing, ShortageWatch(pool, ledger):
         try:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from actors.generator import Generator
+from actors.resources import describe_placement
+from decoding.drafters import NEED_A_MODEL
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
@@ -45,7 +47,7 @@ def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
         device, pool = pick_device(config)
         plan = make_plan(config, device)
         if config.dry_run:
-            print_plan(plan, config)
+            print_plan(plan, config, pool)
             return Exit.COMPLETE
         run_directory = create_run(plan, config)
     except (ValueError, OSError) as error:
@@ -103,7 +105,7 @@ def _generate(
         yield receipt.counts
 
 
-def print_plan(plan: Plan, config: RunConfig) -> None:
+def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     """Print what the run would do."""
     console, path = Console(), config.output.path
     if plan.run_directory is None:
@@ -122,7 +124,9 @@ def print_plan(plan: Plan, config: RunConfig) -> None:
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
-    console.print(f"  drafter: {drafter}{f' {models.draft}' if drafter == 'model' else ''}, {engine.verification}")
+    has_model = drafter in NEED_A_MODEL
+    console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
+    console.print(f"  placement: {describe_placement(plan.settings, pool)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
     console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")

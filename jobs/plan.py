@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 
 from actors.generator import load_codec
 from actors.settings import GeneratorSettings, ModelSettings
+from decoding.drafters import NEED_A_MODEL
 from decoding.support import load_config as load_model_config
 from decoding.support import max_positions, model_folder
 from decoding.vocabulary import check_same_vocabulary
@@ -160,7 +161,7 @@ def _check_models(settings: GeneratorSettings) -> None:
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     _check_limits(settings, target_config, vocab_size)
-    if engine.pick_drafter(models.draft) == "model" and models.draft is not None:
+    if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)
         check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from actors.settings import Strategy
 from decoding.device import Device
 from decoding.drafters import DrafterName
 from decoding.model import DType
@@ -113,6 +114,29 @@ class ActorsSection(Section):
         (), description="Labels to be content with where those do not exist, in order of preference."
     )
     units_in_flight: int = Field(2, description="Work units an actor works on at once.")
+
+
+class DraftsSection(Section):
+    """The draft actors of placement 'split'."""
+
+    per_target: float = Field(
+        1.0, description="Draft actors for an engine: 2 are two each, 0.5 is one for two engines."
+    )
+    num_cpus: float = Field(1.0, description="Logical CPUs a draft actor holds; its threads on CPU.")
+    num_gpus: float = Field(
+        0.0, description="GPUs a draft actor holds, also a share of one; without one it runs on CPU."
+    )
+    memory: ByteSize | None = Field(None, description="Memory a draft actor holds, such as 16GiB.")
+    resources: dict[str, float] = Field({}, description="Custom resources a draft actor holds, by their names.")
+    accelerator_type: str | None = Field(None, description="Kind of GPU of a draft actor, as Ray names it, such as L4.")
+    label_selector: dict[str, str] = Field({}, description="Labels of the nodes that draft actors may run on.")
+    strategy: Strategy = Field("PACK", description="Placement group of the draft actors: PACK or SPREAD over nodes.")
+    timeout_s: float = Field(2.0, description="Seconds a round waits for its draft before it goes on without.")
+    start_timeout_s: float = Field(300.0, description="Seconds an engine waits for its draft actors when it starts.")
+    most_reconnects: int = Field(16, description="Draft actors an engine may lose before it goes on without for good.")
+    most_candidates: int = Field(
+        64, description="Under rejection a draft actor draws from so many best tokens, whose law it sends; 0: from all."
+    )
 
 
 class RunSection(Section):

@@ -21,9 +21,13 @@ NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "hybrid")
 
 
 def make_drafter(
-    name: DrafterName, draft: LanguageModel | None, vocab_size: int, num_slots: int, max_model_len: int
+    name: DrafterName,
+    draft: LanguageModel | Drafter | None,
+    vocab_size: int,
+    num_slots: int,
+    max_model_len: int,
 ) -> Drafter:
-    """The drafter of that name; `draft` is the loaded draft model, which those of `NEED_A_MODEL` need."""
+    """The drafter of that name. Those of `NEED_A_MODEL` need `draft`: the loaded model, or what drafts with it."""
     if name in NEED_A_MODEL and draft is None:
         raise ValueError(f"drafter {name!r} needs a draft model; name one, or use drafter 'suffix' or 'none'")
     match name:
@@ -35,9 +39,15 @@ def make_drafter(
             return SuffixDrafter()
         case "model":
             assert draft is not None
-            return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+            return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
             assert draft is not None
-            return HybridDrafter(SuffixDrafter(), ModelDrafter(draft, vocab_size, num_slots, max_model_len))
+            return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
         case _:
             assert_never(name)
+
+
+def _by_model(draft: LanguageModel | Drafter, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
+    if isinstance(draft, LanguageModel):
+        return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+    return draft

@@ -18,8 +18,12 @@ from decoding.verify import Draft
 class Drafter(Protocol):
     """Proposes continuations of the running rows. Row b of a round stands in slot b. Inherit for what is left out."""
 
-    has_model: bool = False  # whether it can draft tokens with a draft model, a forward each
     is_remote: bool = False  # whether it drafts in another process, while this one does something else
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it can draft tokens with a draft model, a forward each; one that is out of reach may come back."""
+        return False
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """A new prompt comes to `slot`; its first `num_shared` tokens stand in slot `donor` (maybe the same one)."""

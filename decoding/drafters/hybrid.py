@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 from decoding.drafters.base import Drafter
-from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import point_masses
 from decoding.drafters.suffix import Offer, SuffixDrafter
 from decoding.rows import Rows
@@ -42,13 +41,17 @@ class SourceCounts:
 class HybridDrafter(Drafter):
     """A lookup and a draft model, side by side and one behind the other."""
 
-    has_model = True
-
-    def __init__(self, lookup: SuffixDrafter, model: ModelDrafter) -> None:
-        """Take over both."""
+    def __init__(self, lookup: SuffixDrafter, model: Drafter) -> None:
+        """Take over both. `model` is one with a draft model, here or in another process."""
         self._lookup, self._model = lookup, model
+        self.is_remote = model.is_remote
         self._tails: dict[int, tuple[int, Offer]] = {}  # by slot: the model's tokens, and what was added to them
         self.counts = {"lookup": SourceCounts(), "model": SourceCounts(), "tail": SourceCounts()}
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the draft model can be reached."""
+        return self._model.has_model
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Only the draft model reads prompts before they are complete."""
@@ -67,11 +70,15 @@ class HybridDrafter(Drafter):
         """The lookup's."""
         return self._lookup.outlook(rows)
 
+    def ask(self, rows: Rows) -> None:
+        """Only the draft model takes time."""
+        self._model.ask(self._for_model(rows))
+
     def propose(self, rows: Rows) -> Draft:
         """Each row's tokens from its own source. Under rejection a looked-up token's law is a point mass on it."""
         self._tails = {}
         looked_up = self._lookup.propose(rows.limited(rows.looks_up))
-        drafted = self._model.propose(rows.limited([not looks_up for looks_up in rows.looks_up]))
+        drafted = self._model.propose(self._for_model(rows))
         assert drafted.most_B is not None
         if not any(drafted.most_B):
             return looked_up
@@ -123,6 +130,10 @@ class HybridDrafter(Drafter):
     def reset(self, slot: int) -> None:
         """Only the draft model holds numbers."""
         self._model.reset(slot)
+
+    @staticmethod
+    def _for_model(rows: Rows) -> Rows:
+        return rows.limited([not looks_up for looks_up in rows.looks_up])
 
     def _with_tails(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
         """The looked-up tokens, and those behind the model's, at the places where they stand in the whole draft."""

@@ -18,7 +18,7 @@ from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.model import LanguageModel
 from decoding.rows import Rows
-from decoding.sampling import probabilities, process_logits
+from decoding.sampling import keep_best, probabilities, process_logits
 from decoding.sequence import Sequence
 from decoding.verify import Draft, draw_draft
 
@@ -33,9 +33,16 @@ class ModelDrafter(Drafter):
 
     has_model = True
 
-    def __init__(self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int) -> None:
-        """`vocab_size` is the target's: ids the target lacks are never proposed, ids the draft lacks are fed as 0."""
+    def __init__(
+        self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
+    ) -> None:
+        """`vocab_size` is the target's: ids the target lacks are never proposed, ids the draft lacks are fed as 0.
+
+        Under rejection a token is drawn from its `most_candidates` best (0: from all), and the law says so: what a
+        law has to name is then bounded, for whoever must send it.
+        """
         self._model = model
+        self._most_candidates = most_candidates
         self._vocab_size = vocab_size
         self._max_len = min(max_model_len, model.max_positions or max_model_len)
         self._num_ingested: dict[int, int] = {}  # positions whose keys and values are sure to be right, per slot
@@ -113,6 +120,7 @@ class ModelDrafter(Drafter):
             drafted_before_NK = drafted_NK[:, :step]
             if rows.verification == "rejection":
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
+                scores_N1V = keep_best(scores_N1V, self._most_candidates)
                 is_finite_N = scores_N1V.amax((1, 2)).isfinite()
                 tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), part.positions(0, 1)[:, 0])[
                     :, 0
@@ -133,6 +141,10 @@ class ModelDrafter(Drafter):
             torch.stack(laws, dim=1) if laws else None,
             most_B=tuple(limits),
         )
+
+    def roll_back(self, slot: int, length: int) -> None:
+        """What the slot holds from position `length` on was a guess that fell: for rows that wrote without drafting."""
+        self._num_ingested[slot] = min(self._num_ingested.get(slot, 0), length)
 
     def rest(self) -> None:
         """Read no prompt before somebody drafts."""

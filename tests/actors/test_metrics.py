@@ -12,6 +12,7 @@ import promql_parser as promql
 import pytest
 
 from actors import metrics
+from actors.draft_link import LinkNumbers
 from actors.engine_loop import EngineNumbers
 from actors.metrics import METRICS, Heartbeat, Metric, Metrics
 from actors.reporter import publish_engine
@@ -164,4 +165,24 @@ def test_an_engines_numbers_are_published_as_they_are(published: Callable[[Metri
         "dray_engine_busy_seconds": [2.0, 4.0],
         "dray_engine_round_seconds": [1.5, 0.5],
         "dray_out_of_memory": [1],
+    }
+
+
+def test_what_crossed_the_links_to_draft_actors_is_published_with_it(
+    published: Callable[[Metrics, Metric], list[float]],
+) -> None:
+    of = Metrics("demo")
+    numbers = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
+    loop: Any = SimpleNamespace(numbers=lambda: numbers)
+    crossed = LinkNumbers(num_losses=1, num_timeouts=2, num_bytes_sent=30, num_bytes_received=40, wait_seconds=0.5)
+    links: Any = SimpleNamespace(numbers=crossed)
+    publish_engine(of, loop, links).beat()
+    told = {metric.name: published(of, metric) for metric in METRICS if metric.name.startswith("dray_draft_")}
+    assert told == {
+        "dray_draft_tokens": [],
+        "dray_draft_actor_losses": [1],
+        "dray_draft_timeouts": [2],
+        "dray_draft_bytes_sent": [30],
+        "dray_draft_bytes_received": [40],
+        "dray_draft_wait_seconds": [0.5],
     }

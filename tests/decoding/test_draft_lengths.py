@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)), position_seconds=0.02)
 STAIRS = CostTable(((1, 1.0), (4, 1.2), (8, 3.0)), ((1, 0.3), (4, 0.4)), round_seconds=0.2, position_seconds=0.05)
 CHEAP_DRAFTS = CostTable(((1, 1.0), (6, 1.1), (7, 1.9)), ((1, 0.01), (4, 0.06)), position_seconds=0.001)
-COSTS = {"flat": FLAT, "line": LINE, "stairs": STAIRS, "cheap drafts": CHEAP_DRAFTS}
+ELSEWHERE = replace(STAIRS, is_overlapped=True, trip_seconds=0.4)
+FAR = replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7)
+COSTS = {
+    "flat": FLAT,
+    "line": LINE,
+    "stairs": STAIRS,
+    "cheap drafts": CHEAP_DRAFTS,
+    "elsewhere": ELSEWHERE,
+    "far away": FAR,
+}
 
 
 def survivals(seed: int, num_rows: int, depth: int) -> np.ndarray:
@@ -38,8 +48,11 @@ def speed(costs: CostTable, by_model, by_lookup, lengths, looks_up) -> float:
         expected += sum(survival)
         steps = steps if up else max(steps, length)
     seconds = costs.round_seconds + costs.target_seconds(num_rows + sum(lengths))
-    seconds += costs.position_seconds * (num_rows * (1 + max(lengths)) + steps * steppers)
-    return expected / (seconds + (steps * costs.draft_seconds(steppers) if steps else 0.0))
+    seconds += costs.position_seconds * num_rows * (1 + max(lengths))
+    drafting = steps * costs.draft_seconds(steppers) + costs.trip_seconds if steps else 0.0
+    if costs.is_overlapped:
+        return expected / max(seconds, drafting)
+    return expected / (seconds + drafting + costs.position_seconds * steps * steppers)
 
 
 def all_lengths(*survival: np.ndarray):
@@ -97,6 +110,15 @@ def test_a_choice_of_sources_is_never_worse_than_either_source_alone(name, seed)
 def test_nothing_is_drafted_where_nothing_may_be():
     plan = best_lengths(np.zeros((2, 4)), np.zeros((2, 4)), FLAT, 2)
     assert plan == DraftPlan((0, 0), (False, False), 2.0)
+
+
+def test_drafts_that_verification_hides_are_as_long_as_they_can_be():
+    survival = np.array([[0.9, 0.3, 0.01]])
+    here = CostTable(FLAT.target, ((1, 0.3), (64, 0.3)))
+    assert best_lengths(survival, None, here, 1).lengths == (1,)
+    assert best_lengths(survival, None, replace(here, is_overlapped=True), 1).lengths == (3,)
+    assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=0.3), 1).lengths == (2,)
+    assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=2.0), 1).lengths == (0,)
 
 
 def test_a_lookup_costs_no_draft_steps():

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -14,7 +14,8 @@ from decoding import SamplingParams
 from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
 from decoding.model import LanguageModel
-from decoding.verify import Draft
+from decoding.sampling import keep_best
+from decoding.verify import Draft, draw_draft
 from tests.decoding.tiny import build, engine_over, llama_config, noised, save
 from tests.decoding.toy import Law, is_plausible
 
@@ -99,6 +100,24 @@ def _in_every_way() -> Iterator[Any]:
 @pytest.mark.parametrize(("kind", "verification", "name"), _in_every_way())
 def test_texts_follow_the_targets_law(trio, law_of, kind, verification, name):
     assert is_plausible(_written(trio, kind, verification, name), law_of(name))
+
+
+@pytest.mark.parametrize("most_candidates", [1, 3])
+def test_texts_of_a_draft_that_draws_from_its_best_tokens_only_follow_the_law(
+    trio, law_of, most_candidates, monkeypatch
+):
+    few = partial(ModelDrafter, most_candidates=most_candidates)
+    monkeypatch.setattr("decoding.drafters.ModelDrafter", few)
+    assert is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
+
+
+def test_a_draft_that_draws_from_its_best_tokens_and_states_the_law_of_all_is_caught(trio, law_of, monkeypatch):
+    monkeypatch.setattr("decoding.drafters.model.draw_draft", _draw_from_the_best)
+    assert not is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
+
+
+def _draw_from_the_best(scores_BJV, *arguments):
+    return draw_draft(keep_best(scores_BJV, 2), *arguments)
 
 
 def _state_another_law(drafter_class, change):

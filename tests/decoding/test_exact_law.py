@@ -1,5 +1,7 @@
 """The rejection rule writes exactly the target's law: every path enumerated in float64, no sampling noise at all."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,6 +61,28 @@ def test_the_law_over_several_rounds_is_the_targets(seed):
 def test_larger_vocabularies_keep_the_law(vocab_size):
     target, draft = _pair(vocab_size, PARAMS["plain"], seed=7)
     assert difference(speculative_law(target, draft, 2, 3, rejection_law), target.law(3)) < EXACT
+
+
+@pytest.mark.parametrize("most_candidates", [1, 2, 3])
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_draft_that_draws_from_its_best_tokens_only_keeps_the_law(name, most_candidates):
+    target, draft = _pair(4, PARAMS[name])
+    few = replace(draft, most_candidates=most_candidates)
+    assert difference(speculative_law(target, few, 2, 3, rejection_law), target.law(3)) < EXACT
+
+
+def test_drawing_from_the_best_tokens_and_stating_the_law_of_all_breaks_the_law():
+    target, draft = _pair(4, PARAMS["plain"])
+    few = replace(draft, most_candidates=2)
+
+    def law_of_all(probs: torch.Tensor, drafts: Draft):
+        drafted_NK = drafts.token_ids_BK
+        tokens_NL = torch.cat([torch.tensor([[1, 0, 1]]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
+        stated_NKV = draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1]
+        return rejection_law(probs, Draft(drafted_NK, drafts.num_draft_tokens_B, stated_NKV))
+
+    assert difference(speculative_law(target, few, 1, 2, rejection_law), target.law(2)) < EXACT
+    assert difference(speculative_law(target, few, 1, 2, law_of_all), target.law(2)) > 1e-3
 
 
 @pytest.mark.parametrize("is_point_mass", [False, True])

@@ -15,7 +15,7 @@ from scipy import stats
 
 from decoding import SamplingParams
 from decoding.noise import noise_key
-from decoding.sampling import SamplingBatch, TokenHistory, first_stop, probabilities, process_logits
+from decoding.sampling import SamplingBatch, TokenHistory, first_stop, keep_best, probabilities, process_logits
 from decoding.verify import Draft
 
 PROMPT = (1, 0, 1)
@@ -30,6 +30,7 @@ class Language:
 
     logits_VV: torch.Tensor
     params: SamplingParams
+    most_candidates: int = 0  # of a draft that draws from its best tokens only; 0: from all
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, params: SamplingParams, spread: float = 1.5) -> "Language":
@@ -56,7 +57,8 @@ class Language:
         num_rows, length = tokens_NL.shape
         lengths_J = torch.arange(length - num_positions, length) + 1
         history = TokenHistory(tokens_NL, torch.full((num_rows,), len(PROMPT)), lengths_J.expand(num_rows, -1))
-        return process_logits(self.logits_VV[tokens_NL[:, -num_positions:]], sampling, history)
+        scores_NJV = process_logits(self.logits_VV[tokens_NL[:, -num_positions:]], sampling, history)
+        return keep_best(scores_NJV, self.most_candidates)
 
     def probs(self, tokens_NL: torch.Tensor, num_positions: int) -> torch.Tensor:
         """The laws in float64, [N, J, V], summing to 1 as exactly as float64 can."""

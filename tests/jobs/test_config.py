@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.settings import ChatSettings, ModelSettings
+from actors.settings import ChatSettings, DraftSettings, ModelSettings
 from decoding import EngineOptions, SamplingParams
 from jobs.config import RunConfig, load_config
-from jobs.sections import ChatSection, EngineSection, InputSection, ModelsSection, SamplingSection
+from jobs.sections import ChatSection, DraftsSection, EngineSection, InputSection, ModelsSection, SamplingSection
 from pipeline.input_options import InputOptions
 
 YAML = """
@@ -57,6 +57,7 @@ def test_a_config_becomes_the_packages_own_settings(yaml_file: Path) -> None:
         (SamplingSection, SamplingParams, {"seed"}),
         (ModelsSection, ModelSettings, set()),
         (ChatSection, ChatSettings, set()),
+        (DraftsSection, DraftSettings, set()),
         (InputSection, InputOptions, {"template_columns"}),
     ],
 )

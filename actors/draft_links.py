@@ -1,0 +1,65 @@
+"""DraftLinks: a generator's ways to its draft actors, and the drafters over them. Lanes take the actors in turn."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import ray
+
+from actors.draft_link import DraftLink, LinkNumbers
+from actors.draft_mirror import DraftTerms
+from actors.draft_roster import BEAT_EVERY_S
+from actors.metrics import Heartbeat
+from actors.remote_drafter import RemoteDrafter
+from actors.settings import GeneratorSettings
+from decoding.drafters.base import Drafter
+from decoding.target import Target
+
+
+class DraftLinks:
+    """What an engine's drafters reach their draft model through, for as long as the generator lives."""
+
+    def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
+        """`roster` is the run's DraftRoster, an actor."""
+        self._drafts, self._verification = settings.drafts, settings.engine.verification
+        self.num_lanes = max(2, settings.drafts.num_per_generator)  # one is drafted for while another is verified
+        self._generator = uuid.uuid4().hex
+
+        def link(index: int) -> DraftLink:
+            return DraftLink(lambda lost: roster.draft_actor.remote(self._generator, index, lost), settings.drafts)
+
+        self._links = [link(index) for index in range(settings.drafts.num_per_generator)]
+        self._heartbeat = Heartbeat(lambda: roster.beat.remote(self._generator), BEAT_EVERY_S)
+        self._heartbeat.start()
+
+    @property
+    def numbers(self) -> LinkNumbers:
+        """Of all links together; any thread may ask."""
+        return sum((link.numbers for link in self._links), LinkNumbers())
+
+    def actor_numbers(self) -> list[dict[str, float]]:
+        """What the draft actors within reach say of themselves (`DraftActor.numbers`). Waits for them."""
+        actors = [actor for link in self._links if (actor := link.actor()) is not None]
+        return list(ray.get([actor.numbers.remote() for actor in actors]))
+
+    def connect(self, target: Target) -> bool:
+        """Wait for the draft actors, for as long as the settings say; whether all are there.
+
+        Raises ValueError if one is there and cannot draft for this target.
+        """
+        num_there = sum(link.connect(target.vocab_size) for link in self._links)
+        return num_there == len(self._links)
+
+    def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
+        """The drafter of a lane; one that was made before for the same lane is of no use from now on."""
+        terms = DraftTerms(
+            num_slots,
+            max_model_len,
+            target.vocab_size,
+            target.eos_token_ids,
+            self._verification,
+            self._drafts.most_candidates,
+        )
+        link = self._links[lane % len(self._links)]
+        return RemoteDrafter(link, f"{self._generator}/{lane}", terms, self._drafts.timeout_s)

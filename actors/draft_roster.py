@@ -1,0 +1,194 @@
+"""DraftRoster: which draft actors there are, and which generator has which. An actor beside the driver, as the ledger.
+
+Generators come and go, and nobody tells when one has died: they give signs of life, and who gives none has left. Draft
+actors are made when a generator asks for one and the others have enough to do; those that nobody uses are let go. They
+belong to this process, so they end with it, and it ends with the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from actors.draft_actor import DraftActor
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from pipeline.logs import Event, LogSettings, set_up_logs
+
+BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
+_SILENT_S = 60.0  # without one it has left, and draft actors without a generator go
+_GROUP_PATIENCE_S = 60.0  # draft actors for which there is no room together are placed one by one
+LANES_PER_GENERATOR = 4  # more than any generator has: rows in the draft, rows in the target, and two measurements
+_log = logging.getLogger(__name__)
+Client = tuple[str, int]  # a generator, and which of its draft actors
+
+
+@dataclass(eq=False)
+class _Group:
+    """A placement group, and which of its bundles are free."""
+
+    handle: Any
+    free: list[int]
+    size: int
+    began: float
+
+
+@dataclass(eq=False)
+class _DraftActor:
+    handle: Any
+    group: _Group | None
+    bundle: int
+    clients: set[Client] = field(default_factory=set)
+    unused_since: float = 0.0
+
+    @property
+    def actor_id(self) -> str:
+        return str(self.handle._actor_id.hex())
+
+
+class DraftRoster:
+    """The record of a run's draft actors."""
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        run: str,
+        log_settings: LogSettings,
+        num_generators: int = 1,
+        start: Callable[..., Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """None yet. `num_generators` are asked for at once: the draft actors for them are placed together."""
+        set_up_logs(log_settings, run=run)
+        self._drafts: DraftSettings = settings.drafts
+        num_at_once = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
+        self._most_lost = self._drafts.most_reconnects * num_at_once
+        self._num_placed_next = num_at_once  # later ones are placed one by one
+        self._start = start or (lambda options: _start(options, settings, run, log_settings))
+        self._clock = clock
+        self._actors: list[_DraftActor] = []
+        self._groups: list[_Group] = []
+        self._beats: dict[str, float] = {}
+        self._num_lost = 0
+
+    def draft_actor(self, generator: str, index: int, lost: str | None) -> Any:
+        """The handle of a generator's draft actor `index`; another one than `lost`, the id of one that is no use.
+
+        None when too many were lost.
+        """
+        self.beat(generator)
+        client = (generator, index)
+        for actor in list(self._actors):
+            if lost is not None and actor.actor_id == lost:
+                self._num_lost += 1
+                _log.warning(Event("draft actor replaced", actor=lost, lost=self._num_lost))
+                self._remove(actor)
+        for actor in self._actors:
+            if client in actor.clients:
+                return actor.handle
+        if self._num_lost > self._most_lost:
+            return None
+        room = [actor for actor in self._actors if len(actor.clients) < self._drafts.num_sharing]
+        actor = min(room, key=lambda actor: len(actor.clients)) if room else self._add()
+        actor.clients.add(client)
+        return actor.handle
+
+    def beat(self, generator: str) -> None:
+        """The generator is alive. Those that are not any more, and draft actors that nobody uses, are let go."""
+        now = self._clock()
+        self._beats[generator] = now
+        gone = {name for name, last in self._beats.items() if now - last > _SILENT_S}
+        for name in gone:
+            del self._beats[name]
+        for actor in list(self._actors):
+            actor.clients = {client for client in actor.clients if client[0] not in gone}
+            if actor.clients:
+                actor.unused_since = now
+            elif now - actor.unused_since > _SILENT_S:
+                _log.info(Event("draft actor let go", actor=actor.actor_id))
+                self._remove(actor)
+        self._dissolve_groups(now)
+
+    def numbers(self) -> dict[str, int]:
+        """Draft actors there are, and those that were replaced."""
+        return {"num_actors": len(self._actors), "num_lost": self._num_lost}
+
+    def _add(self) -> _DraftActor:
+        drafts = self._drafts
+        options: dict[str, Any] = {
+            "num_cpus": drafts.num_cpus,
+            "num_gpus": drafts.num_gpus,
+            "memory": drafts.memory,
+            "resources": dict(drafts.resources) or None,
+            "accelerator_type": drafts.accelerator_type,
+        }
+        group, bundle = None, 0
+        if drafts.demand:  # a group of nothing cannot be placed
+            group, bundle = self._free_bundle()
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group.handle, bundle)
+        elif drafts.label_selector:
+            options["label_selector"] = dict(drafts.label_selector)
+        handle = self._start({name: value for name, value in options.items() if value is not None})
+        self._actors.append(_DraftActor(handle, group, bundle, unused_since=self._clock()))
+        return self._actors[-1]
+
+    def _free_bundle(self) -> tuple[_Group, int]:
+        for group in self._groups:
+            if group.free:
+                return group, group.free.pop(0)
+        size, self._num_placed_next = self._num_placed_next, 1
+        labels = [dict(self._drafts.label_selector)] * size if self._drafts.label_selector else None
+        handle = placement_group([self._drafts.demand] * size, self._drafts.strategy, bundle_label_selector=labels)
+        group = _Group(handle, list(range(1, size)), size, self._clock())
+        self._groups.append(group)
+        return group, 0
+
+    def _dissolve_groups(self, now: float) -> None:
+        """Remove groups without an actor, and those for all of which there is no room: one by one there may be."""
+        for group in list(self._groups):
+            own = [actor for actor in self._actors if actor.group is group]
+            is_waiting = group.size > 1 and now - group.began > _GROUP_PATIENCE_S and not group.handle.wait(0)
+            if is_waiting:
+                _log.warning(
+                    Event("no room for draft actors together", actors=group.size, needs=str(self._drafts.demand))
+                )
+                for actor in own:
+                    self._remove(actor)
+            if is_waiting or not own:
+                self._groups.remove(group)
+                remove_placement_group(group.handle)
+
+    def _remove(self, actor: _DraftActor) -> None:
+        self._actors.remove(actor)
+        if actor.group is not None:
+            actor.group.free.append(actor.bundle)
+        ray.kill(actor.handle)
+
+
+def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Any:
+    """A new roster as an actor on the driver's node, where it lives as long as the driver."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor = ray.remote(DraftRoster).options(num_cpus=0, scheduling_strategy=here)
+    return actor.remote(settings, run, log_settings, num_generators)
+
+
+def draft_models(settings: GeneratorSettings) -> ModelSettings:
+    """The models as a draft actor loads them: on a GPU if it holds one, whatever the target does."""
+    models = settings.models
+    return ModelSettings(
+        target=models.target,
+        draft=models.draft,
+        device="cuda" if settings.drafts.num_gpus else "cpu",
+        dtype=models.dtype,
+    )
+
+
+def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
+    most_lanes = LANES_PER_GENERATOR * settings.drafts.num_sharing
+    return ray.remote(DraftActor).options(**options).remote(draft_models(settings), most_lanes, run, log_settings)

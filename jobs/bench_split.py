@@ -1,0 +1,271 @@
+"""`python -m jobs.bench_split`: draft and target apart against both in one process, on the same cores.
+
+python -m jobs.bench_split --size small --acceptance 0.8 --batches 4,16
+python -m jobs.bench_split --pair examples/tiny_pair --temperature 0.8 --json out/split.json
+
+Colocated, one process has all the threads (`--threads`); split, the target has all but those of the draft actor
+(`--draft-threads`). Every repeat runs all configurations in an order of its own, and medians are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import ray
+import torch
+
+from actors.draft_link import LinkNumbers
+from actors.draft_links import DraftLinks
+from actors.draft_roster import start_roster
+from actors.generator import load_engine
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from benchmarks.corpus import Corpus, make_corpus
+from benchmarks.hardware import describe_machine, versions
+from benchmarks.options import BenchOptions
+from benchmarks.pair_factory import SHAPES, cached_pair
+from decoding.engine import Engine
+from decoding.options import EngineOptions
+from jobs.scale_runs import start_own_ray
+from pipeline.logs import LogSettings
+
+_HEADINGS = ["configuration", "batch", "tokens/s", "xcolocated", "ideal/s", "efficiency"]
+_HEADINGS += ["hidden", "bytes/row", "accepted", "=colocated"]
+_LEGEND = (
+    "tokens/s: output tokens over the time of the whole corpus, by the median repeat; ideal: the same run if it took "
+    "no longer than the busier of target and draft actor; efficiency: tokens/s over ideal; hidden: share of the draft "
+    "actor's time that no round waited for; bytes/row: there and back for a row and round, tokens of new rows not "
+    "counted; =colocated: share of rows with the tokens of the colocated run"
+)
+
+
+@dataclass
+class Measured:
+    """A configuration and what its repeats have shown."""
+
+    name: str
+    batch: int
+    num_rows: int
+    threads: int  # of the engine's process
+    draft_length: str  # "adaptive", or a number
+    is_split: bool
+    seconds: list[float] = field(default_factory=list)
+    wait_seconds: list[float] = field(default_factory=list)
+    draft_seconds: list[float] = field(default_factory=list)
+    bytes_per_row: list[float] = field(default_factory=list)
+    outputs: list[list[int]] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of a repeat."""
+        return sum(map(len, self.outputs))
+
+    @property
+    def ideal_seconds(self) -> float:
+        """If target and draft actor worked side by side without a wait. Colocated there is nothing to hide."""
+        sides = zip(self.seconds, self.wait_seconds, self.draft_seconds, strict=True)
+        return median(max(seconds - wait, draft) for seconds, wait, draft in sides)
+
+    @property
+    def share_hidden(self) -> float | None:
+        """Of the draft actor's time; None where there is none."""
+        sides = zip(self.wait_seconds, self.draft_seconds, strict=True)
+        shares = [1 - min(wait / draft, 1.0) for wait, draft in sides if draft]
+        return median(shares) if shares else None
+
+
+class Side:
+    """A placement: an engine, and how to count what it did."""
+
+    def __init__(self, measured: Measured, settings: GeneratorSettings, run: str) -> None:
+        """Load it."""
+        self.measured = measured
+        torch.set_num_threads(measured.threads)
+        self._links = None
+        if measured.is_split:
+            roster = start_roster(settings, run, LogSettings(level="error"), 1)
+            self._links = DraftLinks(settings, roster)
+        self._settings = settings
+        self.engine = load_engine(settings, self._links)
+
+    def repeat(self, corpus: Corpus) -> None:
+        """Generate the corpus once more, by an engine that has learned nothing."""
+        torch.set_num_threads(self.measured.threads)
+        self.engine = self.engine.with_slots(self.measured.batch)
+        before, drafting_before = self._numbers()
+        sequences = corpus.sequences(self.measured.num_rows)
+        started = time.perf_counter()
+        _generate(self.engine, sequences)
+        measured = self.measured
+        measured.seconds.append(time.perf_counter() - started)
+        after, drafting = self._numbers()
+        num_rows = after.num_rows - before.num_rows
+        crossed = sum(_crossing(numbers) * sign for numbers, sign in ((after, 1), (before, -1)))
+        measured.wait_seconds.append(after.wait_seconds - before.wait_seconds)
+        measured.draft_seconds.append(drafting - drafting_before)
+        measured.bytes_per_row.append(crossed / num_rows if num_rows else 0.0)
+        measured.outputs = [sequence.output_token_ids for sequence in sequences]
+        measured.num_drafted = sum(sequence.num_draft_tokens for sequence in sequences)
+        measured.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
+
+    def _numbers(self) -> tuple[LinkNumbers, float]:
+        """What crossed so far, and how long the draft actor was busy."""
+        if self._links is None:
+            return LinkNumbers(), 0.0
+        return self._links.numbers, sum(numbers["draft_seconds"] for numbers in self._links.actor_numbers())
+
+
+def main(arguments: Seq[str] | None = None) -> int:
+    """0, or 2 for what cannot be measured."""
+    given = _parse(arguments)
+    try:
+        options = BenchOptions(
+            pair=given.pair,
+            size=given.size,
+            acceptance=given.acceptance,
+            dtype=given.dtype,
+            batches=given.batches,
+            repeats=given.repeats,
+            prompts=given.prompts,
+            new_tokens=given.new_tokens,
+            temperature=given.temperature,
+        )
+        if given.threads <= given.draft_threads:
+            raise ValueError(f"--threads {given.threads} must be more than --draft-threads {given.draft_threads}")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    start_own_ray()
+    try:
+        found = measure(options, given.threads, given.draft_threads, given.drafts)
+    finally:
+        ray.shutdown()
+    print_table(found)
+    if given.json is not None:
+        facts = {"machine": describe_machine(torch.device("cpu")), "versions": versions(), "options": options.to_dict()}
+        results = [{**asdict(measured), "outputs": None} for measured in found]
+        given.json.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+    return 0
+
+
+def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Seq[str]) -> list[Measured]:
+    """Every configuration at every batch, measured as often as the options say."""
+    pair = options.pair or cached_pair(options.cache, options.size, options.acceptance, options.dtype)
+    corpus = make_corpus(options, pair)
+    found: list[Measured] = []
+    for batch in options.batches:
+        sides: list[Side] = []
+        for length in lengths:
+            for placement, own_threads in (("colocated", threads), ("split", threads - draft_threads)):
+                name, is_split = f"{placement} {length}", placement == "split"
+                measured = Measured(name, batch, options.num_rows(batch), own_threads, length, is_split)
+                print(f"loading {name}@{batch} ...", file=sys.stderr, flush=True)
+                sides.append(Side(measured, _settings(options, pair, corpus, measured, draft_threads), name))
+        for repeat in range(-1, options.repeats):  # the first one warms up
+            order = list(sides)
+            random.Random(options.seed * 1000 + repeat).shuffle(order)
+            for side in order:
+                side.repeat(corpus)
+            if repeat < 0:
+                for side in sides:
+                    _forget(side.measured)
+        found += [side.measured for side in sides]
+    return found
+
+
+def print_table(found: Seq[Measured]) -> None:
+    """Print a line for each configuration."""
+    rows = [_HEADINGS]
+    for measured in found:
+        name = measured.name.replace("split", "colocated")
+        beside = next(m for m in found if (m.name, m.batch) == (name, measured.batch))
+        seconds, hidden = median(measured.seconds), measured.share_hidden
+        same = [mine == other for mine, other in zip(measured.outputs, beside.outputs, strict=True)]
+        rows.append(
+            [
+                f"{measured.name} ({measured.threads}{f'+{beside.threads - measured.threads}' * measured.is_split})",
+                str(measured.batch),
+                f"{measured.num_tokens / seconds:,.1f}",
+                f"{median(b / m for b, m in zip(beside.seconds, measured.seconds, strict=True)):.2f}",
+                f"{measured.num_tokens / measured.ideal_seconds:,.1f}" if measured.is_split else "",
+                f"{measured.ideal_seconds / seconds:.2f}" if measured.is_split else "",
+                "" if hidden is None else f"{hidden:.0%}",
+                f"{median(measured.bytes_per_row):.1f}" if measured.is_split else "",
+                f"{measured.num_accepted / max(measured.num_drafted, 1):.2f}",
+                f"{sum(same) / len(same):.2f}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  ".join([row[0].ljust(widths[0]), *cells]))
+    print(_LEGEND)
+
+
+def _settings(
+    options: BenchOptions, pair: Path, corpus: Corpus, measured: Measured, draft_threads: int
+) -> GeneratorSettings:
+    is_fixed = measured.draft_length != "adaptive"
+    settings = GeneratorSettings(
+        models=ModelSettings(target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype),
+        engine=EngineOptions(
+            num_slots=measured.batch,
+            max_model_len=corpus.max_model_len,
+            draft_length="fixed" if is_fixed else "adaptive",
+            num_speculative_tokens=int(measured.draft_length) if is_fixed else 8,
+        ),
+        drafts=DraftSettings(num_cpus=draft_threads, timeout_s=60.0),
+    )
+    return replace(settings, placement="split") if measured.is_split else settings
+
+
+def _generate(engine: Engine, sequences: Seq[Any]) -> None:
+    for sequence in engine.stream(sequences):
+        if sequence.error:
+            raise RuntimeError(f"the engine failed: {sequence.error}")
+
+
+def _crossing(numbers: LinkNumbers) -> int:
+    return numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received
+
+
+def _forget(measured: Measured) -> None:
+    for values in (measured.seconds, measured.wait_seconds, measured.draft_seconds, measured.bytes_per_row):
+        values.clear()
+
+
+def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in text.split(","))
+
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.bench_split", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pair", type=Path, help="folder with target/ and draft/; else one is made")
+    parser.add_argument("--size", choices=SHAPES, default="small")
+    parser.add_argument("--acceptance", type=float, default=0.8)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both placements together")
+    parser.add_argument("--draft-threads", type=int, default=1, help="of the draft actor")
+    parser.add_argument("--drafts", type=lambda text: text.split(","), default=["4", "adaptive"], help="draft lengths")
+    parser.add_argument("--batches", type=numbers, default=(4, 16))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--json", type=Path, help="write what was measured")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Which generator has which draft actors: shared, several for one, replaced, let go."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.draft_roster import DraftRoster
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from pipeline.logs import LogSettings
+
+
+class Stage:
+    """A roster without processes: draft actors are names, placement groups lists."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_generators: int = 1, **drafts: Any) -> None:
+        self.now, self.killed, self.groups, self.removed, self.is_room = 0.0, [], [], [], True
+        numbers = count(1)
+
+        def start(options: dict[str, Any]) -> Any:
+            return SimpleNamespace(_actor_id=bytes([next(numbers)]), options=options)
+
+        def group(bundles: list[dict[str, float]], strategy: str, bundle_label_selector: Any = None) -> Any:
+            made = SimpleNamespace(bundles=bundles, strategy=strategy, wait=lambda seconds: self.is_room)
+            self.groups.append(made)
+            return made
+
+        monkeypatch.setattr("actors.draft_roster.set_up_logs", lambda *_, **__: None)
+        monkeypatch.setattr("actors.draft_roster.placement_group", group)
+        monkeypatch.setattr("actors.draft_roster.remove_placement_group", self.removed.append)
+        monkeypatch.setattr("actors.draft_roster.PlacementGroupSchedulingStrategy", lambda *place: place)
+        monkeypatch.setattr("actors.draft_roster.ray.kill", lambda handle: self.killed.append(name(handle)))
+        settings = GeneratorSettings(
+            models=ModelSettings(target="t", draft="d"), placement="split", drafts=DraftSettings(**drafts)
+        )
+        self.roster = DraftRoster(settings, "test", LogSettings(), num_generators, start, lambda: self.now)
+
+    def ask(self, generator: str, index: int = 0, lost: str | None = None) -> str | None:
+        handle = self.roster.draft_actor(generator, index, lost)
+        return None if handle is None else name(handle)
+
+
+def name(handle: Any) -> str:
+    return str(handle._actor_id.hex())
+
+
+def test_two_generators_share_a_draft_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, per_target=0.5)
+    assert [stage.ask(generator) for generator in ("a", "b", "c", "a", "d")] == ["01", "01", "02", "01", "02"]
+
+
+def test_one_generator_has_two_draft_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, per_target=2)
+    assert [stage.ask("a", index) for index in (0, 1, 0)] == ["01", "02", "01"]
+    assert stage.ask("b") == "03"
+
+
+def test_a_lost_draft_actor_is_replaced_once_for_all_who_had_it_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, per_target=0.5)
+    assert [stage.ask("a"), stage.ask("b")] == ["01", "01"]
+    assert [stage.ask("a", lost="01"), stage.ask("b", lost="01"), stage.ask("b", lost="01")] == ["02", "02", "02"]
+    assert stage.killed == ["01"]
+    assert stage.roster.numbers() == {"num_actors": 1, "num_lost": 1}
+    assert len(stage.groups) == 1
+
+
+def test_after_too_many_losses_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, most_reconnects=2)
+    lost = stage.ask("a")
+    for _ in range(2):
+        lost = stage.ask("a", lost=lost)
+    assert lost == "03"
+    assert stage.ask("a", lost=lost) is None
+
+
+def test_a_generator_that_gives_no_sign_of_life_leaves_its_draft_actor_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
+    for _ in range(7):
+        stage.now += 10.0
+        stage.roster.beat("b")
+    assert stage.ask("c") == "01"
+    assert stage.killed == []
+
+
+def test_draft_actors_that_nobody_uses_are_let_go_with_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
+    for _ in range(14):
+        stage.now += 10.0
+        stage.roster.beat("b")
+    assert stage.killed == ["01"]
+    assert stage.removed == stage.groups[:1]
+    assert stage.roster.numbers()["num_actors"] == 1
+
+
+def test_draft_actors_of_generators_that_come_at_once_are_placed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, num_generators=3, strategy="SPREAD", num_cpus=2, num_gpus=0.5, accelerator_type="L4")
+    for generator in "abcd":
+        stage.ask(generator)
+    bundle = {"CPU": 2, "GPU": 0.5, "accelerator_type:L4": 0.001}
+    assert [group.bundles for group in stage.groups] == [[bundle] * 3, [bundle]]
+    assert {group.strategy for group in stage.groups} == {"SPREAD"}
+    places = [actor.handle.options["scheduling_strategy"] for actor in stage.roster._actors]
+    assert places == [(stage.groups[0], 0), (stage.groups[0], 1), (stage.groups[0], 2), (stage.groups[1], 0)]
+
+
+def test_where_there_is_no_room_for_all_together_they_are_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, num_generators=2)
+    stage.is_room = False
+    assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
+    stage.now = 50.0
+    stage.roster.beat("b")
+    stage.now = 61.0
+    stage.roster.beat("a")
+    assert stage.killed == ["01", "02"]
+    assert stage.removed == stage.groups[:1]
+    assert [stage.ask("a", lost="01"), stage.ask("b", lost="02")] == ["03", "04"]
+    assert [len(group.bundles) for group in stage.groups] == [2, 1, 1]
+
+
+def test_draft_actors_that_hold_nothing_need_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, num_cpus=0)
+    assert stage.ask("a") == "01"
+    assert stage.groups == []

@@ -1,0 +1,279 @@
+"""Draft and target apart: the same tokens as together, whatever happens to the draft actor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from actors import draft_roster, remote_drafter
+from actors.draft_links import DraftLinks
+from actors.draft_mirror import DraftTerms
+from actors.remote_drafter import RemoteDrafter
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.drafters import make_drafter
+from decoding.drafters.model import ModelDrafter
+from decoding.load import Parts
+from decoding.model import LanguageModel
+from decoding.rows import Rows, sampling_batch
+from pipeline.logs import LogSettings
+from tests.jobs.runs import wait_until
+
+pytestmark = pytest.mark.ray
+Pair = tuple[str, str]
+NUM_SLOTS, MAX_LEN, K = 4, 96, 5
+PROMPTS = [[5, 6, 7, 8, 9] * n + [20 + n] for n in (1, 3, 2, 6, 1, 4, 9, 2)]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24),
+    "sampled": SamplingParams(temperature=0.8, max_tokens=24, n=2),
+    "penalized": SamplingParams(
+        temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.3, max_tokens=20, min_tokens=4
+    ),
+    "stopped": SamplingParams(temperature=0.8, max_tokens=24, stop_token_ids=tuple(range(0, 300, 9))),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny matrices: threads only cost, and others work on this machine, too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def target(text_pair: Pair) -> LanguageModel:
+    return LanguageModel.load(text_pair[0], "cpu")
+
+
+def engine_over(target: LanguageModel, drafter: Any, verification: str = "coupled") -> Engine:
+    options = EngineOptions(
+        num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, verification=verification
+    )
+    return Engine([(target, drafter)], options, MAX_LEN)
+
+
+def terms(target: LanguageModel, verification: str = "coupled", most_candidates: int = 0) -> DraftTerms:
+    return DraftTerms(NUM_SLOTS, MAX_LEN, target.vocab_size, target.eos_token_ids, verification, most_candidates)
+
+
+def counts_and_tokens(sequences: list[Sequence]) -> list[Any]:
+    return [(s.output_token_ids, s.finish_reason, s.num_rounds, s.num_accepted_tokens) for s in sequences]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_remote_drafter_drafts_what_a_local_one_drafts(
+    target: LanguageModel, text_pair: Pair, run: Run, name: str
+) -> None:
+    draft = LanguageModel.load(text_pair[1], "cpu")
+    local = make_drafter("model", draft, target.vocab_size, NUM_SLOTS, MAX_LEN)
+    expected = counts_and_tokens(engine_over(target, local).generate(PROMPTS, PARAMS[name], seed=3))
+    remote = RemoteDrafter(run.links._links[0], "alone", terms(target), 60.0)
+    assert counts_and_tokens(engine_over(target, remote).generate(PROMPTS, PARAMS[name], seed=3)) == expected
+    assert sum(row[3] for row in expected) > 40
+
+
+@pytest.fixture(scope="module")
+def settings(text_pair: Pair) -> GeneratorSettings:
+    return GeneratorSettings(
+        models=ModelSettings(target=text_pair[0], draft=text_pair[1], device="cpu", dtype="float32"),
+        engine=EngineOptions(
+            num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, draft_length="fixed"
+        ),
+        placement="split",
+        drafts=DraftSettings(num_cpus=0, timeout_s=60.0),
+    )
+
+
+def start_roster(settings: GeneratorSettings, num_generators: int = 1) -> Any:
+    return draft_roster.start_roster(settings, "test", LogSettings(level="error"), num_generators)
+
+
+@pytest.fixture(scope="module")
+def roster(settings: GeneratorSettings, ray_address: str) -> Iterator[Any]:
+    actor = start_roster(settings)
+    yield actor
+    ray.kill(actor)
+
+
+def take(engine: Engine) -> None:
+    """One step, if there is work."""
+    if engine.has_work:
+        engine.step()
+
+
+class Run:
+    """An engine with two lanes over draft actors, and what it does to them between two steps."""
+
+    def __init__(self, target: LanguageModel, settings: GeneratorSettings, roster: Any) -> None:
+        self.links = DraftLinks(settings, roster)
+        self.links.connect(target)
+        parts = Parts(target, None, "model", MAX_LEN, self.links.num_lanes, self.links)
+        self.engine = Engine._over(parts, settings.engine)
+
+    @property
+    def pid(self) -> int:
+        """Of the draft actor."""
+        actor = self.links._links[0].actor()
+        return 0 if actor is None else int(ray.get(actor.ready.remote(self.engine.target.vocab_size)))
+
+    def write(
+        self, params: SamplingParams, after_step: Callable[[int], None] = lambda step: None
+    ) -> list[tuple[list[int], str | None]]:
+        sequences = [
+            Sequence.create(prompt, params, run_seed=3, row=row, sample=sample)
+            for row, prompt in enumerate(PROMPTS)
+            for sample in range(params.n)
+        ]
+        self.engine.submit(sequences)
+        step = 0
+        while self.engine.has_work:
+            self.engine.step()
+            step += 1
+            after_step(step)
+        self.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
+        return [(sequence.output_token_ids, sequence.finish_reason) for sequence in sequences]
+
+
+@pytest.fixture(scope="module")
+def run(target: LanguageModel, settings: GeneratorSettings, roster: Any) -> Run:
+    return Run(target, settings, roster)
+
+
+@pytest.fixture(scope="module")
+def plain(target: LanguageModel) -> dict[str, list[Any]]:
+    """What the target writes alone, one row after the other."""
+    options = EngineOptions(num_slots=1, max_model_len=MAX_LEN)
+    engine = Engine([(target.share(), make_drafter("none", None, target.vocab_size, 1, MAX_LEN))], options, MAX_LEN)
+    return {
+        name: [(s.output_token_ids, s.finish_reason) for s in engine.generate(PROMPTS, params, seed=3)]
+        for name, params in PARAMS.items()
+    }
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(
+    run: Run, plain: dict[str, list[Any]], name: str
+) -> None:
+    assert run.write(PARAMS[name]) == plain[name]
+    assert run.num_accepted > 40
+
+
+def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
+    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
+) -> None:
+    """What was forgotten there is told again."""
+    other = [
+        (target.share(), RemoteDrafter(run.links._links[0], f"other/{lane}", terms(target), 60.0)) for lane in range(3)
+    ]
+    assert len(other) + len(run.engine.lanes) > draft_roster.LANES_PER_GENERATOR
+    beside = Engine(other, settings.engine, MAX_LEN)
+    sequences = [Sequence.create(prompt, PARAMS["greedy"], run_seed=3, row=row) for row, prompt in enumerate(PROMPTS)]
+    beside.submit(sequences)
+    assert run.write(PARAMS["sampled"], lambda step: take(beside)) == plain["sampled"]
+    while beside.has_work:
+        beside.step()
+    assert [(s.output_token_ids, s.finish_reason) for s in sequences] == plain["greedy"]
+    assert run.num_accepted > 40
+    assert sum(s.num_accepted_tokens for s in sequences) > 40
+    assert ray.get(run.links._links[0].actor().numbers.remote())["num_lanes"] == draft_roster.LANES_PER_GENERATOR
+
+
+@pytest.mark.parametrize("most_candidates", [0, 16])
+def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
+    run: Run, target: LanguageModel, text_pair: Pair, most_candidates: int
+) -> None:
+    sequences = [Sequence.create(prompt, PARAMS["penalized"], row=row) for row, prompt in enumerate(PROMPTS[:3])]
+    rows = rows_of(sequences, [4, 0, 2], "rejection")
+    link = run.links._links[0]
+    remote = RemoteDrafter(link, "law", terms(target, "rejection", most_candidates), 60.0)
+    local = ModelDrafter(LanguageModel.load(text_pair[1], "cpu"), target.vocab_size, 3, MAX_LEN, most_candidates)
+    local.admit([0, 1, 2], sequences)
+    with torch.inference_mode():
+        expected = local.propose(rows)
+    found = remote.propose(rows)
+    assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
+    assert found.most_B == (4, 0, 2)
+    assert expected.probs_BKV is not None
+    assert found.probs_BKV is not None
+    for row, count in enumerate([4, 0, 2]):
+        assert found.token_ids_BK[row, :count].equal(expected.token_ids_BK[row, :count])
+        torch.testing.assert_close(found.probs_BKV[row, :count], expected.probs_BKV[row, :count], rtol=1e-4, atol=1e-6)
+
+
+def test_drafted_tokens_without_their_law_are_of_no_use_under_rejection(target: LanguageModel) -> None:
+    rows = rows_of([Sequence.create([1, 2], SamplingParams())], [3], "rejection")
+    draft = remote_drafter._draft(rows, {0: (5, 6, 7)}, None, target.vocab_size)
+    assert draft.num_draft_tokens_B.tolist() == [0]
+
+
+def test_a_round_of_a_row_takes_at_most_32_bytes(run: Run) -> None:
+    run.write(PARAMS["sampled"])
+    numbers = run.links.numbers
+    assert numbers.num_rows > 50
+    crossed = numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received
+    assert crossed <= 32 * numbers.num_rows
+
+
+def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
+    run: Run, roster: Any, plain: dict[str, list[Any]]
+) -> None:
+    def kill(step: int) -> None:
+        if step == 9:
+            os.kill(run.pid, signal.SIGKILL)
+
+    assert run.write(PARAMS["sampled"], kill) == plain["sampled"]
+    assert run.links.numbers.num_losses == 1
+    wait_until(lambda: bool(run.pid))
+    assert run.write(PARAMS["sampled"]) == plain["sampled"]
+    assert run.num_accepted > 40
+    assert ray.get(roster.numbers.remote()) == {"num_actors": 1, "num_lost": 1}
+
+
+def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(
+    run: Run, plain: dict[str, list[Any]]
+) -> None:
+    pid, num_asked, numbers_before = run.pid, [0, 0], run.links.numbers
+    for lane in run.engine.lanes:
+        lane.drafter._timeout_s = 0.5  # type: ignore[attr-defined]
+
+    def freeze(step: int) -> None:
+        if step == 9:
+            num_asked[0] = run.links.numbers.num_requests
+            os.kill(pid, signal.SIGSTOP)
+        if step == 30:
+            num_asked[1] = run.links.numbers.num_requests
+            os.kill(pid, signal.SIGCONT)
+
+    try:
+        assert run.write(PARAMS["sampled"], freeze) == plain["sampled"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert num_asked[1] - num_asked[0] <= len(run.engine.lanes)
+    assert run.links.numbers.num_timeouts > numbers_before.num_timeouts
+    assert run.links.numbers.num_losses == numbers_before.num_losses
+    for lane in run.engine.lanes:
+        lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+    nobody = rows_of([Sequence.create([1, 2], SamplingParams())], [0])
+
+    def is_up() -> bool:  # once what is late was taken
+        for lane in run.engine.lanes:
+            lane.drafter.ask(nobody)
+        return run.links._links[0].is_up
+
+    wait_until(is_up)
+    assert run.pid == pid
+    assert run.write(PARAMS["sampled"]) == plain["sampled"]
+    assert run.num_accepted > 40
+
+
+def rows_of(sequences: list[Sequence], limits: list[int], verification: Any = "coupled") -> Rows:
+    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
+    return Rows(tuple(sequences), sampling, tuple(limits), verification)

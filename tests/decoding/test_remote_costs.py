@@ -1,0 +1,72 @@
+"""What drafts of another process cost is measured through the drafter that asks for them."""
+
+import pytest
+import torch
+
+from decoding.cost_table import CostTable
+from decoding.drafters.base import Drafter
+from decoding.drafters.ngram import point_masses
+from decoding.remote_costs import with_remote_drafts
+from decoding.rows import Rows
+from decoding.sampling_params import SamplingParams
+from decoding.schedule import AdaptiveSchedule
+from decoding.sequence import Sequence
+
+HERE = CostTable(target=((1, 1.0), (8, 2.0)), draft=((1, 0.0), (4, 0.0)), round_seconds=0.5, position_seconds=0.01)
+
+
+class Elsewhere(Drafter):
+    """Takes so long by a clock of its own: a trip, and for each step a time and a time a row."""
+
+    is_remote = True
+    has_model = True
+
+    def __init__(self, is_reachable: bool = True) -> None:
+        self.now = 0.0
+        self._is_reachable = is_reachable
+
+    def propose(self, rows: Rows) -> "object":  # type: ignore[override]
+        length, num_rows = max(rows.num_draft_tokens), len(rows.sequences)
+        self.now += 0.7 + length * (0.2 + 0.01 * num_rows)
+        drafted = [[0] * length * self._is_reachable for _ in rows.sequences]
+        return point_masses(drafted, torch.device("cpu"))
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    def measured(drafter: Elsewhere) -> CostTable:
+        monkeypatch.setattr("decoding.remote_costs.time.perf_counter", lambda: drafter.now)
+        return with_remote_drafts(HERE, drafter, torch.device("cpu"), 4, 5)
+
+    return measured
+
+
+def test_a_trip_and_a_step_are_told_apart(measure):
+    costs = measure(Elsewhere())
+    assert costs.is_overlapped
+    assert costs.trip_seconds == pytest.approx(0.7)
+    assert dict(costs.draft) == pytest.approx({1: 0.21, 2: 0.22, 4: 0.24})
+    assert costs.drafting_seconds(3, 2) == pytest.approx(0.7 + 3 * 0.22)
+    assert costs.drafting_seconds(0, 0) == 0
+
+
+def test_drafts_that_nobody_could_time_are_taken_for_an_eighth_of_a_forward(measure):
+    costs = measure(Elsewhere(is_reachable=False))
+    assert costs.is_overlapped
+    assert dict(costs.draft) == pytest.approx({n: HERE.target_seconds(n) / 8 for n in (1, 2, 4)})
+
+
+def test_what_verification_hides_is_not_taken_for_the_engines_own_time(measure):
+    """A round of two rows that drafts 3 tokens each: its target forward, its own work, and no more of the draft."""
+    costs = measure(Elsewhere())
+    schedule = AdaptiveSchedule(costs, 5)
+    sequences = [Sequence.create([0], SamplingParams(max_tokens=50), row=row) for row in range(2)]
+    plan = schedule.plan(sequences, None, True)
+    assert max(plan.lengths) > 0
+    num_positions = 2 * (1 + max(plan.lengths))
+    verifying = costs.target_seconds(2 + sum(plan.lengths)) + 0.5 + 0.01 * num_positions
+    for _ in range(50):
+        schedule.observe(sequences, plan.lengths, plan.lengths, verifying)
+    corrected = schedule._own_time.costs
+    own = corrected.round_seconds + corrected.position_seconds * num_positions
+    assert own == pytest.approx(0.5 + 0.01 * num_positions, rel=0.05)
