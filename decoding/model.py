@@ -4,12 +4,13 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 """
 
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
@@ -63,28 +64,7 @@ class LanguageModel:
         Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the
         checkpoint's own dtype.
         """
-        path = model_folder(path)
-        config = load_config(path)
-        place = pick_device(device)
-        wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
-        _refuse_coarse_float32(path, wanted, place)
-        transformers_logging.disable_progress_bar()
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=wanted,
-                attn_implementation="eager",  # until ours is installed
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ValueError(f"cannot load the model at {path!r}: {error}") from error
-        missing = sorted(report["missing_keys"])
-        if missing:  # transformers would fill them with random numbers
-            raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
-        return cls(model.to(place), _eos_token_ids(path, model))
+        return cls(*load_network(path, device, dtype))
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -237,6 +217,38 @@ class LanguageModel:
             return args
         index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
+
+
+def load_network(
+    path: str, device: Device, dtype: DType, network_class: Callable[[PretrainedConfig], Any] | None = None
+) -> tuple[PreTrainedModel, frozenset[int]]:
+    """The network at `path` with its weights, and the token ids that end a text; as `LanguageModel.load`.
+
+    `network_class` says which class to make of the configuration; transformers' own unless given.
+    """
+    path = model_folder(path)
+    config = load_config(path)
+    place = pick_device(device)
+    wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+    _refuse_coarse_float32(path, wanted, place)
+    transformers_logging.disable_progress_bar()
+    loader = AutoModelForCausalLM if network_class is None else network_class(config)
+    try:
+        model, report = loader.from_pretrained(
+            path,
+            config=config,
+            dtype=wanted,
+            attn_implementation="eager",  # until ours is installed
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
+    return model.to(place), _eos_token_ids(path, model)
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
