@@ -147,8 +147,9 @@ def test_weights_of_other_stages_are_never_read(tmp_path, monkeypatch):
 
 
 def test_layers_that_share_keys_and_values_are_not_cut(tmp_path):
-    settings = {**FAMILIES["llama"][1], "head_dim": 8, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 48}
-    config = transformers.Gemma3nTextConfig(**{**settings, "num_hidden_layers": NUM_LAYERS}, altup_num_inputs=2)
+    shared = {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 48, "altup_num_inputs": 2}
+    depth = {"num_hidden_layers": NUM_LAYERS, "layer_types": ["full_attention"] * NUM_LAYERS}
+    config = transformers.Gemma3nTextConfig(**{**FAMILIES["llama"][1], **shared, **depth, "head_dim": 8})
     path = save(build(config, seed=3), tmp_path)
     with pytest.raises(CannotCutError, match=r"share more than hidden states .*; run it whole"):
         Stage.load(path, 0, 2, "cpu")
