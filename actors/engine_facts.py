@@ -26,11 +26,10 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
     return {
         **footer_facts(engine),
         "drafter": engine.options.pick_drafter(draft),
-        "fused": target.fused is not None,
-        "graphs": target.graphs is not None,
+        **target.facts(),
         "slots": engine.options.num_slots,
         "max_model_len": engine.max_model_len,
-        **_cost_facts(engine.schedule.costs),
+        **_cost_facts(engine.lanes[0].schedule.costs),
     }
 
 

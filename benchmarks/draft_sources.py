@@ -98,10 +98,10 @@ def main() -> None:
             num_rounds = sum(s.num_rounds for s in sequences)
             num_drafted = sum(s.num_draft_tokens for s in sequences)
             found[way].append((num_tokens / num_rounds, num_drafted / num_rounds, num_tokens / seconds))
-            if isinstance(engine.drafter, HybridDrafter):
+            if isinstance(engine.lanes[0].drafter, HybridDrafter):
                 sources[way] = "; ".join(
                     f"{source}: {c.num_drafts} drafts, {c.num_accepted_tokens} of {c.num_draft_tokens} stood"
-                    for source, c in engine.drafter.counts.items()
+                    for source, c in engine.lanes[0].drafter.counts.items()
                 )
             outputs = [s.output_token_ids for s in sequences]
             texts = texts or outputs

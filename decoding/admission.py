@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Set
 
 from decoding.drafters.base import Drafter
-from decoding.model import LanguageModel
 from decoding.prefix import Resident
 from decoding.sequence import Sequence
+from decoding.target import Target
 
 # A prompt waits for one that is being read if that saves at least so many tokens: it costs a forward of its own later.
 _WORTH_AWAITING = 32
@@ -28,25 +28,31 @@ _WORTH_AWAITING = 32
 class Admission:
     """The waiting sequences, the slots and who stands in them; it alone fills caches with prompts."""
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, num_slots: int, max_prefill_tokens: int) -> None:
-        """Read at most `max_prefill_tokens` prompt tokens between two rounds of a full engine."""
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        num_slots: int,
+        max_prefill_tokens: int,
+        waiting: deque[Sequence],
+    ) -> None:
+        """Read at most `max_prefill_tokens` prompt tokens between two rounds of full slots.
+
+        Sequences come from `waiting`, which others may draw on, too.
+        """
         self._target = target
         self._drafter = drafter
         self._max_prefill_tokens = max_prefill_tokens
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = waiting
+        self.most_seats = num_slots  # slots that may be in use: what waits may be shared with others
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self.shares_prefixes = True
         self.num_cached_tokens = 0  # prompt tokens that were copied, or stood there, instead of being computed
 
-    def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue."""
-        self._waiting.append(sequence)
-
     def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
-        """Let go of those that do not write yet: they wait, or their prompts are being read. Returns who they were."""
-        gone = [sequence for sequence in self._waiting if sequence in unwanted]
-        self._waiting = deque(sequence for sequence in self._waiting if sequence not in unwanted)
+        """Let go of those whose prompts are being read. Returns who they were."""
+        gone = []
         for slot, resident in enumerate(self._residents):
             if resident is not None and resident.is_filling and resident.sequence in unwanted:
                 gone.append(resident.sequence)
@@ -55,13 +61,7 @@ class Admission:
 
     def clear(self) -> None:
         """Forget everybody, and what stands in the slots."""
-        self._waiting.clear()
         self._residents = [None] * len(self._residents)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences without a slot."""
-        return len(self._waiting)
 
     @property
     def in_flight(self) -> list[Sequence]:
@@ -89,7 +89,8 @@ class Admission:
 
     def _seat_newcomers(self) -> None:
         free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
-        while free and self._waiting:
+        num_kept_free = len(self._residents) - self.most_seats
+        while len(free) > num_kept_free and free and self._waiting:
             newcomer = Resident(self._waiting.popleft(), self._num_seated)
             self._num_seated += 1
             newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)

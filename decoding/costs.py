@@ -4,21 +4,14 @@ A forward's time is no formula: on CPU it jumps where a kernel changes, on GPU i
 forwards at start-up say more than any of them.
 """
 
-import time
-
-import torch
-
 from decoding.cost_table import CostTable
-from decoding.model import LanguageModel
+from decoding.target import Timed
 
-_START = 64  # positions before the measured tokens
 _REPEATS = 4
 _DRAFT_STEPS = 3  # in a row: the target has just pushed the draft's weights out of the caches
 
 
-def measure_costs(
-    target: LanguageModel, draft: LanguageModel | None, num_slots: int, num_draft_tokens: int
-) -> CostTable:
+def measure_costs(target: Timed, draft: Timed | None, num_slots: int, num_draft_tokens: int) -> CostTable:
     """Seconds of the target by tokens in a forward and of the draft by rows; both models have their caches allocated.
 
     Without a draft model drafting is taken to cost nothing. What stands in the caches is overwritten. Each time is the
@@ -32,7 +25,7 @@ def measure_costs(
     target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
     for _ in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
         for shape in shapes:
-            target_seconds[shape] = min(target_seconds[shape], _seconds(target, *shape))
+            target_seconds[shape] = min(target_seconds[shape], target.seconds(*shape))
         for num_rows in rows:
             steps = _draft_seconds(target, draft, num_rows) if draft else 0.0
             draft_seconds[num_rows] = min(draft_seconds[num_rows], steps)
@@ -42,27 +35,10 @@ def measure_costs(
     )
 
 
-def _draft_seconds(target: LanguageModel, draft: LanguageModel, num_rows: int) -> float:
+def _draft_seconds(target: Timed, draft: Timed, num_rows: int) -> float:
     """Of one of a few draft steps, as they come in a round: behind a forward of the target."""
-    _seconds(target, 1, 1)
-    return sum(_seconds(draft, num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
-
-
-def _seconds(model: LanguageModel, num_rows: int, num_tokens: int) -> float:
-    assert model.cache is not None
-    start = max(0, min(_START, model.cache.num_positions - num_tokens))
-    tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=model.device)
-    every_BT = torch.arange(num_tokens, device=model.device).expand(num_rows, -1)
-    _synchronize(model.device)
-    started = time.perf_counter()
-    model.forward([start] * num_rows, tokens_BT, every_BT)
-    _synchronize(model.device)
-    return time.perf_counter() - started
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    target.seconds(1, 1)
+    return sum(draft.seconds(num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
 
 
 def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -21,3 +21,9 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     `torch.tensor(values, device=...)` would wait for it. The copy is taken from the values before this returns.
     """
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -8,6 +8,7 @@ from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
 from decoding.model import DType, LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
+from decoding.target import Target
 from decoding.vocabulary import check_same_vocabulary
 
 _DEFAULT_MAX_MODEL_LEN = 4096
@@ -22,10 +23,16 @@ class Parts:
     draft: LanguageModel | None
     drafter_name: DrafterName
     max_model_len: int
+    num_lanes: int = 1
 
-    def make_drafter(self, num_slots: int) -> Drafter:
-        """A fresh drafter for so many rows."""
-        return make_drafter(self.drafter_name, self.draft, self.target.vocab_size, num_slots, self.max_model_len)
+    def target_of(self, lane: int) -> Target:
+        """The target with a cache of this lane's own."""
+        return self.target if lane == 0 else self.target.share()
+
+    def make_drafter(self, lane: int, num_slots: int) -> Drafter:
+        """A fresh drafter for so many rows of this lane."""
+        draft = self.draft if self.draft is None or lane == 0 else self.draft.share()
+        return make_drafter(self.drafter_name, draft, self.target.vocab_size, num_slots, self.max_model_len)
 
 
 def load_parts(target: str, draft: str | None, options: EngineOptions, device: Device, dtype: DType) -> Parts:

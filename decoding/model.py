@@ -4,8 +4,10 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 """
 
 import os
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -14,21 +16,22 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
-from decoding.device import Device, pick_device, to_device
+from decoding.device import Device, pick_device, synchronize, to_device
 from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
+from decoding.prefill import Piece, batches
 from decoding.support import load_config, max_positions, model_folder
+from decoding.target import LocalTarget
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_TIMED_START = 64  # positions before tokens whose forward is timed
 _SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
-_Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
-class LanguageModel:
+class LanguageModel(LocalTarget):
     """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
@@ -46,7 +49,7 @@ class LanguageModel:
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
-        self._logits_at_BJ: torch.Tensor | None = None
+        self._wanted: dict[str, torch.Tensor] = {}  # "logits_at_BJ" of the forward that runs; shared with `share`
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
         # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
@@ -70,6 +73,16 @@ class LanguageModel:
     def is_batch_invariant(self) -> bool:
         """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
         return self.fused is not None and self.fused.is_batch_invariant
+
+    def facts(self) -> dict[str, bool | int]:
+        """Whether our layers run, and whether their forwards are recorded."""
+        return {"fused": self.fused is not None, "graphs": self.graphs is not None}
+
+    def share(self) -> "LanguageModel":
+        """The same weights with a cache of its own. One thread drives all who share."""
+        twin = copy(self)
+        twin.cache = None
+        return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
@@ -102,39 +115,23 @@ class LanguageModel:
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
 
-        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens. Attention by torch
+        Rows go end to end, longest first, into forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
         runs over the rectangle of rows x longest row, so rows much shorter than the longest go into the next forward.
         """
-        firsts = [0] * len(slots) if starts is None else list(starts)
-        rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
-        while rest:
-            rest.sort(key=lambda piece: -len(piece[0]))
-            batch: list[_Piece] = []
-            later: list[_Piece] = []
-            room = _PREFILL_TOKENS
-            for row, slot, first in rest:
-                num_taken = min(room, len(row))
-                if batch and (num_taken < len(row) <= _PREFILL_TOKENS or not self._goes_with(row, batch)):
-                    num_taken = 0
-                if num_taken:
-                    batch.append((row[:num_taken], slot, first))
-                    room -= num_taken
-                if num_taken < len(row):
-                    later.append((row[num_taken:], slot, first + num_taken))
+        for batch in batches(slots, token_ids, starts, self._goes_with):
             self._prefill_batch(batch)
-            rest = later
 
-    def _goes_with(self, row: list[int], batch: list[_Piece]) -> bool:
-        width = len(batch[0][0])
+    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
+        width = len(batch[0].tokens)
         if not self.packs_rows:
             return len(row) == width
         if self.fused is not None and self.fused.kernels is not None:  # their attention knows no rectangle
             return True
         rectangle = width * (len(batch) + 1)
-        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other) for other, _, _ in batch) + len(row))
+        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other.tokens) for other in batch) + len(row))
 
-    def _prefill_batch(self, batch: list[_Piece]) -> None:
-        width = len(batch[0][0])
+    def _prefill_batch(self, batch: list[Piece]) -> None:
+        width = len(batch[0].tokens)
         tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
         self.forward(
             [first for _, _, first in batch],
@@ -195,6 +192,18 @@ class LanguageModel:
         last_11 = positions_1T[:, -1:]
         return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
 
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """As `Target.seconds`."""
+        assert self.cache is not None
+        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
+        every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.forward([start] * num_rows, tokens_BT, every_BT)
+        synchronize(self.device)
+        return time.perf_counter() - started
+
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None
         return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
@@ -202,20 +211,21 @@ class LanguageModel:
     def _logits(
         self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        self._logits_at_BJ = logits_at_BJ
+        self._wanted["logits_at_BJ"] = logits_at_BJ
         try:
             output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
         finally:
-            self._logits_at_BJ = None
+            self._wanted.clear()
         logits_BJV: torch.Tensor = output.logits
         return logits_BJV
 
     def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run before the output head: it then multiplies only the positions somebody wants."""
         hidden_BTH, *rest = args
-        if self._logits_at_BJ is None:
+        logits_at_BJ = self._wanted.get("logits_at_BJ")
+        if logits_at_BJ is None:
             return args
-        index_BJH = self._logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
 
 

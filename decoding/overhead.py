@@ -17,10 +17,10 @@ from decoding.cost_table import CostTable
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.kv_cache import KVCache
-from decoding.model import LanguageModel
 from decoding.rows import Rows
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
+from decoding.target import LocalTarget, Target
 from decoding.verify import Draft
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _REPEATS = 6
 
 def with_overhead(
     costs: CostTable,
-    target: LanguageModel,
+    target: Target,
     drafter: Drafter | None,
     num_slots: int,
     num_draft_tokens: int,
@@ -42,7 +42,7 @@ def with_overhead(
     `drafter` is one with a draft model, if that is what will draft, and is spent afterwards: what a draft step takes
     beside its forward goes into the table's draft times.
     """
-    stand_in = cast(LanguageModel, _Instant(target, num_slots, 1 + num_draft_tokens))
+    stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
     plain, widest = (_seconds(make_engine(stand_in, _Zeros(n)), num_slots) for n in (0, num_draft_tokens))
     position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
     round_seconds = max(0.0, plain - num_slots * position_seconds)
@@ -81,10 +81,10 @@ class _Zeros(Drafter):
         return point_masses([[0] * self._num_draft_tokens for _ in rows.sequences], rows.sampling.keys_B.device)
 
 
-class _Instant:
+class _Instant(LocalTarget):
     """What an engine asks of its target, in no time."""
 
-    def __init__(self, model: LanguageModel, num_slots: int, num_positions: int) -> None:
+    def __init__(self, model: Target, num_slots: int, num_positions: int) -> None:
         self.cache = KVCache(num_slots, num_positions)  # nobody ever writes it
         self.packs_rows = True
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size

@@ -19,6 +19,7 @@ class Drafter(Protocol):
     """Proposes continuations of the running rows. Row b of a round stands in slot b. Inherit for what is left out."""
 
     has_model: bool = False  # whether it can draft tokens with a draft model, a forward each
+    is_remote: bool = False  # whether it drafts in another process, while this one does something else
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """A new prompt comes to `slot`; its first `num_shared` tokens stand in slot `donor` (maybe the same one)."""
@@ -37,6 +38,10 @@ class Drafter(Protocol):
 
         At most rows.num_draft_tokens[b] of them, none where nothing was found. None: this drafter looks nothing up.
         """
+        return None
+
+    def ask(self, rows: Rows) -> None:
+        """Begin to draft for these rows, if that is done elsewhere; `propose` follows, with the same rows."""
         return None
 
     def propose(self, rows: Rows) -> Draft:

@@ -110,7 +110,7 @@ def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair
 
     def watched() -> list[Sequence]:
         finished = step()
-        rows_of_rounds.append(len(engine._running))
+        rows_of_rounds.append(len(engine.lanes[0].running))
         return finished
 
     engine.step = watched  # type: ignore[method-assign]

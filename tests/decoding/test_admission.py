@@ -53,7 +53,7 @@ def plain(request, models):
 
 def _engine(models, drafter: str, *, budget: int = 512, shares: bool = True, **options: object) -> Engine:
     engine = engine_over(models.target, models.good_draft, drafter, max_prefill_tokens=budget, **options)
-    engine._admission.shares_prefixes = shares
+    engine.lanes[0].admission.shares_prefixes = shares
     return engine
 
 
@@ -159,7 +159,7 @@ def _steps(engine: Engine, reads: Reads) -> list[tuple[int, int]]:
     found, before = [], 0
     while engine.has_work:
         engine.step()
-        found.append((reads.num_tokens - before, sum(not sequence.is_finished for sequence in engine._running)))
+        found.append((reads.num_tokens - before, sum(not sequence.is_finished for sequence in engine.lanes[0].running)))
         before = reads.num_tokens
     return found
 
@@ -205,7 +205,7 @@ def test_short_prompts_overtake_a_long_one_that_still_gets_half_of_every_budget(
     while engine.has_work:
         order += [sequence.tag for sequence in engine.step()]
         if "long" not in order:
-            slots = engine._admission._residents
+            slots = engine.lanes[0].admission._residents
             assert any(resident.sequence is long for resident in slots if resident)
     where = order.index("long")
     assert 3 < where < 20, "neither at once nor after all the others"
@@ -323,7 +323,7 @@ def test_a_cleared_engine_knows_nobody_and_shares_nothing(models, drafter):
         engine.step()
     assert engine.has_work
     engine.clear()
-    assert (engine.num_running, engine.has_work, engine._admission.num_waiting) == (0, False, 0)
+    assert (engine.num_running, engine.has_work, len(engine._waiting)) == (0, False, 0)
     before = engine.num_cached_tokens
     (again,) = engine.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
     assert engine.num_cached_tokens == before

@@ -25,7 +25,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]
 
 
 def adaptive(engine: Engine, costs: CostTable = CHEAP) -> Engine:
-    engine.schedule = AdaptiveSchedule(costs, engine.options.num_speculative_tokens)
+    engine.lanes[0].schedule = AdaptiveSchedule(costs, engine.options.num_speculative_tokens)
     return engine
 
 
@@ -62,7 +62,7 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
         assert engine.num_rechecks == 0
         for sequence in sequences:
             check_counts(sequence)
-        counts = engine.drafter.counts
+        counts = engine.lanes[0].drafter.counts
         assert sum(c.num_draft_tokens for c in counts.values()) <= sum(s.num_draft_tokens for s in sequences)
         assert sum(c.num_accepted_tokens for c in counts.values()) == pytest.approx(
             sum(s.num_accepted_tokens for s in sequences), rel=0.02
@@ -73,7 +73,7 @@ def test_all_sources_are_drawn_on(models):
     engine = engine_over(models.target, models.good_draft, "hybrid", num_slots=8, num_speculative_tokens=8)
     params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
     adaptive(engine).generate(PROMPTS, params, seed=2)
-    assert {name: c.num_accepted_tokens > 0 for name, c in engine.drafter.counts.items()} == dict.fromkeys(
+    assert {name: c.num_accepted_tokens > 0 for name, c in engine.lanes[0].drafter.counts.items()} == dict.fromkeys(
         ("lookup", "model", "tail"), True
     )
 
@@ -96,13 +96,13 @@ def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
         num_speculative_tokens=6,
         verification=verification,
     )
-    drafter = engine.drafter._model
+    drafter = engine.lanes[0].drafter._model
     prompts = random_prompts([5, 1, 12, 3, 20, 2, 40, 1, 15, 6], seed=6)
     engine.submit([Sequence.create(p, SamplingParams(max_tokens=30), row=r) for r, p in enumerate(prompts)])
     most_missing = 0
     while engine.has_work:
         engine.step()
-        for slot, sequence in enumerate(engine._running):
+        for slot, sequence in enumerate(engine.lanes[0].running):
             settled = sequence.token_ids[:-1]
             _assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
             ingested = settled[: drafter._num_ingested[slot]]
@@ -121,7 +121,7 @@ def test_what_the_model_drafts_is_accepted_whoever_was_left_out(models, seed, mo
     engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
     prompts = random_prompts([5, 1, 12, 3, 20, 2, 8, 1, 15, 6, 30, 4], seed=6)
     run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    model = engine.drafter.counts["model"]
+    model = engine.lanes[0].drafter.counts["model"]
     assert model.num_accepted_tokens == model.num_draft_tokens > 100
 
 
@@ -140,7 +140,7 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
     engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
     prompts = random_prompts([5, 1, 12, 3, 20, 2], seed=6)
     run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    model = engine.drafter.counts["model"]
+    model = engine.lanes[0].drafter.counts["model"]
     assert model.num_accepted_tokens < model.num_draft_tokens
 
 
@@ -233,9 +233,9 @@ def test_a_draft_model_that_never_drafts_never_runs(models, monkeypatch):
 
 def test_hybrid_options_need_a_draft_and_count_by_source(folders):
     engine = Engine.load(folders.target, folders.good_draft, EngineOptions(drafter="hybrid", num_slots=4), device="cpu")
-    assert isinstance(engine.drafter._lookup, SuffixDrafter)
-    assert isinstance(engine.schedule, AdaptiveSchedule)
-    assert engine.schedule.costs.position_seconds > 0
+    assert isinstance(engine.lanes[0].drafter._lookup, SuffixDrafter)
+    assert isinstance(engine.lanes[0].schedule, AdaptiveSchedule)
+    assert engine.lanes[0].schedule.costs.position_seconds > 0
     plain = Engine.load(folders.target, device="cpu")
     params = SamplingParams(n=4, temperature=0.7, max_tokens=30)
     assert outputs(engine.generate(PROMPTS, params)) == outputs(plain.generate(PROMPTS, params))

@@ -207,7 +207,7 @@ def test_a_slot_freed_by_an_end_is_given_away_before_the_next_round(models):
     rows_of_rounds = []
     while engine.has_work:
         engine.step()
-        rows_of_rounds.append(len(engine._running))
+        rows_of_rounds.append(len(engine.lanes[0].running))
     assert rows_of_rounds == [2, 2, 2, 2, 2, 1, 1]
     assert engine.num_running == 0
     assert [len(s.output_token_ids) for s in sequences] == limits

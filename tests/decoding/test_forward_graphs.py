@@ -87,10 +87,10 @@ def test_replayed_forwards_write_the_same_text(options, temperature, pair):
         engine = Engine.load(
             target, None if options.get("drafter") == "ngram" else draft, EngineOptions(**options), device="cpu"
         )
-        engine.schedule = EverOther(engine.options.num_speculative_tokens)
+        engine.lanes[0].schedule = EverOther(engine.options.num_speculative_tokens)
         models = [engine.target]
-        if hasattr(engine.drafter, "_model") and isinstance(engine.drafter._model, LanguageModel):
-            models.append(engine.drafter._model)
+        if hasattr(engine.lanes[0].drafter, "_model") and isinstance(engine.lanes[0].drafter._model, LanguageModel):
+            models.append(engine.lanes[0].drafter._model)
         graphs = [with_graphs(model, recording) for model in models] if recording else []
         texts = [s.output_token_ids for s in engine.generate(prompts, params)]
         return texts, min((g.num_recorded for g in graphs), default=0)

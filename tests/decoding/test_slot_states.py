@@ -41,7 +41,7 @@ def _assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel
 
 def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
     """Also slots whose prompts are not complete, and those of finished rows, whose prefixes may still be shared."""
-    for slot, resident in enumerate(engine._admission._residents):
+    for slot, resident in enumerate(engine.lanes[0].admission._residents):
         if resident is None:
             continue
         sequence = resident.sequence
@@ -50,12 +50,12 @@ def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMod
             settled = settled[: resident.num_filled]
         _assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
-            ingested = settled[: engine.drafter._num_ingested.get(slot, 0)]
+            ingested = settled[: engine.lanes[0].drafter._num_ingested.get(slot, 0)]
             if not sequence.is_finished:
                 assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
-            _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh_draft, slot, ingested)
-    for slot, sequence in enumerate(engine._running):
-        assert engine._admission._residents[slot].sequence is sequence
+            _assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh_draft, slot, ingested)
+    for slot, sequence in enumerate(engine.lanes[0].running):
+        assert engine.lanes[0].admission._residents[slot].sequence is sequence
 
 
 KINDS = {"none": None, "ngram": None, "good_draft": "model", "perfect_draft": "model"}
@@ -96,8 +96,8 @@ def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh,
         models.target, draft, "model" if is_model else "none", num_slots=num_slots, max_prefill_tokens=budget
     )
     swaps = []
-    swap = engine._admission._swap
-    engine._admission._swap = lambda stray, gap: swaps.append((stray, gap)) or swap(stray, gap)
+    swap = engine.lanes[0].admission._swap
+    engine.lanes[0].admission._swap = lambda stray, gap: swaps.append((stray, gap)) or swap(stray, gap)
     for row, prompt in enumerate(SHARED):
         limit = 1 + 5 * row % 14
         engine.submit([Sequence.create(prompt, SamplingParams(max_tokens=limit), row=row)])
@@ -118,11 +118,11 @@ def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(model
     engine.submit(_sequences())
     while engine.has_work:
         engine.step()
-        for slot, sequence in enumerate(engine._running):
+        for slot, sequence in enumerate(engine.lanes[0].running):
             settled = sequence.token_ids[:-1]
             _assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
-            ingested = settled[: engine.drafter._num_ingested[slot]]
-            _assert_slot_equals_fresh_prefill(engine.drafter._model, fresh["good_draft"], slot, ingested)
+            ingested = settled[: engine.lanes[0].drafter._num_ingested[slot]]
+            _assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh["good_draft"], slot, ingested)
 
 
 def _schedule_at_random(monkeypatch, seed: int) -> None:
@@ -173,7 +173,7 @@ def test_a_draft_that_is_the_target_is_always_accepted_after_rounds_without_a_dr
 
 def test_the_check_would_see_a_draft_cache_with_a_hole(models, monkeypatch):
     """The planted bug: after full acceptance the last drafted token is taken for known to the draft."""
-    real = type(engine_over(models.target, models.perfect_draft, "model").drafter).propose
+    real = type(engine_over(models.target, models.perfect_draft, "model").lanes[0].drafter).propose
 
     def one_too_many(self, rows):
         draft = real(self, rows)
@@ -195,16 +195,16 @@ GARBAGE = 1e4
 def _fill_unused_positions(engine: Engine) -> None:
     """Huge finite values wherever no running row stands."""
     caches = [engine.target.cache]
-    if hasattr(engine.drafter, "_model"):
-        caches.append(engine.drafter._model.cache)
+    if hasattr(engine.lanes[0].drafter, "_model"):
+        caches.append(engine.lanes[0].drafter._model.cache)
     for index, cache in enumerate(caches):
         for layer in cache.layers:
             for stored_SPHD in layer.stored():
                 for slot in range(cache.num_slots):
                     used = 0
-                    if slot < len(engine._running):
-                        known = len(engine._running[slot]) - 1
-                        used = known if index == 0 else min(known, engine.drafter._num_ingested[slot])
+                    if slot < len(engine.lanes[0].running):
+                        known = len(engine.lanes[0].running[slot]) - 1
+                        used = known if index == 0 else min(known, engine.lanes[0].drafter._num_ingested[slot])
                     stored_SPHD[slot, used:] = GARBAGE
 
 

@@ -86,7 +86,7 @@ def engine_over(
         verification=verification,
     )
     part = make_drafter(drafter, draft, target.vocab_size, num_slots, max_model_len)
-    return Engine(target, part, options, max_model_len)
+    return Engine([(target, part)], options, max_model_len)
 
 
 def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:

@@ -1,0 +1,140 @@
+"""Target: what the engine asks of the model whose text is written, whether it stands in this process or in others.
+
+Nobody here remembers how long a row is: each question names its rows' slots and starts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import torch
+
+from decoding.device import to_device
+from decoding.rows import Rows
+from decoding.scoring import Answer, Decision, Question, RowVerdict, decide
+
+
+class Pending(Protocol):
+    """An answer that is on its way."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` waits for no other process."""
+        ...
+
+    def result(self) -> list[RowVerdict]:
+        """The verdict on each row of the question."""
+        ...
+
+
+class SlotCache(Protocol):
+    """What the engine does with whole slots of a cache; see `decoding/kv_cache.py`."""
+
+    def copy(self, source: int, target: int, length: int) -> None: ...
+    def swap(self, first: int, second: int, first_length: int, second_length: int) -> None: ...
+    def zero(self, slot: int) -> None: ...
+    def is_finite(self, slot: int, length: int) -> bool: ...
+
+
+class Timed(Protocol):
+    """What the cost table is measured on."""
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """Of a forward over so many tokens of so many rows, as it is in a round. It spoils the cache."""
+        ...
+
+
+class Target(Timed, Protocol):
+    """A model over slots that judges drafts."""
+
+    device: torch.device  # where questions are put: of their tensors
+    dtype: torch.dtype
+    vocab_size: int
+    max_positions: int | None  # the longest context, where there is a limit
+    eos_token_ids: frozenset[int]
+
+    @property
+    def cache(self) -> SlotCache | None:
+        """Keys and values; None before `allocate`."""
+        ...
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
+        ...
+
+    def facts(self) -> dict[str, bool | int]:
+        """What the log says of the way in which it runs."""
+        ...
+
+    def share(self) -> "Target":
+        """The same model with a cache of its own. One thread drives all who share."""
+        ...
+
+    def allocate(self, num_slots: int, num_positions: int) -> None:
+        """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
+        ...
+
+    def release(self) -> None:
+        """Give the cache's memory back; `allocate` comes before anything else then."""
+        ...
+
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on."""
+        ...
+
+    def score(self, question: Question) -> Pending:
+        """Write the question's tokens into the slots and judge its draft."""
+        ...
+
+    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+        """The token of the only row after its own tokens and `accepted`, from that row alone.
+
+        By a forward without a cache; with `in_slot`, that slot is cleared and filled with the row's tokens instead.
+        """
+        ...
+
+
+class LocalTarget(ABC):
+    """Questions answered from logits that are computed in this process."""
+
+    device: torch.device
+
+    @abstractmethod
+    def forward(
+        self,
+        starts: Seq[int],
+        token_ids_BT: torch.Tensor,
+        logits_at_BJ: torch.Tensor,
+        slots: Seq[int] | None = None,
+        lengths: Seq[int] | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, J, V]; see `LanguageModel.forward`."""
+
+    @abstractmethod
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """As `Target.prefill`."""
+
+    @abstractmethod
+    def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        """Logits [V] after these tokens, without a cache."""
+
+    def score(self, question: Question) -> Answer:
+        """As `Target.score`; the forward is done, or queued on the device, when this returns."""
+        tokens_BJ = question.token_ids_BJ
+        every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
+        return Answer(question, self.forward(question.starts, tokens_BJ, every_BJ, lengths=question.lengths))
+
+    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+        """As `Target.decide`."""
+        (sequence,) = rows.sequences
+        token_ids = [*sequence.token_ids, *accepted]
+        logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
+        return decide(rows, accepted, logits_V, num_logprobs)
+
+    def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
+        """Logits [V] after these tokens, all of which are read into the slot."""
+        *before, newest = token_ids
+        self.prefill([slot], [before])
+        newest_11 = to_device([[newest]], self.device)
+        return self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[slot])[0, 0]
