@@ -8,9 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.chain_probe import check_chain
 from actors.engine_facts import footer_facts, load_facts
 from actors.engine_loop import EngineLoop
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ModelSettings, StageSettings
+from actors.sharded_model import ShardedModel
+from actors.stage_group import StageGroup
+from actors.stage_pipeline import StagePipeline
 from actors.translation import EncodedRow, decode_row, encode_row
 from actors.unit_worker import UnitWorker, describe
 from decoding.engine import Engine
@@ -35,7 +39,28 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
 def load_engine(settings: GeneratorSettings) -> Engine:
     """The engine of these settings, models loaded and probed, or a ValueError saying why it cannot run."""
     models = settings.models
-    return Engine.load(models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype)
+    target = load_sharded(models, settings.stages) if settings.stages.count > 1 else None
+    return Engine.load(
+        models.target,
+        models.draft,
+        settings.engine,
+        device=models.device,
+        dtype=models.dtype,
+        target_model=target,
+        num_lanes=1 if target is None else target.num_lanes,
+    )
+
+
+def load_sharded(models: ModelSettings, stages: StageSettings) -> ShardedModel:
+    """The target in stages, loaded and probed, or a ValueError saying why it cannot run; a RuntimeError without room."""
+    pipeline = StagePipeline(StageGroup(models.target, stages, models.device, models.dtype))
+    try:
+        model = ShardedModel(pipeline)
+        check_chain(model, models.target)
+    except Exception:
+        pipeline.close()
+        raise
+    return model
 
 
 class Generator(UnitWorker[EncodedRow]):

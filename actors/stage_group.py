@@ -6,55 +6,20 @@ The group belongs to the process that makes it: when that dies, Ray ends the act
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.settings import StageSettings
 from actors.stage_actor import StageActor, StageFacts, StaleStepError
 from decoding.device import Device
 from decoding.model import DType
 from pipeline.logs import Event
 
 _log = logging.getLogger(__name__)
-Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSettings:
-    """How the target is cut, and what each stage holds. A ValueError says which value is wrong."""
-
-    count: int = 1  # 1: the target stays in the generator's process
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-    memory: int | None = None  # bytes
-    resources: Mapping[str, float] = field(default_factory=dict)
-    label_selector: Mapping[str, str] = field(default_factory=dict)
-    strategy: Strategy = "PACK"
-    most_restarts: int = 10  # in a row, without a step done in between
-    timeout_s: float = 120.0  # for a step of all stages; one that takes longer hangs, and is replaced
-    start_timeout_s: float = 600.0  # for a place, and again for loading the weights
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
-        if self.most_restarts < 0:
-            raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
-        for name in ("timeout_s", "start_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
-        if self.num_cpus < 0 or self.num_gpus < 0:
-            raise ValueError("stages.num_cpus and stages.num_gpus cannot be negative")
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """What one stage holds, as Ray counts it."""
-        bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0), **self.resources}
-        return {name: amount for name, amount in bundle.items() if amount}
 
 
 class StageLostError(RuntimeError):
@@ -63,6 +28,8 @@ class StageLostError(RuntimeError):
 
 class StageGroup:
     """The actors."""
+
+    actor_class: type = StageActor
 
     def __init__(self, path: str, settings: StageSettings, device: Device, dtype: DType) -> None:
         """Start one actor for each stage of the model at `path`.
@@ -165,7 +132,7 @@ class StageGroup:
         }
         if settings.memory:
             options["memory"] = settings.memory
-        return ray.remote(StageActor).options(**options).remote(path, index, count, device, dtype)
+        return ray.remote(self.actor_class).options(**options).remote(path, index, count, device, dtype)
 
 
 def is_loss(error: BaseException | None) -> bool:

@@ -63,10 +63,15 @@ class Engine:
         *,
         device: Device = "auto",
         dtype: DType = "auto",
+        target_model: Target | None = None,
+        num_lanes: int = 1,
     ) -> "Engine":
-        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work."""
+        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work.
+
+        `target_model` is the one at `target`, where that is loaded and checked already.
+        """
         options = options or EngineOptions()
-        return cls._over(load_parts(target, draft, options, device, dtype), options)
+        return cls._over(load_parts(target, draft, options, device, dtype, target_model, num_lanes), options)
 
     @classmethod
     def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Parts:
     """What an engine is made of."""
 
-    target: LanguageModel
+    target: Target
     draft: LanguageModel | None
     drafter_name: DrafterName
     max_model_len: int
@@ -35,11 +35,23 @@ class Parts:
         return make_drafter(self.drafter_name, draft, self.target.vocab_size, num_slots, self.max_model_len)
 
 
-def load_parts(target: str, draft: str | None, options: EngineOptions, device: Device, dtype: DType) -> Parts:
-    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work."""
+def load_parts(
+    target: str,
+    draft: str | None,
+    options: EngineOptions,
+    device: Device,
+    dtype: DType,
+    target_model: Target | None = None,
+    num_lanes: int = 1,
+) -> Parts:
+    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work.
+
+    `target_model` is the one at `target`, where it is loaded and checked already.
+    """
     drafter_name = options.pick_drafter(draft)
-    target_model = LanguageModel.load(target, device, dtype)
-    check_model(target_model, target)
+    if target_model is None:
+        target_model = LanguageModel.load(target, device, dtype)
+        check_model(target_model, target)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     draft_model = None
@@ -48,7 +60,7 @@ def load_parts(target: str, draft: str | None, options: EngineOptions, device: D
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
     max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
-    return Parts(target_model, draft_model, drafter_name, max_model_len)
+    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
 
 
 def _max_model_len(wanted: int | None, max_positions: int | None) -> int:
