@@ -85,6 +85,10 @@ class ShardedModel:
     def score(self, question: Question) -> ShardedAnswer:
         """As `Target.score`. A row whose tokens do not stand in its slot, because a stage died over them, is not run."""
         starts, standing = question.starts, self._standing()
+        for row, sequence in enumerate(question.rows.sequences):
+            loss = self.pipeline.loss(self._session, row) if starts[row] > standing[row] else None
+            if loss is not None:
+                self.give_up(sequence, loss)
         num_positions = question.token_ids_BJ.shape[1]
         lengths = question.lengths or [num_positions] * len(starts)
         known = [
@@ -120,7 +124,8 @@ class ShardedModel:
             step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
         decision: Decision | None = self.pipeline.settle(step)
         if decision is None:
-            self._lost[sequence] = step.loss or "the target's stages were lost over this row"
+            losses = [row.loss for row in step.rows or [step] if row.loss]
+            self._lost[sequence] = losses[0] if losses else "the target's stages were lost over this row"
             return Decision(0, False, [], self._lost[sequence])
         return decision
 

@@ -65,6 +65,7 @@ class StagePipeline:
         self.group = group
         self.num_recoveries = 0
         self._mirrors: dict[int, SlotMirror] = {}
+        self._losses: dict[tuple[int, int], str] = {}  # by session and slot: why what should stand there does not
         self._flying: deque[Step] = deque()
         self._next_step, self._settled = 0, -1
         self._num_losses = 0  # in a row
@@ -72,6 +73,7 @@ class StagePipeline:
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
         """Fresh slots for a session."""
         self.drain()
+        self._losses = {place: why for place, why in self._losses.items() if place[0] != session}
         self._mirrors[session] = SlotMirror(num_slots, num_positions)
         self._surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
 
@@ -97,6 +99,10 @@ class StagePipeline:
                 for slot, start, token_ids in zip(step.work.slots, step.work.starts, step.token_ids, strict=True):
                     lengths[slot] = start + len(token_ids)
         return lengths
+
+    def loss(self, session: int, slot: int) -> str | None:
+        """Why what should stand in a slot does not; None if that is not known."""
+        return self._losses.get((session, slot))
 
     def send(self, step: Step) -> Step:
         """Have the stages do this after all that was sent before."""
@@ -142,7 +148,7 @@ class StagePipeline:
         step = self._flying[0]
         if step.rows is not None:
             self._flying.popleft()
-            step.answer, step.is_settled = [row.answer and row.answer[0] for row in step.rows], True
+            step.answer, step.is_settled = step.finish.gathered([row.answer for row in step.rows]), True
             return
         is_alone = step.references is None
         if is_alone:
@@ -151,7 +157,8 @@ class StagePipeline:
                 self._split(step)
                 return
             if hole:
-                self._give_up(step, "what stands before it was lost")
+                place = (step.work.session or 0, step.work.slots[0])
+                self._give_up(step, self._losses.get(place))
                 return
             self._dispatch(step)
         try:
@@ -182,6 +189,9 @@ class StagePipeline:
         if mirror is None:
             return
         mirror.change(work.changes)
+        for place in [place for place in self._losses if place[0] == work.session]:
+            if mirror[place[1]]:  # it stands again, or something else does
+                del self._losses[place]
         for slot, start, token_ids in zip(work.slots, work.starts, step.token_ids, strict=True):
             mirror.write(slot, start, token_ids)
 
@@ -212,9 +222,11 @@ class StagePipeline:
         )
         return Step(alone, [step.token_ids[row]], step.finish.of_row(row))
 
-    def _give_up(self, step: Step, why: str) -> None:
+    def _give_up(self, step: Step, why: str | None) -> None:
         self._flying.popleft()
         step.loss, step.is_settled = why, True
+        if why is not None and step.work.session is not None:
+            self._losses[step.work.session, step.work.slots[0]] = why
 
     def _dispatch(self, step: Step) -> None:
         number = self._next_step
@@ -263,8 +275,7 @@ class StagePipeline:
 
     def _recover(self, lost: StageLostError) -> None:
         """Bring the stages to where the mirrors are. What is in flight is to be sent again."""
-        for step in self._flying:
-            step.references = None
+        self._let_go()
         most = self.group.settings.most_restarts
         if self._num_losses >= most:
             raise self._gone(lost)
@@ -281,6 +292,22 @@ class StagePipeline:
             raise self._gone(error.last_attempt.exception()) from lost
         self.num_recoveries += 1
         _log.info(Event("stages recovered", steps_in_flight=len(self._flying), losses_in_a_row=self._num_losses))
+
+    def _let_go(self) -> None:
+        """Wait for what is in flight, and look at its errors: those that nobody has seen Ray would log."""
+        flying = [step.references for step in self._flying if step.references]
+        every = [reference for references in flying for reference in references]
+        ready = set(ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)[0]) if every else set()
+        for references in flying:
+            for reference in reversed(references):
+                if reference in ready:
+                    try:
+                        ray.get(reference)
+                    except RayError:
+                        continue
+                    break  # what came before it is no error either
+        for step in self._flying:
+            step.references = None
 
     def _gone(self, last: BaseException | None) -> StagesGoneError:
         num_losses, self._num_losses = self._num_losses, 0

@@ -71,6 +71,10 @@ class Nothing:
         """The same for one row."""
         return self
 
+    def gathered(self, answers: Seq[None]) -> None:
+        """Of rows that were done one by one."""
+        return None
+
 
 @dataclass(frozen=True)
 class Logits:
@@ -83,6 +87,11 @@ class Logits:
     def of_row(self, row: int) -> Logits:
         """The same for one row."""
         return self
+
+    def gathered(self, answers: Seq[torch.Tensor | None]) -> torch.Tensor:
+        """Of rows that were done one by one; not a number where one was given up."""
+        like = next(answer for answer in answers if answer is not None)
+        return torch.cat([torch.full_like(like, float("nan")) if answer is None else answer for answer in answers])
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,10 @@ class Judge:
     def of_row(self, row: int) -> Judge:
         """The same for one row."""
         return Judge(question_of(self.question, [row]))
+
+    def gathered(self, answers: Seq[list[RowVerdict] | None]) -> list[RowVerdict | None]:
+        """Of rows that were done one by one; None for one that was given up."""
+        return [None if answer is None else answer[0] for answer in answers]
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,10 @@ class Decide:
     def of_row(self, row: int) -> Decide:
         """The same: it has a single row."""
         return self
+
+    def gathered(self, answers: Seq[Decision | None]) -> Decision | None:
+        """Of that row."""
+        return answers[0]
 
 
 Finish = Nothing | Logits | Judge | Decide

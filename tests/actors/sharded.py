@@ -29,10 +29,15 @@ PROMPTS = [
 
 
 class PoisonedStage(StageActor):
-    """Dies when it reads the token."""
+    """Dies when it reads the token, once it is armed."""
+
+    is_armed = False
+
+    def arm(self) -> None:
+        self.is_armed = True
 
     def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
-        if isinstance(fed, list) and POISON in fed:
+        if self.is_armed and isinstance(fed, list) and POISON in fed:
             os._exit(1)
         return super().do(step, settled, work, fed, finish)
 
@@ -56,6 +61,8 @@ def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **s
     model = ShardedModel(StagePipeline(group))
     try:
         check_chain(model, path)
+        if kind is PoisonedGroup:
+            group.tell_all("arm")
         yield model
     finally:
         model.pipeline.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import ray
+import torch
 
 from actors.sharded_model import ShardedModel
 from actors.stage_actor import StaleStepError
@@ -28,6 +29,15 @@ from tests.actors.sharded import (
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)
 Pair = tuple[str, str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Beside the stages, which compute on the same cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +69,15 @@ def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(pair: Pair, m
     before = group.num_replaced
 
     def kill(step: int) -> None:
-        if step in (9, 31):
+        if step in (6, 13):
             ray.kill(group.actors[step % 2], no_restart=True)
-        if step == 20:
-            ray.kill(group.actors[0], no_restart=True)
 
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
     assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
-    assert group.num_replaced - before == 3
+    assert group.num_replaced - before == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["in its prompt", "in its output"])
 def test_a_row_that_kills_a_stage_fails_and_its_neighbours_do_not(pair: Pair, model: ShardedModel, where: str) -> None:
     sequences = make_sequences(SAMPLED)
@@ -119,8 +128,6 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_after_a_death(p
     assert (before - after).abs().max() < 1e-4 < (before[0] - before[1]).abs().max()
     expected = [first[:20], second[:12], first]
     assert [list(model.pipeline._mirrors[model._session][slot])[:-1] for slot in (1, 2, 3)] == expected
-    alone = [model.decide_logits([*tokens, 5]) for tokens in expected] if hasattr(model, "decide_logits") else None
-    assert alone is None
 
 
 class GoneGroup(StageGroup):
