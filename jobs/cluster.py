@@ -15,6 +15,7 @@ import torch
 
 from actors.resources import settle_device, shortage
 from jobs.config import RunConfig
+from jobs.stopping import keeping_sigterm
 from pipeline.dataset import ActorPool
 
 _LONGEST_PATIENCE_S = 600.0
@@ -39,7 +40,7 @@ def start_ray(config: RunConfig) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     address = _address(config)
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-    with _without_stderr():
+    with _without_stderr(), keeping_sigterm():
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 

@@ -53,7 +53,7 @@ class DriverLogs:
         _log.info(Event("run ended", outcome=outcome, exit_code=exit_code, seconds=seconds))
 
 
-def log_run_started(run_directory: RunDirectory, num_missing_units: int) -> None:
+def log_run_started(run_directory: RunDirectory, num_units_to_do: int) -> None:
     """Log which run begins or goes on, and what it has to do."""
     whole = run_directory.manifest
     _log.info(
@@ -63,14 +63,14 @@ def log_run_started(run_directory: RunDirectory, num_missing_units: int) -> None
             identity=run_directory.identity_digest,
             units=whole.num_units,
             rows=whole.num_rows,
-            missing_units=num_missing_units,
+            units_to_do=num_units_to_do,
         )
     )
 
 
-def log_run_stopped(num_missing_units: int) -> None:
+def log_run_stopped(num_units_to_do: int) -> None:
     """Log that the run was asked to stop, and how much is left to the next command."""
-    _log.info(Event("run stopped", missing_units=num_missing_units))
+    _log.info(Event("run stopped", units_to_do=num_units_to_do))
 
 
 def log_run_finished(new: Counts, check: CheckReport, seconds: float) -> None:

@@ -15,6 +15,7 @@ from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
 from jobs.plan import Plan, create_run, make_plan, worker_arguments
+from jobs.stopping import sigterm_interrupts
 from jobs.summary import print_summary
 from pipeline.check import check_run
 from pipeline.counts import Counts
@@ -31,7 +32,7 @@ _MIN_ROWS_TO_STOP_EARLY = 100
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    with DriverLogs() as logs:
+    with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
         return exit_code

@@ -20,6 +20,7 @@ from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driving import drive
 from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
 from jobs.plan import Plan, make_plan, worker_arguments
+from jobs.stopping import sigterm_interrupts
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool
 from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
@@ -51,7 +52,7 @@ class RetryConfig(RunConfig):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code, with the meaning that it has for jobs.generate."""
-    with DriverLogs() as logs:
+    with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
         return exit_code
@@ -122,11 +123,9 @@ def _run_alone(
         )
         return Exit.INCOMPLETE
     if units.num_units:
-        # What a worker moved to data/ before it died has no receipt: the others are counted by what failed again.
-        print(
-            f"retried: {units.num_rows} rows; now succeed: {units.num_rows - tried.num_errors}; "
-            f"still fail: {tried.num_errors}"
-        )
+        # Not from the receipts: a worker that died after its commit has sent none.
+        num_saved = letters.num_rows.total() - find_dead_letters(run_directory, Wanted()).num_rows.total()
+        print(f"retried: {units.num_rows} rows; now succeed: {num_saved}; still fail: {units.num_rows - num_saved}")
     if num_missing := sum(1 for _ in run_directory.missing_units()):
         print(
             f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",

@@ -8,38 +8,19 @@ python -m jobs.scale engines --actors 1,2          the bundled pair instead of a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import ray
 
-from actors.feed import Feed
-from actors.ledger import start_ledger
-from actors.simulated import EmptyWorker, SimulatedWorker
-from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, stream_units
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.missing import MissingUnits
-from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
-from pipeline.units import plan_units
-
-_ROWS_PER_WRITE = 100_000
-_PROGRESS_TIMEOUT_S = 600.0
-_OBJECT_STORE_BYTES = 200_000_000
-_RUN: dict[str, Any] = {"identity": {}, "carried": {}}
+from jobs.scale_actors import Spread, simulate
+from jobs.scale_plan import measure_plan
+from jobs.scale_runs import start_own_ray
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,99 +33,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "plan":
             _print_plans(given, folder)
         else:
-            _print_scaling(given, Path(folder))
+            start_own_ray()
+            spreads = _simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder))
+            print_spreads(spreads)
+            ray.shutdown()
     return 0
 
 
-def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str) -> dict[str, float]:
-    """What a plan over so many units of a JSONL file costs; units are handed out to a worker that does nothing.
-
-    To be called in a process of its own: it reports the peak of this process's memory (MB). Handing out ends after
-    `seconds`, or with the last unit.
-    """
-    source, output = Path(folder) / f"{num_units}.jsonl", Path(folder) / f"{num_units}"
-    _write_prompts(source, num_units * rows_per_unit)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
-    figures = {"units": float(num_units), "rows": float(num_units * rows_per_unit), "MB before": _peak_mb()}
-    started = time.perf_counter()
-    files = list_files(str(source))
-    options = resolve_options(files, InputOptions())
-    run_directory = RunDirectory.create(str(output), _RUN, plan_units(files, options, rows_per_unit))
-    missing = MissingUnits.of(run_directory, tokens_per_row=100)
-    figures |= {"plan s": time.perf_counter() - started, "MB planned": _peak_mb()}
-    ledger = start_ledger(units_in_flight=8, most_waiting=64)
-    pool = ActorPool(num_cpus=0.5, units_in_flight=8)
-    receipts = stream_units(
-        Feed(missing, ledger, backups=False), num_units, EmptyWorker, {"ledger": ledger}, pool, _PROGRESS_TIMEOUT_S
-    )
-    num_done, first = 0, 0.0
-    for _ in receipts:
-        num_done += 1
-        if num_done == 1:
-            first = time.perf_counter()
-            figures |= {"first unit s": first - started}
-        if num_done == 1000:
-            figures |= {"MB at 1000": _peak_mb()}
-        if time.perf_counter() - first > seconds:
-            break
-    receipts.close()  # type: ignore[attr-defined]
-    figures |= {
-        "done": float(num_done),
-        "units/s": num_done / (time.perf_counter() - first),
-        "MB at the end": _peak_mb(),
-    }
-    for unit_id in range(num_units - 10):  # as if they had been committed: what a second command finds
-        (output / f"data/part-{unit_id:09d}.parquet").touch()
-    started = time.perf_counter()
-    left = MissingUnits.of(run_directory, tokens_per_row=100)
-    assert left.num_units == 10
-    assert len(list(left)) == 10
-    figures |= {"resume s": time.perf_counter() - started, "MB resumed": _peak_mb()}
-    ray.shutdown()
-    return figures
-
-
-def begin_together(worker: type, num_actors: int) -> type:
-    """The worker, beginning nothing before so many processes are ready: their start is not what is measured."""
-
-    class Together(worker):  # type: ignore[misc]
-        async def __call__(self, batch: pa.Table) -> pa.Table:
-            while await self._ledger.num_joined.remote() < num_actors:
-                await asyncio.sleep(0.2)
-            receipts: pa.Table = await super().__call__(batch)
-            return receipts
-
-    return Together
-
-
-def measure_actors(
-    missing: MissingUnits, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool
-) -> tuple[float, Counts]:
-    """Seconds from the moment when all actors are ready to the last receipt, and the counts."""
-    ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
-    ready_at: list[float] = []
-
-    def watch() -> None:
-        while ray.get(ledger.num_joined.remote()) < pool.max_actors:
-            time.sleep(0.05)
-        ready_at.append(time.perf_counter())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    receipts: Iterator[Receipt] = stream_units(
-        Feed(missing, ledger, backups=False),
-        missing.num_units,
-        begin_together(worker, pool.max_actors),
-        {**worker_arguments, "ledger": ledger},
-        pool,
-        _PROGRESS_TIMEOUT_S,
-    )
-    counts, ended = Counts(), 0.0
-    for receipt in receipts:
-        counts += receipt.counts
-        ended = time.perf_counter()
-    watcher.join()
-    return ended - ready_at[0], counts
+def print_spreads(spreads: Iterable[Spread]) -> None:
+    """Print a line for each as it comes. Where one has no ideal, it is the first one's time, shared by more actors."""
+    alone = 0.0
+    for spread in spreads:
+        alone = alone or spread.seconds * spread.num_actors
+        ideal = alone / spread.num_actors if spread.ideal_seconds is None else spread.ideal_seconds
+        lost = (spread.seconds - ideal) * spread.num_actors / spread.num_units
+        tokens_per_s = spread.counts.num_output_tokens / spread.seconds
+        print(
+            f"{spread.num_actors} actors: {spread.num_units} units in {spread.seconds:.2f} s, ideal {ideal:.2f} s, "
+            f"efficiency {ideal / spread.seconds:.3f}, {1000 * lost:.0f} ms of an actor lost a unit"
+            f"{f', {tokens_per_s:,.0f} tokens/s' if spread.ideal_seconds is None else ''}",
+            flush=True,
+        )
 
 
 def _print_plans(given: argparse.Namespace, folder: str) -> None:
@@ -156,82 +65,23 @@ def _print_plans(given: argparse.Namespace, folder: str) -> None:
         print("  ".join(f"{name} {value:,.1f}".replace(".0 ", " ") for name, value in figures.items()), flush=True)
 
 
-def _print_scaling(given: argparse.Namespace, folder: Path) -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
-    measure = _simulate if given.command == "actors" else _run_engines
-    alone = 0.0
-    for num_actors in given.actors or ([1, 4, 16, 64] if given.command == "actors" else [1, 2]):
-        ideal, seconds, num_units, what = measure(num_actors, given, folder / str(num_actors))
-        alone = alone or seconds * num_actors
-        ideal = ideal or alone / num_actors
-        lost = (seconds - ideal) * num_actors / num_units
-        print(
-            f"{num_actors} actors: {num_units} units in {seconds:.2f} s, ideal {ideal:.2f} s, efficiency "
-            f"{ideal / seconds:.3f}, {1000 * lost:.0f} ms of an actor lost a unit{what}",
-            flush=True,
+def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
+    for num_actors in given.actors or [1, 4, 16, 64]:
+        yield simulate(
+            num_actors,
+            folder / str(num_actors),
+            units_per_actor=given.units_per_actor,
+            rows_per_unit=given.rows_per_unit,
+            round_s=given.round_s,
+            rounds_per_row=given.rounds_per_row,
         )
-    ray.shutdown()
 
 
-def _simulate(num_actors: int, given: argparse.Namespace, folder: Path) -> tuple[float, float, int, str]:
-    """Ideal seconds, measured seconds, units and a remark, with engines that sleep."""
-    num_units, num_slots = num_actors * given.units_per_actor, given.rows_per_unit
-    missing = _new_run(folder, num_units, given.rows_per_unit)
-    arguments = {
-        "run_path": missing.run_path,
-        "input_options": InputOptions(format="jsonl"),
-        "carried": {},
-        "num_slots": num_slots,
-        "round_s": given.round_s,
-        "rounds_per_row": given.rounds_per_row,
-    }
-    pool = ActorPool(min_actors=num_actors, max_actors=num_actors, num_cpus=1 / 64)
-    seconds, counts = measure_actors(missing, SimulatedWorker, arguments, pool)
-    assert counts.num_rows == missing.num_rows
-    return given.units_per_actor * given.rounds_per_row * given.round_s, seconds, num_units, ""
+def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
+    from jobs.scale_engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
 
-
-def _run_engines(num_actors: int, given: argparse.Namespace, folder: Path) -> tuple[float, float, int, str]:
-    """The same with the bundled pair; there is no ideal but that of one actor alone."""
-    # Here: planning needs neither torch nor a configuration.
-    from actors.generator import Generator
-    from jobs.config import load_config
-    from jobs.plan import create_run, make_plan, worker_arguments
-
-    folder.mkdir()
-    pair = Path(__file__).parent.parent / "examples" / "tiny_pair"
-    prompts = (pair.parent / "prompts.jsonl").read_text()
-    (folder / "prompts.jsonl").write_text(prompts * 4)
-    flags = [f"--input.path={folder / 'prompts.jsonl'}", f"--output.path={folder / 'run'}", "--run.rows_per_unit=25"]
-    flags += [f"--models.target={pair / 'target'}", f"--models.draft={pair / 'draft'}", "--engine.draft_length=fixed"]
-    flags += ["--models.device=cpu", "--sampling.max_tokens=100", "--engine.num_speculative_tokens=4"]
-    config = load_config([*flags, *(f"--actors.{size}_actors={num_actors}" for size in ("max", "min"))], "jobs.scale")
-    plan = make_plan(config, "cpu")
-    run_directory = create_run(plan, config)
-    arguments = worker_arguments(plan, config, run_directory)
-    missing = MissingUnits.of(run_directory, plan.tokens_per_row)
-    seconds, counts = measure_actors(missing, Generator, arguments, config.actor_pool())
-    return 0.0, seconds, missing.num_units, f", {counts.num_output_tokens / seconds:,.0f} tokens/s"
-
-
-def _new_run(folder: Path, num_units: int, rows_per_unit: int) -> MissingUnits:
-    folder.mkdir()
-    _write_prompts(folder / "prompts.jsonl", num_units * rows_per_unit)
-    files = list_files(str(folder / "prompts.jsonl"))
-    units = plan_units(files, InputOptions(format="jsonl"), rows_per_unit)
-    run_directory = RunDirectory.create(str(folder / "run"), _RUN, units)
-    return MissingUnits.of(run_directory, tokens_per_row=100)
-
-
-def _write_prompts(path: Path, count: int) -> None:
-    with path.open("w") as file:
-        for first in range(0, count, _ROWS_PER_WRITE):
-            rows = range(first, min(count, first + _ROWS_PER_WRITE))
-            file.write("".join(f'{{"prompt": "Say something about the number {row}."}}\n' for row in rows))
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    for num_actors in given.actors or [1, 2]:
+        yield run_engines(num_actors, folder / str(num_actors))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

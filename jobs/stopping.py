@@ -1,13 +1,50 @@
-"""What SIGTERM does to a run: nothing new is begun, units in flight are committed, and the command ends."""
+"""What SIGTERM does to a command: nothing new is begun, units in flight are committed, and it ends.
+
+Where no unit is in flight, while a run is planned or verified, it ends at once, as with Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """While it is entered, SIGTERM raises KeyboardInterrupt, and a second one ends the process. For the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """What listens to SIGTERM before the block listens after it, too; within, Ray 2.60 makes it a SystemExit."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise KeyboardInterrupt from ended
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 class GracefulStop:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.carried import types_from_dict
+from pipeline.checked_parquet import open_checked, table_of
 from pipeline.commit import receipt_of
 from pipeline.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.counts import Counts, count_generations
@@ -18,6 +18,7 @@ from pipeline.identities import COLUMNS, contradictions
 from pipeline.location import Location
 from pipeline.run_directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.schema import ERRORS, generations_schema
+from pipeline.unit_rows import standing_errors
 from pipeline.units import WorkUnit
 
 _MAX_PROBLEMS_PER_UNIT = 20
@@ -106,21 +107,20 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
     errors_bytes = _read_if_there(errors_path) if has_errors else None
     part_bytes = part.read_bytes()
     try:
-        generations = _parse(part_bytes)
+        generations = table_of(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0
     if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
         return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"], 0
     try:
-        errors = ERRORS.empty_table() if errors_bytes is None else _parse(errors_bytes)
+        errors = ERRORS.empty_table() if errors_bytes is None else table_of(errors_bytes)
         if not errors.schema.equals(ERRORS):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
-        written_ids = [row_id for row_id in errors["row_id"].to_pylist() if row_id is not None]
     except (OSError, pa.ArrowException, ValueError) as error:
         return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0
-    generated_ids = set(generations["row_id"].to_pylist())
-    failed_ids = [row_id for row_id in written_ids if row_id not in generated_ids]
+    failed = standing_errors(generations, errors)
+    failed_ids = [row_id for row_id in failed["row_id"].to_pylist() if row_id is not None]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
     if receipt.unit_id != unit.unit_id:
@@ -131,7 +131,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         for name in written
         if written[name] != found[name]
     ]
-    return counts, [f"{where}: {problem}" for problem in problems], len(written_ids) - len(failed_ids)
+    return counts, [f"{where}: {problem}" for problem in problems], errors.num_rows - failed.num_rows
 
 
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
@@ -161,11 +161,6 @@ def _count_problems(generations: pa.Table) -> Iterator[str]:
                 yield f"row {row['row_id']} sample {row['sample']}: {problem}"
 
 
-def _parse(content: bytes) -> pa.Table:
-    """The table of a Parquet file. Raises OSError or ArrowException if it is none, or a checksum is wrong."""
-    return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
-
-
 def _read_if_there(location: Location) -> bytes | None:
     try:
         return location.read_bytes()
@@ -176,7 +171,7 @@ def _read_if_there(location: Location) -> bytes | None:
 def _read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
     def read() -> pa.Table:
         with location.open_file() as file:
-            return pq.ParquetFile(file, page_checksum_verification=True).read(list(columns))
+            return open_checked(file).read(list(columns))
 
     return location.retrying("reading", read)
 

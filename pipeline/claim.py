@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from pyarrow import fs
@@ -32,8 +32,7 @@ def take(destination: Location, claim: Mapping[str, Any]) -> None:
     """
     if destination.info().type == fs.FileType.File:
         raise ValueError(f"{destination.name} is a file; the destination must be a folder")
-    root = destination.path.rstrip("/") + "/"
-    names = {info.path.removeprefix(root) for info in destination.list(recursive=True) if info.is_file}
+    names = _names(destination)
     foreign = sorted(name for name in names if not _FILE_NAME.fullmatch(name))
     on_their_way = {name for name in names - {*foreign} if not name.endswith((".parquet", ".json"))}
     if foreign or (_NOTE not in names and names - on_their_way):
@@ -47,6 +46,22 @@ def take(destination: Location, claim: Mapping[str, Any]) -> None:
         destination.child(name).remove()  # of a command that died
     if _NOTE not in names:
         write_note(destination, {**claim, "complete": False})
+
+
+def refuse_others(destination: Location, names: Set[str]) -> None:
+    """Raise ValueError if the destination has other files than these and `_dray.json`: readers would read them, too."""
+    others = sorted(_names(destination) - names - {_NOTE})
+    if others:
+        raise ValueError(
+            f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
+            "compaction (of an earlier one, or of another command at work there?); delete them and run the same command"
+        )
+
+
+def _names(destination: Location) -> set[str]:
+    """The files below the destination, as paths from there."""
+    root = destination.path.rstrip("/") + "/"
+    return {info.path.removeprefix(root) for info in destination.list(recursive=True) if info.is_file}
 
 
 def _refuse_another(destination: Location, claim: Mapping[str, Any]) -> None:

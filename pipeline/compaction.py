@@ -17,10 +17,10 @@ from itertools import chain, count
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.carried import types_from_dict
-from pipeline.claim import claim_digest, take, write_note
+from pipeline.checked_parquet import open_checked
+from pipeline.claim import claim_digest, refuse_others, take, write_note
 from pipeline.compacted_file import Cut, Place, Stretch, write_file
 from pipeline.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
@@ -113,7 +113,7 @@ class Compaction:
     def finish(self, files: Sequence[CompactedFile]) -> Totals:
         """What the run and the files both hold, read back from both; `_dray.json` says so then.
 
-        Raises ValueError if they differ, or the run changed meanwhile, and OSError.
+        Raises ValueError if they differ, the run changed meanwhile, or the destination has files besides; and OSError.
         """
         if _state(self.run_directory, self.include_errors) != self.claim["state"]:
             raise ValueError(
@@ -127,6 +127,7 @@ class Compaction:
                 f"{self.destination.name}: its files hold {found}, and the run holds {wanted}; the run is untouched, "
                 "delete the destination and compact it again"
             )
+        refuse_others(self.destination, {file.name for file in files})
         listed = [{key: value for key, value in asdict(file).items() if key != "was_there"} for file in files]
         result = {"counts": wanted.counts.to_dict(), "content_hash": wanted.content_hash, "files": listed}
         write_note(self.destination, {**self.claim, "complete": True, **result})
@@ -198,7 +199,7 @@ class Compaction:
 def _read_back(location: Location) -> Iterator[pa.Table]:
     """The row groups of a file, one at a time."""
     with location.open_file() as stream:
-        parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+        parquet = open_checked(stream)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, _CHECKED_COLUMNS)
 

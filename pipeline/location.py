@@ -104,8 +104,11 @@ class Location:
         return self.retrying("opening", lambda: self.filesystem.open_input_file(self.path))
 
     def make_folder(self) -> None:
-        """Make this folder, and those above it, unless they are there."""
-        self.retrying("creating", lambda: self.filesystem.create_dir(self.path, recursive=True))
+        """Make this folder, and those above it, unless they are there. Raises OSError."""
+        try:
+            self.retrying("creating", lambda: self.filesystem.create_dir(self.path, recursive=True))
+        except pa.ArrowInvalid as error:  # what pyarrow's gs:// says where the bucket is missing
+            raise OSError(f"{self.name} cannot be made; is there such a bucket? ({error})") from error
 
     def remove(self) -> None:
         """Delete this file, unless it is gone already, or never was there."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.checked_parquet import table_of
 from pipeline.location import Location
 from pipeline.read_ahead import read_ahead
 from pipeline.row_order import in_row_order
@@ -49,10 +49,14 @@ def read_unit_rows(
     if not {"row_id", "sample"} <= set(generations.schema.names):
         raise ValueError(f"{part.name}: its columns are not those of a generations table: {generations.schema.names}")
     generations = in_row_order(generations)
-    generated = set(generations["row_id"].to_pylist())
-    stands = pa.array([row_id not in generated for row_id in written["row_id"].to_pylist()], pa.bool_())
-    errors = written.filter(stands).sort_by("row_id")
+    errors = standing_errors(generations, written).sort_by("row_id")
     return UnitRows(unit, generations, errors, written.num_rows - errors.num_rows)
+
+
+def standing_errors(generations: pa.Table, errors: pa.Table) -> pa.Table:
+    """The error rows whose row is not among these generations: data wins."""
+    generated = set(generations["row_id"].to_pylist())
+    return errors.filter(pa.array([row_id not in generated for row_id in errors["row_id"].to_pylist()], pa.bool_()))
 
 
 def read_errors(run_directory: RunDirectory, unit_id: int) -> pa.Table:
@@ -96,8 +100,7 @@ def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
     """The table of a Parquet file. First the bytes, then what they mean: a store that does not answer is no damage."""
     content = location.read_bytes()
     try:
-        file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-        return file.read(None if columns is None else list(columns))
+        return table_of(content, columns)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
             f"{location.name}: damaged, or no Parquet file ({error}); jobs.verify --repair moves it away, "

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import promql_parser as promql
 import pytest
 
 from actors import metrics
@@ -36,12 +37,50 @@ def test_every_metric_is_in_the_list_once_and_has_the_prefix() -> None:
     assert all(re.fullmatch(r"dray_[a-z_]+", metric.name) for metric in METRICS)
 
 
-def test_queries_in_the_documentation_name_metrics_that_exist() -> None:
+def exported() -> dict[str, set[str]]:
+    """The labels of each series that Ray's exporter makes of a metric, by its name."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    exported = {f"ray_{metric.name}{suffix}" for metric in METRICS for suffix in suffixes[metric.kind]}
+    return {
+        f"ray_{metric.name}{suffix}": {"run", *metric.tags} | ({"le"} if suffix == "_bucket" else set())
+        for metric in METRICS
+        for suffix in suffixes[metric.kind]
+    }
+
+
+def test_the_documentation_names_metrics_that_exist() -> None:
     named = set(re.findall(r"ray_dray_\w+", DOCS.read_text()))
     assert named
-    assert named <= exported
+    assert named <= exported().keys()
+
+
+def queries() -> list[str]:
+    blocks = re.findall(r"^```promql\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_each_query_in_the_documentation_parses_and_asks_for_series_and_labels_that_exist(query: str) -> None:
+    selectors: list[promql.VectorSelector] = []
+    grouped_by: set[str] = set()
+
+    def visit(node: promql.Expr) -> None:
+        if isinstance(node, promql.MatrixSelector):
+            selectors.append(node.vector_selector)
+        elif isinstance(node, promql.VectorSelector):
+            selectors.append(node)
+        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            grouped_by.update(node.modifier.labels)
+
+    promql.walk(promql.parse(query), visit)
+    assert selectors, "it asks for nothing"
+    assert {selector.name for selector in selectors} <= exported().keys()
+    labels = set().union(*(exported()[selector.name or ""] for selector in selectors))
+    assert {matcher.name for selector in selectors for matcher in selector.matchers.matchers} <= labels
+    assert grouped_by <= labels
+
+
+def test_the_documentation_has_its_queries() -> None:
+    assert len(queries()) > 8
 
 
 class Published:

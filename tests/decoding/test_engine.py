@@ -34,8 +34,8 @@ def test_load_and_generate_is_one_call(folders, drafter):
 
 
 def test_without_options_the_draft_model_drafts_if_there_is_one(folders):
-    assert isinstance(Engine.load(folders.target, folders.good_draft, device="cpu").drafter, ModelDrafter)
-    assert isinstance(Engine.load(folders.target, device="cpu").drafter, NoDrafter)
+    assert isinstance(Engine.load(folders.target, folders.good_draft, device="cpu").lanes[0].drafter, ModelDrafter)
+    assert isinstance(Engine.load(folders.target, device="cpu").lanes[0].drafter, NoDrafter)
 
 
 @pytest.mark.parametrize("drafter", NEED_A_MODEL)

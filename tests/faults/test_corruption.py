@@ -11,6 +11,7 @@ import pytest
 
 from jobs import verify
 from pipeline.check import check_run
+from tests.damage import damage
 from tests.faults.runs import FaultRun, NewRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,19 +52,11 @@ def test_parts_that_are_damaged_are_named_and_moved_away_and_they_alone_are_done
 
 
 def _damage(part: Path, rng: random.Random, parts: list[Path]) -> None:
-    content, operation = part.read_bytes(), rng.choice(OPERATIONS)
-    if operation == "truncate":
-        part.write_bytes(content[: rng.randrange(len(content))])
-    elif operation == "flip":  # of a byte that no reader looks at, it harms nobody
-        position = rng.randrange(len(content))
-        flipped = bytes([content[position] ^ 1 << rng.randrange(8)])
-        part.write_bytes(content[:position] + flipped + content[position + 1 :])
-    elif operation == "empty":
-        part.write_bytes(b"")
-    elif operation == "foreign":
+    operation = rng.choice(OPERATIONS)
+    if operation == "foreign":
         part.write_bytes(next(other for other in parts if other != part and other.exists()).read_bytes())
     else:
-        part.unlink()
+        damage(part, operation, rng)  # a flip of a byte that no reader looks at harms nobody
 
 
 def _damaged_or_missing(run: FaultRun) -> set[str]:

@@ -55,7 +55,7 @@ def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones
     run.start("poisoned", word="poison").wait(0)
     given_up = {unit << 32 | place for unit, place in killers.values()}
     errors = {row_id: (stage, kind) for row_id, stage, kind in read_errors(run.directory)}
-    assert errors == dict.fromkeys(given_up, ("generate", "WorkerDied")) | {7 << 32 | 2: ("read", "ValueError")}
+    assert errors == dict.fromkeys(given_up, ("generate", "WorkerDied")) | {7 << 32 | 2: ("read", "KeyError")}
     healthy = read_tokens(RunDirectory.open(str(tmp_path / "healthy")))
     assert read_tokens(run.directory) == {key: tokens for key, tokens in healthy.items() if key[0] not in given_up}
     assert check_run(run.directory).problems == []

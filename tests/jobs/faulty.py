@@ -31,23 +31,56 @@ POINTS = (
 )
 
 
-def dies_at_every_point(folder: Path) -> type[Generator]:
-    """A generator that dies at POINTS[k] of unit k, once; `folder` remembers where it has died."""
+class Mortal(Generator):
+    """Dies at `points[k]` of unit k, once; `folder` remembers where. What else calls `here`, a subclass says."""
 
-    class Dying(Generator):
+    points: tuple[str, ...]
+    folder: Path
+    _unit_id = -1
+
+    def here(self, point: str) -> None:
+        """Die if this is where to."""
+        seen = self.folder / f"{point} {self._unit_id}"
+        if 0 <= self._unit_id < len(self.points) and self.points[self._unit_id] == point and not seen.exists():
+            seen.touch()
+            os._exit(9)
+
+    async def _generate_unit(self, unit: Any) -> Any:
+        self._unit_id = unit.unit_id
+        self.here("before begin")
+        receipt = await super()._generate_unit(unit)
+        self.here("after finish")
+        return receipt
+
+    def _read(self, unit: Any) -> Any:
+        self.here("before reading")
+        result = super()._read(unit)
+        self.here("after reading")
+        return result
+
+    async def _finish(self, rows: list[EncodedRow]) -> None:
+        step = self._loop.engine.step
+
+        def step_and_die() -> Any:
+            self.here("generating")
+            return step()
+
+        self._loop.engine.step = step_and_die  # type: ignore[method-assign]
+        await super()._finish(rows)
+
+
+def dies_at_every_point(where: Path) -> type[Generator]:
+    """A generator that dies at POINTS[k] of unit k, once; the folder `where` remembers it."""
+
+    class Dying(Mortal):
+        points, folder = POINTS, where
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._unit_id = -1
             commit.replace_file = self._between("before errors", commit.replace_file, "after errors")
             commit.create_file = self._between("before part", commit.create_file, "after part")
             whole_file.os = _Os(self)  # type: ignore[assignment]
-            self._ledger = _Ledger(self, self._ledger)
-
-        def here(self, point: str) -> None:
-            seen = folder / f"{point} {self._unit_id}"
-            if 0 <= self._unit_id < len(POINTS) and POINTS[self._unit_id] == point and not seen.exists():
-                seen.touch()
-                os._exit(9)
+            self._ledger = DeadlyLedger(self, self._ledger)
 
         def _between(self, before: str, function: Any, after: str) -> Any:
             def call(*args: Any) -> Any:
@@ -57,29 +90,6 @@ def dies_at_every_point(folder: Path) -> type[Generator]:
                 return result
 
             return call
-
-        async def _generate_unit(self, unit: Any) -> Any:
-            self._unit_id = unit.unit_id
-            self.here("before begin")
-            receipt = await super()._generate_unit(unit)
-            self.here("after finish")
-            return receipt
-
-        def _read(self, unit: Any) -> Any:
-            self.here("before reading")
-            result = super()._read(unit)
-            self.here("after reading")
-            return result
-
-        async def _finish(self, rows: list[EncodedRow]) -> None:
-            step = self._loop.engine.step
-
-            def step_and_die() -> Any:
-                self.here("generating")
-                return step()
-
-            self._loop.engine.step = step_and_die  # type: ignore[method-assign]
-            await super()._finish(rows)
 
     return Dying
 
@@ -99,7 +109,7 @@ class _Os:
         self._generator.here("after link")
 
 
-class _Ledger:
+class DeadlyLedger:
     """The run's ledger, dying around its calls."""
 
     def __init__(self, generator: Any, ledger: Any) -> None:
@@ -115,7 +125,7 @@ class _Ledger:
 
 
 class _Call:
-    def __init__(self, ledger: _Ledger, name: str) -> None:
+    def __init__(self, ledger: DeadlyLedger, name: str) -> None:
         self._ledger, self._name = ledger, name
 
     async def remote(self, *args: Any) -> Any:

@@ -10,7 +10,7 @@ from actors.generator import Generator
 from actors.retry_generator import RetryGenerator
 from actors.translation import EncodedRow
 from pipeline import amend
-from tests.jobs.faulty import _Ledger
+from tests.jobs.faulty import DeadlyLedger, Mortal
 
 # What a unit goes through when its failed rows are tried again, in order.
 RETRY_POINTS = (
@@ -54,13 +54,14 @@ def retry_dies_over(word: str) -> type[RetryGenerator]:
     return Poisoned
 
 
-def retry_dies_at_every_point(folder: Path) -> type[RetryGenerator]:
-    """A retry generator that dies at RETRY_POINTS[k] of unit k, once; `folder` remembers where it has died."""
+def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
+    """A retry generator that dies at RETRY_POINTS[k] of unit k, once; the folder `where` remembers it."""
 
-    class Dying(RetryGenerator):
+    class Dying(Mortal, RetryGenerator):
+        points, folder = RETRY_POINTS, where
+
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
-            self._unit_id = -1
             replace_file = amend.replace_file
 
             def replace_and_die(location: Any, *rest: Any) -> None:
@@ -70,35 +71,6 @@ def retry_dies_at_every_point(folder: Path) -> type[RetryGenerator]:
                 self.here(f"after {what}")
 
             amend.replace_file = replace_and_die
-            self._ledger = _Ledger(self, self._ledger)
-
-        def here(self, point: str) -> None:
-            seen = folder / f"{point} {self._unit_id}"
-            if 0 <= self._unit_id < len(RETRY_POINTS) and RETRY_POINTS[self._unit_id] == point and not seen.exists():
-                seen.touch()
-                os._exit(9)
-
-        async def _generate_unit(self, unit: Any) -> Any:
-            self._unit_id = unit.unit_id
-            self.here("before begin")
-            receipt = await super()._generate_unit(unit)
-            self.here("after finish")
-            return receipt
-
-        def _read(self, unit: Any) -> Any:
-            self.here("before reading")
-            result = super()._read(unit)
-            self.here("after reading")
-            return result
-
-        async def _finish(self, rows: list[EncodedRow]) -> None:
-            step = self._loop.engine.step
-
-            def step_and_die() -> Any:
-                self.here("generating")
-                return step()
-
-            self._loop.engine.step = step_and_die  # type: ignore[method-assign]
-            await super()._finish(rows)
+            self._ledger = DeadlyLedger(self, self._ledger)
 
     return Dying

@@ -83,7 +83,7 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
         "run ended",
     ]
     started, finished, ended = driver[1], driver[2], driver[-1]
-    assert (started["units"], started["rows"], started["missing_units"]) == (2, 16, 2)
+    assert (started["units"], started["rows"], started["units_to_do"]) == (2, 16, 2)
     assert len(started["identity"]) == 64
     report = json.loads((output / "report.json").read_text())["counts"]
     told = (finished["rows"], finished["errors"], finished["tokens"], finished["accepted"])

@@ -1,17 +1,25 @@
 """The measurements of `jobs.scale` measure: small ones, whose figures mean nothing."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from jobs import scale
+from jobs.scale import print_spreads
+from jobs.scale_actors import Spread, simulate
+from pipeline.counts import Counts
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
-
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_simulated_engines_commit_every_row(tmp_path: Path) -> None:
-    given = argparse.Namespace(units_per_actor=3, rows_per_unit=4, round_s=0.01, rounds_per_row=5)
-    ideal, _, num_units, _ = scale._simulate(2, given, tmp_path / "two")
-    assert (round(ideal, 6), num_units) == (0.15, 6)
+    spread = simulate(2, tmp_path / "two", units_per_actor=3, rows_per_unit=4, round_s=0.01, rounds_per_row=5)
+    assert spread.ideal_seconds == pytest.approx(0.15)
+    assert (spread.num_units, spread.counts.num_rows) == (6, 24)
     assert len(list((tmp_path / "two/run/data").iterdir())) == 6
+
+
+def test_where_nobody_knows_the_ideal_it_is_that_of_one_actor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_spreads([Spread(1, 4, 8.0, Counts(num_output_tokens=80)), Spread(2, 4, 5.0, Counts())])
+    one, two = capsys.readouterr().out.splitlines()
+    assert "ideal 8.00 s, efficiency 1.000, 0 ms of an actor lost a unit, 10 tokens/s" in one
+    assert "ideal 4.00 s, efficiency 0.800, 500 ms of an actor lost a unit, 0 tokens/s" in two

@@ -313,6 +313,23 @@ def test_a_row_that_is_lost_or_altered_on_the_way_is_found_at_the_end(
         assert not json.loads((tmp_path / str(number) / "_dray.json").read_text())["complete"]
 
 
+@pytest.mark.parametrize("name", ["data/part-00099.parquet", "errors/part-00000.parquet", "data/notes.parquet"])
+def test_a_file_that_is_not_of_the_compaction_is_named_at_the_end_and_left_alone(
+    run_directory: RunDirectory, tmp_path: Path, name: str
+) -> None:
+    out, cut = tmp_path / "out", Cut(max_rows=10)
+    compaction = Compaction.begin(run_directory, Location.parse(str(out)), cut)
+    files = list(compaction.files())
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_bytes((out / "data/part-00000.parquet").read_bytes())
+    with pytest.raises(ValueError, match=rf"out also has \['{name}'\], which are not of this compaction .*delete them"):
+        compaction.finish(files)
+    assert (out / name).exists()
+    assert not json.loads((out / "_dray.json").read_text())["complete"]
+    (out / name).unlink()
+    compact(run_directory, out, cut)
+
+
 def test_a_file_that_is_damaged_before_the_end_is_named(run_directory: RunDirectory, tmp_path: Path) -> None:
     out, cut = tmp_path / "out", Cut(max_rows=10)
     compact(run_directory, out, cut)

@@ -16,6 +16,7 @@ from pipeline.check import check_run, content_hash
 from pipeline.location import Location
 from pipeline.quarantine import quarantine
 from pipeline.run_directory import RunDirectory
+from tests.damage import damage
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, sound_rows, unit
 
 NUM_UNITS = 6
@@ -51,23 +52,13 @@ def _corrupt(run: Path, seed: int) -> tuple[str, list[Path]]:
     rng = random.Random(seed)
     operation = rng.choice(OPERATIONS)
     path = rng.choice(_files(run))
-    content = path.read_bytes()
-    if operation == "truncate":
-        path.write_bytes(content[: rng.randrange(len(content))])
-    elif operation == "flip":
-        position = rng.randrange(len(content))
-        flipped = bytes([content[position] ^ 1 << rng.randrange(8)])
-        path.write_bytes(content[:position] + flipped + content[position + 1 :])
-    elif operation == "empty":
-        path.write_bytes(b"")
-    elif operation == "delete":
-        path.unlink()
-    else:
+    if operation == "swap":
         path, other = rng.sample([file for file in _files(run) if file.parent.name in ("data", "errors")], 2)
         content = path.read_bytes()
         path.write_bytes(other.read_bytes())
         other.write_bytes(content)
         return operation, [path, other]
+    damage(path, operation, rng)
     return operation, [path]
 
 

@@ -1,0 +1,97 @@
+"""How a run spreads over actors: from the moment when all are ready to the last receipt, beside what is ideal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from actors.feed import Feed
+from actors.ledger import start_ledger
+from actors.simulated import SimulatedWorker
+from jobs.scale_runs import PROGRESS_TIMEOUT_S, new_run
+from pipeline.counts import Counts
+from pipeline.dataset import ActorPool, stream_units
+from pipeline.input_options import InputOptions
+from pipeline.missing import MissingUnits
+from pipeline.receipt import Receipt
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A run on some actors. `ideal_seconds` is None where only the same run on one actor can tell."""
+
+    num_actors: int
+    num_units: int
+    seconds: float
+    counts: Counts
+    ideal_seconds: float | None = None
+
+
+def simulate(
+    num_actors: int, folder: Path, *, units_per_actor: int, rows_per_unit: int, round_s: float, rounds_per_row: int
+) -> Spread:
+    """With engines that sleep: all rows of a unit at once, `rounds_per_row` rounds of `round_s` seconds."""
+    missing = new_run(folder, num_actors * units_per_actor, rows_per_unit)
+    arguments = {
+        "run_path": missing.run_path,
+        "input_options": InputOptions(format="jsonl"),
+        "carried": {},
+        "num_slots": rows_per_unit,
+        "round_s": round_s,
+        "rounds_per_row": rounds_per_row,
+    }
+    pool = ActorPool(min_actors=num_actors, max_actors=num_actors, num_cpus=1 / 64)
+    seconds, counts = measure_actors(missing, SimulatedWorker, arguments, pool)
+    assert counts.num_rows == missing.num_rows
+    return Spread(num_actors, missing.num_units, seconds, counts, units_per_actor * rounds_per_row * round_s)
+
+
+def measure_actors(
+    missing: MissingUnits, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool
+) -> tuple[float, Counts]:
+    """Seconds from the moment when all actors are ready to the last receipt, and the counts."""
+    ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
+    ready_at: list[float] = []
+
+    def watch() -> None:
+        while ray.get(ledger.num_joined.remote()) < pool.max_actors:
+            time.sleep(0.05)
+        ready_at.append(time.perf_counter())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    receipts: Iterator[Receipt] = stream_units(
+        Feed(missing, ledger, backups=False),
+        missing.num_units,
+        _begin_together(worker, pool.max_actors),
+        {**worker_arguments, "ledger": ledger},
+        pool,
+        PROGRESS_TIMEOUT_S,
+    )
+    counts, ended = Counts(), 0.0
+    for receipt in receipts:
+        counts += receipt.counts
+        ended = time.perf_counter()
+    watcher.join()
+    return ended - ready_at[0], counts
+
+
+def _begin_together(worker: type, num_actors: int) -> type:
+    """The worker, beginning nothing before so many processes are ready: their start is not what is measured."""
+
+    class Together(worker):  # type: ignore[misc]
+        async def __call__(self, batch: pa.Table) -> pa.Table:
+            while await self._ledger.num_joined.remote() < num_actors:
+                await asyncio.sleep(0.2)
+            receipts: pa.Table = await super().__call__(batch)
+            return receipts
+
+    return Together

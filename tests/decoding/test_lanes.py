@@ -1,0 +1,164 @@
+"""Lanes: rows in groups of which one goes on while another waits for a draft or a verdict; the text never shows it."""
+
+import pytest
+
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.drafters import DRAFTERS, make_drafter
+from decoding.lane import share_out
+from decoding.scoring import Question, RowVerdict
+from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
+
+PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], seed=24)[0]] * 3]
+
+
+class Elsewhere:
+    """A target whose verdicts come from another process: not before somebody waits for them."""
+
+    def __init__(self, target, name, diary):
+        self._target, self._name, self._diary = target, name, diary
+
+    def __getattr__(self, name):
+        return getattr(self._target, name)
+
+    def score(self, question: Question):
+        self._diary.append(f"score {self._name}")
+        return Later(self._target, question, f"verdict {self._name}", self._diary)
+
+
+class Later:
+    is_ready = False
+
+    def __init__(self, target, question, entry, diary):
+        self._target, self._question, self._entry, self._diary = target, question, entry, diary
+
+    def result(self) -> list[RowVerdict]:
+        self._diary.append(self._entry)
+        return self._target.score(self._question).result()
+
+
+def _ask_elsewhere(drafter, name, diary):
+    """The drafter, as one that another process runs: it drafts when it is asked, and hands over later."""
+    asked = {}
+    propose = drafter.propose
+    drafter.is_remote = True
+
+    def ask(rows):
+        diary.append(f"ask {name}")
+        asked[rows.sequences] = (propose(rows), [len(sequence) for sequence in rows.sequences])
+
+    def collect(rows):
+        draft, lengths = asked.pop(rows.sequences)
+        assert lengths == [len(sequence) for sequence in rows.sequences], "a row went on while it was drafted for"
+        return draft
+
+    drafter.ask, drafter.propose = ask, collect
+    return drafter
+
+
+def _engine(models, drafter="model", num_lanes=2, *, is_remote=False, is_staged=False, num_slots=5):
+    options = EngineOptions(num_slots=num_slots, max_model_len=80, drafter=drafter, num_speculative_tokens=4)
+    parts, diary = [], []
+    for lane in range(num_lanes):
+        target = models.target.share()
+        part = make_drafter(drafter, models.good_draft.share(), models.target.vocab_size, num_slots, 80)
+        name = "abc"[lane]
+        parts.append(
+            (
+                Elsewhere(target, name, diary) if is_staged else target,
+                _ask_elsewhere(part, name, diary) if is_remote else part,
+            )
+        )
+    return Engine(parts, options, 80), diary
+
+
+def _sequences(temperature=0.8, max_tokens=14, **params):
+    return [
+        Sequence.create(prompt, SamplingParams(temperature=temperature, max_tokens=max_tokens, **params), row=row)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["target here", "target elsewhere"])
+@pytest.mark.parametrize("is_remote", [False, True], ids=["draft here", "draft elsewhere"])
+@pytest.mark.parametrize("num_lanes", [1, 2, 3])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(models, drafter, num_lanes, is_remote, is_staged):
+    for params in ({"temperature": 0.0}, {"repetition_penalty": 1.3, "logprobs": 2}):
+        expected = run(engine_over(models.target, drafter="none", num_slots=1), _sequences(**params))
+        engine, _ = _engine(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
+        found = run(engine, _sequences(**params))
+        assert outputs(found) == outputs(expected)
+        for sequence, other in zip(found, expected, strict=True):
+            check_counts(sequence)
+            assert len(sequence.logprobs) == len(other.logprobs)
+            for mine, theirs in zip(sequence.logprobs, other.logprobs, strict=True):
+                assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
+    engine, diary = _engine(models, is_remote=True)
+    _patch_scores(engine, diary)
+    list(engine.stream(_sequences(max_tokens=30)[:4]))
+    middle = diary[4:-8]
+    for here, entry in enumerate(middle[:-1]):
+        if entry.startswith("score"):  # and committed: the next draft is asked for before anything else is done
+            assert middle[here + 1] == f"ask {entry[-1]}", middle
+        else:
+            assert middle[here + 1] != f"score {entry[-1]}", f"a lane waited for its own draft: {middle}"
+
+
+def _patch_scores(engine, diary):
+    for lane, name in zip(engine.lanes, "ab", strict=True):
+        score = lane.target.score
+        lane.target.score = lambda question, score=score, name=name: diary.append(f"score {name}") or score(question)
+
+
+def test_all_stages_have_work_while_verdicts_are_waited_for(models):
+    engine, diary = _engine(models, "none", 3, is_staged=True, num_slots=6)
+    list(engine.stream(_sequences(max_tokens=30)[:6]))
+    in_flight, most = set(), 0
+    for entry in diary:
+        verb, name = entry.split()
+        (in_flight.add if verb == "score" else in_flight.discard)(name)
+        most = max(most, len(in_flight))
+    assert most == 3
+
+
+def test_few_rows_are_spread_over_the_lanes(models):
+    engine, _ = _engine(models, num_lanes=2, num_slots=8)
+    engine.submit(_sequences()[:4])
+    engine.step()
+    assert [len(lane.running) for lane in engine.lanes] == [2, 2]
+
+
+def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
+    engine, diary = _engine(models, is_remote=True, is_staged=True)
+    engine.submit(_sequences())
+    while not {"score a", "ask b"} <= set(diary):
+        engine.step()
+    engine.clear()
+    assert not engine.has_work
+    expected = run(engine_over(models.target, drafter="none"), _sequences())
+    assert outputs(run(engine, _sequences())) == outputs(expected)
+
+
+def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_others_are_what_they_were(models):
+    engine, diary = _engine(models, is_remote=True, is_staged=True)
+    expected = outputs(run(engine_over(models.target, drafter="none"), _sequences()))
+    sequences = _sequences()
+    engine.submit(sequences)
+    finished = []
+    while diary.count("score a") < 2:
+        finished += engine.step()
+    engine.drop([sequence for sequence in sequences[::2] if not sequence.is_finished])
+    while engine.has_work:
+        finished += engine.step()
+    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    assert outputs(sequences)[1::2] == expected[1::2]
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_lanes", "expected"), [(5, 2, [3, 2]), (1, 2, [1]), (4, 1, [4]), (3, 3, [1, 1, 1])]
+)
+def test_slots_are_shared_out_and_no_lane_is_without(num_slots, num_lanes, expected):
+    assert list(share_out(num_slots, num_lanes)) == expected
