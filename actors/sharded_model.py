@@ -24,13 +24,13 @@ _NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
 class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
-    def __init__(self, pipeline: StagePipeline) -> None:
-        """Over stages that were told all they need (`actors/chain_probe.py`)."""
+    def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
+        """Over stages that were told all they need (`actors/chain_probe.py`); questions come on `device` (the CPU)."""
         self.pipeline = pipeline
         self.facts_of_stages = pipeline.group.facts()
         first, last = self.facts_of_stages[0], self.facts_of_stages[-1]
         assert last.vocab_size is not None, "the last stage has the head"
-        self.device = torch.device("cpu")  # of questions: they travel
+        self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = last.dtype
         self.vocab_size: int = last.vocab_size
         self.max_positions: int | None = first.max_positions
@@ -60,7 +60,7 @@ class ShardedModel:
 
     def share(self) -> ShardedModel:
         """The same stages with slots of its own."""
-        twin = ShardedModel(self.pipeline)
+        twin = ShardedModel(self.pipeline, self.device)
         twin._sessions, twin._session = self._sessions, next(self._sessions)
         return twin
 
@@ -83,7 +83,7 @@ class ShardedModel:
                 self._send([piece.slot for piece in whole], [piece.start for piece in whole], [p.tokens for p in whole])
 
     def score(self, question: Question) -> ShardedAnswer:
-        """As `Target.score`. A row whose tokens do not stand in its slot, because a stage died over them, is not run."""
+        """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
         starts, standing = question.starts, self._standing()
         for row, sequence in enumerate(question.rows.sequences):
             loss = self.pipeline.loss(self._session, row) if starts[row] > standing[row] else None
@@ -141,9 +141,7 @@ class ShardedModel:
         self.pipeline.drain()
         return time.perf_counter() - started
 
-    def logits(
-        self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int
-    ) -> torch.Tensor:
+    def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int) -> torch.Tensor:
         """Logits [B, J, V] at the first positions of each row: for measurements, since they are large."""
         step = self._send(slots, starts, token_ids, num_logits, Logits())
         logits_BJV: torch.Tensor = self.pipeline.settle(step)

@@ -1,4 +1,4 @@
-"""StageGroup: the stage actors of one target, each in its place of a placement group. It starts, replaces and ends them.
+"""StageGroup: the stage actors of one target, each in its place of a placement group: started, replaced and ended.
 
 The group belongs to the process that makes it: when that dies, Ray ends the actors and gives the places back.
 """

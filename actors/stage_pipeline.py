@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import ray
 import tenacity
@@ -243,7 +243,9 @@ class StagePipeline:
     def _answer(self, step: Step) -> Any:
         """Of the last stage."""
         references = step.references or []
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=self.group.settings.timeout_s, fetch_local=False)
+        ready, _ = ray.wait(
+            references, num_returns=len(references), timeout=self.group.settings.timeout_s, fetch_local=False
+        )
         if len(ready) < len(references):
             index = next(index for index, reference in enumerate(references) if reference not in ready)
             self.group.end(index)
@@ -260,9 +262,10 @@ class StagePipeline:
 
     def _forget_all(self) -> None:
         """After an error that is nobody's death: what was in flight is dropped, what it wrote is not relied on."""
-        for step in self._flying:
-            for slot in step.work.slots if step.work.session is not None else ():
-                self._mirrors[step.work.session].clear(slot)
+        for session in {step.work.session for step in self._flying} - {None}:
+            mirror = self._mirrors[cast(int, session)]
+            for slot in range(mirror.num_slots):
+                mirror.clear(slot)
         self._flying.clear()
 
     def _surely(self, ask: Any) -> Any:
@@ -282,7 +285,9 @@ class StagePipeline:
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(StageLostError),
             wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
-            stop=tenacity.stop_after_delay(self.group.settings.start_timeout_s) | (lambda _: self._num_losses >= most),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_delay(self.group.settings.start_timeout_s), lambda _: self._num_losses >= most
+            ),
             before=self._count_loss,
         )
         deaths: dict[tuple[int, int], int] = {}
@@ -297,7 +302,11 @@ class StagePipeline:
         """Wait for what is in flight, and look at its errors: those that nobody has seen Ray would log."""
         flying = [step.references for step in self._flying if step.references]
         every = [reference for references in flying for reference in references]
-        ready = set(ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)[0]) if every else set()
+        ready = (
+            set(ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)[0])
+            if every
+            else set()
+        )
         for references in flying:
             for reference in reversed(references):
                 if reference in ready:

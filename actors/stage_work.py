@@ -135,6 +135,7 @@ class Decide:
         return answers[0]
 
 
+_CPU = torch.device("cpu")
 Finish = Nothing | Logits | Judge | Decide
 
 
@@ -176,7 +177,7 @@ def for_travel(rows: Rows) -> Rows:
     """The same rows with no more of their sequences than verification needs."""
     needs_tokens = rows.sampling.penalties_3B is not None
     words = tuple(cast(Sequence, _Words(sequence, needs_tokens)) for sequence in rows.sequences)
-    return Rows(words, rows.sampling, rows.num_draft_tokens, rows.verification)
+    return Rows(words, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
 
 
 def question_of(question: Question, rows: Seq[int]) -> Question:
@@ -190,13 +191,13 @@ def question_of(question: Question, rows: Seq[int]) -> Question:
             None if draft.probs_BKV is None else draft.probs_BKV[index],
             None if draft.most_B is None else tuple(draft.most_B[row] for row in rows),
         )
-    return Question(for_travel(question.rows.take(rows)), draft, tuple(question.num_logprobs[row] for row in rows))
+    return Question(
+        for_travel(question.rows.take(rows)), _moved(draft, _CPU), tuple(question.num_logprobs[row] for row in rows)
+    )
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     """The same data with all tensors on `device`."""
-    if device.type == "cpu":
-        return value
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple):

@@ -42,9 +42,9 @@ class FusedDecoder:
     """Runs the layers of a transformers network. It owns its weights jointly with the network, which stays callable."""
 
     def __init__(self, model: PreTrainedModel, layers: LayerRange | None = None) -> None:
-        """Run a network that fits, whose linear layers were packed with `FUSED_LINEARS` together; all its layers or some.
+        """Run the layers of a network that fits, whose linear layers were packed with `FUSED_LINEARS` together.
 
-        Without the first ones it takes hidden states in place of tokens, without the last ones it gives such.
+        All of them, or a range: without the first ones it takes hidden states in place of tokens, without the last ones it gives such.
         """
         network: Any = model.model
         config = model.config
@@ -104,7 +104,9 @@ class FusedDecoder:
         is_last_wanted = self._head is None or len(wanted_M) > 0
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
-            self._at_once.run(hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_last_wanted)
+            self._at_once.run(
+                hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_last_wanted
+            )
             return self._out(hidden_NE, wanted_M)
         attention = self._attention(positions_N, cache, plan)
         hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))

@@ -40,7 +40,9 @@ def cut(num_layers: int, num_stages: int) -> list[LayerRange]:
     Raises ValueError where there are fewer layers than stages.
     """
     if not 1 <= num_stages <= num_layers:
-        raise ValueError(f"a model of {num_layers} layers cannot be cut into {num_stages} stages; use at most that many")
+        raise ValueError(
+            f"a model of {num_layers} layers cannot be cut into {num_stages} stages; use at most that many"
+        )
     size, num_larger = divmod(num_layers, num_stages)
     first_larger = (num_stages - num_larger) // 2
     ranges: list[LayerRange] = []

@@ -128,7 +128,9 @@ class LanguageModel(LocalTarget):
         if self.fused is not None and self.fused.kernels is not None:  # their attention knows no rectangle
             return True
         rectangle = width * (len(batch) + 1)
-        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other.tokens) for other in batch) + len(row))
+        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (
+            sum(len(other.tokens) for other in batch) + len(row)
+        )
 
     def _prefill_batch(self, batch: list[Piece]) -> None:
         width = len(batch[0].tokens)

@@ -21,7 +21,7 @@ from decoding.layer_range import LayerRange, cut
 from decoding.model import DType, load_network
 from decoding.packed_linear import pack_linears
 from decoding.stage_network import StageNetwork, check_can_be_cut, num_layers, stage_class
-from decoding.support import load_config, max_positions, model_folder
+from decoding.support import max_positions, model_folder
 
 
 class Stage:
@@ -50,9 +50,7 @@ class Stage:
             head.register_forward_pre_hook(self._keep_wanted_positions)
 
     @classmethod
-    def load(
-        cls, path: str, index: int, num_stages: int, device: Device = "auto", dtype: DType = "auto"
-    ) -> "Stage":
+    def load(cls, path: str, index: int, num_stages: int, device: Device = "auto", dtype: DType = "auto") -> "Stage":
         """Stage `index` of so many of the model at `path`, or a ValueError saying why it cannot be run.
 
         The weights of the other stages are not read.
@@ -150,9 +148,7 @@ class Stage:
             assert packing is not None
             wanted_1J = (packing.row_first[:-1, None] + wanted_BJ).flatten()[None]
             positions_1N = positions_BT.flatten()[packing.packed_N][None]
-            out = self._run(
-                fed_N[None], positions_1N, wanted_1J, past_key_values=cache, use_cache=True, slot_plan=plan
-            )
+            out = self._run(fed_N[None], positions_1N, wanted_1J, past_key_values=cache, use_cache=True, slot_plan=plan)
             out = out if self.layers.has_head else out[0]
         return out.view(*wanted_BJ.shape, self.vocab_size) if self.vocab_size is not None else out
 

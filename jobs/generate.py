@@ -121,7 +121,8 @@ def print_plan(plan: Plan, config: RunConfig) -> None:
     models, engine = plan.settings.models, plan.settings.engine
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
+    stages = f", {plan.settings.stages.count} stages" if plan.settings.stages.count > 1 else ""
+    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{stages})")
     console.print(f"  drafter: {drafter}{f' {models.draft}' if drafter == 'model' else ''}, {engine.verification}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")

@@ -138,7 +138,11 @@ class GoneGroup(StageGroup):
     def _start(self, index: int) -> object:
         if self.has_room:
             return super()._start(index)
-        return ray.remote(self.actor_class).options(resources={"nowhere": 1}).remote(*self._arguments[:1], 0, 1, "cpu", "auto")
+        return (
+            ray.remote(self.actor_class)
+            .options(resources={"nowhere": 1})
+            .remote(*self._arguments[:1], 0, 1, "cpu", "auto")
+        )
 
 
 def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair, ray_address: str) -> None:
