@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,10 @@ class StageActor:
             window=max(window, 0) if isinstance(window, int) else 0,
             node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
         )
+
+    def pid(self) -> int:
+        """Of its process."""
+        return os.getpid()
 
     def speed_up(self) -> None:
         """As `Stage.speed_up`."""

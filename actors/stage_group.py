@@ -65,6 +65,11 @@ class StageGroup:
             self.close()
             raise
 
+    @property
+    def placement_id(self) -> str:
+        """Of the placement group, as Ray lists it."""
+        return str(self._places.id.hex())
+
     def facts(self) -> list[StageFacts]:
         """What there is to know of each stage by now."""
         return self.ask_all("facts")

@@ -286,7 +286,8 @@ class StagePipeline:
             retry=tenacity.retry_if_exception_type(StageLostError),
             wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
             stop=tenacity.stop_any(
-                tenacity.stop_after_delay(self.group.settings.start_timeout_s), lambda _: self._num_losses >= most
+                tenacity.stop_after_delay(self.group.settings.start_timeout_s),
+                tenacity.stop_after_attempt(most - self._num_losses),
             ),
             before=self._count_loss,
         )
