@@ -1,6 +1,6 @@
 """StageGroup: the stage actors of one target, each in its place of a placement group: started, replaced and ended.
 
-The group belongs to the process that makes it: when that dies, Ray ends the actors and gives the places back.
+The group belongs to the process that makes it: when that dies, Ray ends the actors.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
 from actors.stage_actor import StageActor, StageFacts, StaleStepError
+from actors.stage_places import take_places
 from decoding.device import Device
 from decoding.model import DType
 from pipeline.logs import Event
@@ -40,20 +41,7 @@ class StageGroup:
         self.settings = settings
         self.num_replaced = 0
         self._arguments = (path, settings.count, device, dtype)
-        bundle = settings.bundle or {"CPU": 0.001}
-        selectors = [dict(settings.label_selector)] * settings.count if settings.label_selector else None
-        self._places: Any = placement_group(
-            [bundle] * settings.count,
-            strategy=settings.strategy,
-            **({} if selectors is None else {"bundle_label_selector": selectors}),
-        )
-        if not self._places.wait(settings.start_timeout_s):
-            remove_placement_group(self._places)
-            needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-            raise RuntimeError(
-                f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each, beside "
-                f"what it runs, and found none in {settings.start_timeout_s:g} s"
-            )
+        self._places = take_places(settings)
         self._setup: list[tuple[Any, ...]] = [("load",)]  # what was told to all stages, and is told to a new one, too
         self.actors: list[Any] = [self._start(index) for index in range(settings.count)]
         try:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import ray
@@ -22,7 +23,7 @@ import torch
 from actors.generator import load_sharded
 from actors.settings import ModelSettings, StageSettings
 from actors.sharded_model import ShardedModel
-from benchmarks.hardware import describe
+from benchmarks.hardware import describe_machine
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.support import load_config
 
@@ -39,11 +40,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="output tokens of a row")
     options = parser.parse_args()
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    print(describe(), flush=True)  # noqa: T201
+    print(describe_machine(torch.device("cpu")), flush=True)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     whole = _measured(options, None, 1)
-    rows = [("in one process", f"{cores} threads", whole, 1.0)]
+    rows: list[tuple[str, str, float, float]] = [("in one process", f"{cores} threads", whole, 1.0)]
     for count in (int(number) for number in options.stages.split(",")):
         threads = max(1, cores // count)
         torch.set_num_threads(1)
@@ -54,7 +55,7 @@ def main() -> None:
             if count == 2:
                 _print_hops(options.target, model, options.rows)
     for name, threads, speed, share in rows:
-        print(f"| {name} | {threads} | {speed:.1f} tokens/s | {share:.2f} of one process |", flush=True)  # noqa: T201
+        print(f"| {name} | {threads} | {speed:.1f} tokens/s | {share:.2f} of one process |", flush=True)
 
 
 @contextmanager
@@ -91,7 +92,6 @@ def _measured(options: argparse.Namespace, model: ShardedModel | None, num_lanes
     return statistics.median(speeds[1:])
 
 
-@ray.remote(num_cpus=0)
 class _Echo:
     """Hands on what it gets."""
 
@@ -102,13 +102,13 @@ class _Echo:
 def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
     """Milliseconds and bytes of one hop between two actors, for rows of one token and of five."""
     hidden_size = load_config(target).get_text_config().hidden_size
-    first, second = _Echo.remote(), _Echo.remote()
+    first, second = (ray.remote(num_cpus=0)(_Echo).remote() for _ in range(2))
     for num_tokens in (num_rows, 5 * num_rows, 1024):
         hidden = np.zeros((num_tokens, hidden_size), dtype=np.float32)
         milliseconds = _hop(first, second, hidden)
         num_bytes = len(pickle.dumps(hidden, protocol=5))
         tensor = _hop(first, second, torch.from_numpy(hidden))
-        print(  # noqa: T201
+        print(
             f"a hop of {num_tokens} tokens x {hidden_size}: {milliseconds:.2f} ms as an array, {tensor:.2f} ms as a tensor, "
             f"{num_bytes} bytes, {num_bytes // num_tokens} a token",
             flush=True,
@@ -116,19 +116,19 @@ def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
     model.allocate(num_rows, 128)
     for num_tokens in (1, 5):
         seconds = min(model.seconds(num_rows, num_tokens) for _ in range(10))
-        print(f"a step of {num_rows} rows x {num_tokens}: {1e3 * seconds:.2f} ms through all stages", flush=True)  # noqa: T201
+        print(f"a step of {num_rows} rows x {num_tokens}: {1e3 * seconds:.2f} ms through all stages", flush=True)
 
 
-def _hop(first: object, second: object, value: object) -> float:
+def _hop(first: Any, second: Any, value: object) -> float:
     """Milliseconds that a second actor adds behind a first one."""
     reference = ray.put(value)
     times: list[list[float]] = [[], []]
     for _ in range(30):
         for hops, found in enumerate(times):
             started = time.perf_counter()
-            handed = first.hand_on.remote(reference)  # type: ignore[attr-defined]
+            handed = first.hand_on.remote(reference)
             if hops:
-                handed = second.hand_on.remote(handed)  # type: ignore[attr-defined]
+                handed = second.hand_on.remote(handed)
             ray.wait([handed], fetch_local=False)
             found.append(time.perf_counter() - started)
     return 1e3 * (statistics.median(times[1][5:]) - statistics.median(times[0][5:]))

@@ -44,7 +44,8 @@ class FusedDecoder:
     def __init__(self, model: PreTrainedModel, layers: LayerRange | None = None) -> None:
         """Run the layers of a network that fits, whose linear layers were packed with `FUSED_LINEARS` together.
 
-        All of them, or a range: without the first ones it takes hidden states in place of tokens, without the last ones it gives such.
+        All of them, or a range: without the first ones it takes hidden states in place of tokens, without the last
+        ones it gives such.
         """
         network: Any = model.model
         config = model.config

@@ -18,6 +18,7 @@ from actors.settings import StageSettings
 from actors.slot_mirror import SlotMirror
 from actors.stage_group import StageGroup
 from actors.stage_pipeline import StagePipeline
+from actors.stage_places import give_back_orphans
 from decoding.sequence import Sequence
 from tests.actors.sharded import PARAMS, POISON, make_engine, make_sequences, save_pair, sharded, texts
 from tests.decoding.tiny import random_prompts
@@ -117,9 +118,12 @@ class Owner:
 def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_again(pair: Pair) -> None:
     owner = Owner.options(num_cpus=0).remote()
     pids, place = ray.get(owner.start.remote(pair[0]))
+    give_back_orphans()
+    assert ray.util.placement_group_table()[place]["state"] == "CREATED", "its maker lives"
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     ray.kill(owner, no_restart=True)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+    give_back_orphans()  # as whoever comes next does
     wait_until(lambda: ray.util.placement_group_table()[place]["state"] == "REMOVED", 60)
 
 
