@@ -39,8 +39,8 @@ def take_places(settings: StageSettings) -> Any:
     needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     where = f" on nodes with {dict(settings.label_selector)}" if settings.label_selector else ""
     raise RuntimeError(
-        f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each{where} beside what it "
-        f"runs, and found none in {settings.start_timeout_s:g} s (stages.start_timeout_s)"
+        f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each{where} beside "
+        f"what it runs, and found none in {settings.start_timeout_s:g} s (stages.start_timeout_s)"
     )
 
 

@@ -35,27 +35,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--draft", help="folder of the draft; without one nothing is drafted")
-    parser.add_argument("--stages", default="2,3", help="numbers of stages")
+    parser.add_argument("--stages", type=_numbers, default=[2, 3], help="numbers of stages")
     parser.add_argument("--rows", type=int, default=8, help="rows at once, and in all")
     parser.add_argument("--tokens", type=int, default=48, help="output tokens of a row")
     options = parser.parse_args()
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     print(describe_machine(torch.device("cpu")), flush=True)
     cores = len(os.sched_getaffinity(0))
+    print("| placement | threads | tokens/s | of one process with all cores |\n|---|---|---|---|", flush=True)
     torch.set_num_threads(cores)
     whole = _measured(options, None, 1)
-    rows: list[tuple[str, str, float, float]] = [("in one process", f"{cores} threads", whole, 1.0)]
-    for count in (int(number) for number in options.stages.split(",")):
+    _print_row("in one process", str(cores), whole, whole)
+    torch.set_num_threads(1)
+    _print_row("in one process", "1", _measured(options, None, 1), whole)
+    for count in options.stages:
         threads = max(1, cores // count)
-        torch.set_num_threads(1)
         with _sharded(options.target, count, threads) as model:
             for num_lanes in sorted({1, count, count + 1}):
                 speed = _measured(options, model, num_lanes)
-                rows.append((f"{count} stages, {num_lanes} lanes", f"{threads} threads each", speed, speed / whole))
-            if count == 2:
+                _print_row(f"{count} stages, {num_lanes} lanes", f"{threads} each", speed, whole)
+            if count == options.stages[0]:
                 _print_hops(options.target, model, options.rows)
-    for name, threads, speed, share in rows:
-        print(f"| {name} | {threads} | {speed:.1f} tokens/s | {share:.2f} of one process |", flush=True)
+
+
+def _print_row(name: str, threads: str, speed: float, whole: float) -> None:
+    print(f"| {name} | {threads} | {speed:.1f} | {speed / whole:.2f} |", flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 @contextmanager
@@ -109,8 +117,8 @@ def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
         num_bytes = len(pickle.dumps(hidden, protocol=5))
         tensor = _hop(first, second, torch.from_numpy(hidden))
         print(
-            f"a hop of {num_tokens} tokens x {hidden_size}: {milliseconds:.2f} ms as an array, {tensor:.2f} ms as a tensor, "
-            f"{num_bytes} bytes, {num_bytes // num_tokens} a token",
+            f"a hop of {num_tokens} tokens x {hidden_size}: {milliseconds:.2f} ms as an array, "
+            f"{tensor:.2f} ms as a tensor, {num_bytes} bytes, {num_bytes // num_tokens} a token",
             flush=True,
         )
     model.allocate(num_rows, 128)
