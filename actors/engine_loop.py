@@ -105,12 +105,13 @@ class EngineLoop:
                     clear_frames(error.__traceback__)
                     if await self._go_on_smaller():
                         continue
+                # In its thread, behind what was dropped meanwhile; who comes while that is done gets the error, too.
+                await loop.run_in_executor(self._thread, self.engine.clear)
                 for future in self._unfinished.values():
                     if not future.done():
                         future.set_exception(error)
                 self._unfinished.clear()
                 self._inbox.clear()
-                self.engine.clear()
                 return
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
@@ -135,14 +136,14 @@ class EngineLoop:
         self._num_out_of_memory += 1
         if num_slots == 1 and not in_flight:
             return False
-        fewer = max(1, num_slots // 2)
+        fewer, round_seconds = max(1, num_slots // 2), self.engine.round_seconds
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
             smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
         except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
             _log.exception(Event("engine not made anew"))
             return False
-        self._earlier_round_seconds += self.engine.round_seconds
+        self._earlier_round_seconds += round_seconds
         self.engine = smaller
         self._unfinished = {sequence: future for sequence, future in self._unfinished.items() if not future.done()}
         for sequence in self._unfinished:

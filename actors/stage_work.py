@@ -63,7 +63,7 @@ class Work:
 class Nothing:
     """No logits are wanted."""
 
-    def of(self, logits: torch.Tensor) -> None:
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> None:
         """Nothing."""
         return None
 
@@ -80,7 +80,7 @@ class Nothing:
 class Logits:
     """The logits themselves: for a measurement, not for a round."""
 
-    def of(self, logits: torch.Tensor) -> torch.Tensor:
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """They."""
         return logits.cpu()
 
@@ -100,9 +100,9 @@ class Judge:
 
     question: Question
 
-    def of(self, logits_BJV: torch.Tensor) -> list[RowVerdict]:
+    def of(self, logits_BJV: torch.Tensor, dtype: torch.dtype) -> list[RowVerdict]:
         """A verdict for each row."""
-        return Answer(_moved(self.question, logits_BJV.device), logits_BJV).result()
+        return Answer(_moved(self.question, logits_BJV.device), logits_BJV, dtype).result()
 
     def of_row(self, row: int) -> Judge:
         """The same for one row."""
@@ -121,7 +121,7 @@ class Decide:
     accepted: tuple[int, ...]
     num_logprobs: int | None
 
-    def of(self, logits: torch.Tensor) -> Decision:
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> Decision:
         """The decision."""
         logits_V = logits.flatten(0, -2)[0]
         return decide(_moved(self.rows, logits.device), self.accepted, logits_V, self.num_logprobs)
@@ -158,7 +158,7 @@ def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish) -> Any:
     else:
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
         out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session)
-    return finish.of(out) if stage.layers.has_head else out.cpu()
+    return finish.of(out, stage.dtype) if stage.layers.has_head else out.cpu()
 
 
 class _Words:

@@ -52,7 +52,7 @@ class Workforce:
             known.idle_since = self._clock()
 
     def num_free_places(self) -> int:
-        """Free calls of the processes that have had no unit of their own for a moment."""
+        """Free places of the processes that have had no unit of their own for a moment."""
         now = self._clock()
         return sum(
             self._units_in_flight - len(process.backups)

@@ -39,6 +39,7 @@ class Engine:
         self._parts: Parts | None = None
         self._refused: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        slots = share_out(options.num_slots, len(parts))
         budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.device.type != "cpu"]
         self.lanes = [
             Lane(
@@ -48,10 +49,10 @@ class Engine:
                 self._waiting,
                 num_slots=num_slots,
                 max_model_len=max_model_len,
-                max_prefill_tokens=budget,
+                max_prefill_tokens=-(-budget // len(slots)),
                 verification=options.verification,
             )
-            for (target, drafter), num_slots in zip(parts, share_out(options.num_slots, len(parts)), strict=False)
+            for (target, drafter), num_slots in zip(parts[: len(slots)], slots, strict=True)
         ]
 
     @classmethod
@@ -86,7 +87,7 @@ class Engine:
                 drafter if parts.draft is not None else None,
                 slots[0],
                 most,
-                lambda model, drafter: cls([(model, drafter)], options, max_model_len=64),
+                lambda model, drafter: cls([(model, drafter)], replace(options, num_slots=slots[0]), max_model_len=64),
             )
         lanes = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
         engine = cls(lanes, options, parts.max_model_len)
@@ -149,13 +150,14 @@ class Engine:
         Those that write end with their next token.
         """
         unwanted = set(sequences)
-        waiting = unwanted.intersection(self._waiting)
-        for sequence in waiting:
-            self._waiting.remove(sequence)
+        waiting = [sequence for sequence in self._waiting if sequence in unwanted]
+        kept = [sequence for sequence in self._waiting if sequence not in unwanted]
         reading = [sequence for lane in self.lanes for sequence in lane.admission.forget(unwanted)]
         for sequence in (*waiting, *reading):
             sequence.fail("it was dropped before it began")
             self._refused.append(sequence)
+        self._waiting.clear()  # the same queue: lanes share it
+        self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
 
@@ -194,9 +196,11 @@ class Engine:
 
         With several lanes, each goes on until it must wait for another process.
         """
+        assert self.lanes, "with_slots() has taken this engine apart"
         finished, self._refused = self._refused, []
         for lane in self.lanes:
-            lane.admission.most_seats = -(-(len(self.in_flight) + len(self._waiting)) // len(self.lanes))
+            if len(self.lanes) > 1:
+                lane.admission.most_seats = -(-(len(self.in_flight) + len(self._waiting)) // len(self.lanes))
             finished += lane.advance()
         return finished
 

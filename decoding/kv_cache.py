@@ -11,7 +11,9 @@ head size, L visible positions.
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from weakref import ref
 
 import numpy as np
 import torch
@@ -69,7 +71,8 @@ class KVCache(Cache):  # type: ignore[misc]
 
     def __init__(self, num_slots: int, num_positions: int) -> None:
         """Room for `num_slots` rows of `num_positions` tokens each."""
-        super().__init__(layer_class_to_replicate=self._new_layer)
+        # Layers know the cache weakly: its memory is given back when nobody holds it, not when a collector comes.
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, ref(self)))
         self.num_slots = num_slots
         self.num_positions = num_positions
         # One spare position a slot takes what is written past the end (the padding of ragged rows).
@@ -162,7 +165,7 @@ class KVCache(Cache):  # type: ignore[misc]
     def slot_layer(self, index: int) -> "SlotLayer":
         """The layer of that number, for who runs layers without transformers' own cache calls."""
         while len(self.layers) <= index:
-            self.layers.append(self._new_layer())
+            self.layers.append(SlotLayer(ref(self)))
         layer: SlotLayer = self.layers[index]
         return layer
 
@@ -171,9 +174,6 @@ class KVCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             yield from layer.stored()
 
-    def _new_layer(self) -> "SlotLayer":
-        return SlotLayer(self)
-
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values."""
@@ -181,9 +181,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: "ref[KVCache]") -> None:
         super().__init__()
-        self._cache = cache
+        self._cache_ref = cache
         # In the order [S, H, P, D] for attention. On CPU they lie so in memory, too: a head's positions end to end are
         # read twice as fast. On CUDA the positions of a slot lie end to end, as its kernels for ragged rows want it.
         self._keys_SHPD: torch.Tensor | None = None
@@ -234,6 +234,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         return self._cache.num_positions
+
+    @property
+    def _cache(self) -> KVCache:
+        cache = self._cache_ref()
+        assert cache is not None, "a layer outlives its cache"
+        return cache
 
     def _visible(self, stored_SHPD: torch.Tensor) -> torch.Tensor:
         plan = self._cache._current

@@ -13,7 +13,7 @@ stops, and others go on meanwhile: with two lanes, one is drafted for while the 
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +25,7 @@ from decoding.drafters import Drafter
 from decoding.rows import Rows, sampling_batch
 from decoding.sampling import SamplingBatch, first_stop
 from decoding.schedule import Schedule
-from decoding.scoring import Question, RowVerdict
+from decoding.scoring import Decision, Question, RowVerdict
 from decoding.second_look import SecondLook
 from decoding.sequence import Sequence
 from decoding.target import Target
@@ -58,7 +58,7 @@ class Lane:
         self._seconds = 0.0  # of this round, so far
         target.allocate(num_slots, max_model_len)
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
-        self._turns = self._work()
+        self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
     @property
     def num_rechecks(self) -> int:
@@ -72,7 +72,13 @@ class Lane:
 
     def advance(self) -> list[Sequence]:
         """Go on until another process is asked, or to the end of a round; the running rows that have finished."""
-        next(self._turns)
+        if self._turns is None:
+            self._turns = self._work()
+        try:
+            next(self._turns)
+        except BaseException:
+            self._turns = None
+            raise
         finished, self._finished = self._finished, []
         return finished
 
@@ -81,20 +87,20 @@ class Lane:
         self.admission.clear()
         self.running, self._finished = [], []
         self._sampling = None
-        self._turns = self._work()
+        self._turns = None
 
     def _work(self) -> Iterator[None]:
         while True:
             running = self.admission.advance()
             if running != self.running:
                 self.running, self._sampling = running, None
-            if running:
-                yield from self._round()
-            else:
+            has_waited = bool(running) and (yield from self._round())
+            if not has_waited:  # else the next round's request goes out first
                 yield
 
     @torch.inference_mode()
-    def _round(self) -> Iterator[None]:
+    def _round(self) -> Generator[None, None, bool]:
+        """Whether it has waited for another process."""
         self._seconds = 0.0
         with self._timed():
             rows = self._running_rows()
@@ -115,8 +121,7 @@ class Lane:
         self._finished += [sequence for sequence in self.running if sequence.is_finished]
         self.round_seconds += self._seconds
         self.schedule.observe(rows.sequences, num_drafted, num_accepted, self._seconds)
-        if not (self.drafter.is_remote or must_wait):  # else the next round's request goes out first
-            yield
+        return self.drafter.is_remote or must_wait
 
     def _running_rows(self) -> Rows:
         sequences = tuple(self.running)
@@ -137,19 +142,20 @@ class Lane:
     def _commit(self, row: int, verdict: RowVerdict) -> None:
         sequence, logprobs = self.running[row], verdict.logprobs
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
+        decision: Decision | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
-            decision = self._second_look.score_again(row, sequence)
-            if not decision.is_finite:
-                sequence.fail(
-                    decision.failure
-                    or f"the target's logits are not finite after {len(sequence)} tokens; "
-                    "if this is a float16 overflow, use bfloat16 or float32"
-                )
-                return
-            tokens, logprobs = [decision.token_id], decision.logprobs
+            settled, decision = 0, self._second_look.score_again(row, sequence)
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
             decision = self._second_look.recheck(sequence, tokens[:settled])
+        if decision is not None:
+            if not decision.is_finite:
+                sequence.fail(
+                    decision.failure
+                    or f"the target's logits are not finite after {len(sequence) + settled} tokens; "
+                    "if this is a float16 overflow, use bfloat16 or float32"
+                )
+                return
             tokens = [*tokens[:settled], decision.token_id]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         sequence.commit(

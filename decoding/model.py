@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,13 @@ _TIMED_START = 64  # positions before tokens whose forward is timed
 _SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 
 
+@dataclass
+class _Wanted:
+    """Which positions the network's head is to multiply: all who share a network ask it by this."""
+
+    logits_at_BJ: torch.Tensor | None = None
+
+
 class LanguageModel(LocalTarget):
     """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
 
@@ -49,7 +57,7 @@ class LanguageModel(LocalTarget):
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
-        self._wanted: dict[str, torch.Tensor] = {}  # "logits_at_BJ" of the forward that runs; shared with `share`
+        self._wanted = _Wanted()
         head = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0]
         # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
@@ -82,6 +90,8 @@ class LanguageModel(LocalTarget):
         """The same weights with a cache of its own. One thread drives all who share."""
         twin = copy(self)
         twin.cache = None
+        if self.graphs is not None:  # recordings know the addresses of one cache
+            twin.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
@@ -213,18 +223,18 @@ class LanguageModel(LocalTarget):
     def _logits(
         self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        self._wanted["logits_at_BJ"] = logits_at_BJ
+        self._wanted.logits_at_BJ = logits_at_BJ
         try:
             output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
         finally:
-            self._wanted.clear()
+            self._wanted.logits_at_BJ = None
         logits_BJV: torch.Tensor = output.logits
         return logits_BJV
 
     def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run before the output head: it then multiplies only the positions somebody wants."""
         hidden_BTH, *rest = args
-        logits_at_BJ = self._wanted.get("logits_at_BJ")
+        logits_at_BJ = self._wanted.logits_at_BJ
         if logits_at_BJ is None:
             return args
         index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])

@@ -19,7 +19,7 @@ _NUM_REAL = 3
 _RAGGED = (3, 1, 2)
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-# Close calls (`engine.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
+# Close calls (`scoring.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
 FUSED_TOLERANCE = {torch.float32: 1e-5}
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 

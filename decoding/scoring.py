@@ -1,6 +1,7 @@
 """What a round asks of the target, and what comes back: a few numbers a row. The logits stay where they were computed.
 
-A `Question` is plain data and tensors, so that it may travel to the process that has the target's last layers.
+A `Question` may be asked of another process, which has the target's last layers; what it needs of the rows' sequences
+are their lengths and, for penalties, their tokens.
 
 Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
@@ -75,8 +76,11 @@ class Answer:
 
     is_ready = True  # result() waits for nobody but the device
 
-    def __init__(self, question: Question, logits_BJV: torch.Tensor) -> None:
-        """Judge the draft by the target's logits at its own places and the one behind them."""
+    def __init__(self, question: Question, logits_BJV: torch.Tensor, dtype: torch.dtype) -> None:
+        """Judge the draft by the logits at its own places and the one behind them, of a target that runs in `dtype`.
+
+        To be read before the target's next forward, which may use the memory of these logits.
+        """
         rows, draft = question.rows, question.draft
         self._question, self._logits_BJV = question, logits_BJV
         if rows.verification == "rejection":
@@ -86,7 +90,7 @@ class Answer:
             verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(0, num_positions))
             is_finite_B = logits_BJV.amax((1, 2)).isfinite()
         else:
-            close_call = CLOSE_CALL.get(logits_BJV.dtype, 0.0)
+            close_call = CLOSE_CALL.get(dtype, 0.0)
             picks = rows.pick(logits_BJV, draft.token_ids_BK, 0, close_call)
             verdict = judge(picks, draft, rows.sampling, close_call)
             is_finite_B = picks.is_finite_BJ.all(-1)

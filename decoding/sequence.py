@@ -19,7 +19,8 @@ StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
 class TokenLogprobs:
     """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position.
 
-    They are those of the round's batch: unlike the tokens, they carry its rounding.
+    They are those of the round's batch (where a row was scored again alone, of that forward): unlike the tokens, they
+    carry its rounding.
     """
 
     logprob: float  # of the token that was chosen

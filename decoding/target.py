@@ -99,6 +99,7 @@ class LocalTarget(ABC):
     """Questions answered from logits that are computed in this process."""
 
     device: torch.device
+    dtype: torch.dtype
 
     @abstractmethod
     def forward(
@@ -123,7 +124,8 @@ class LocalTarget(ABC):
         """As `Target.score`; the forward is done, or queued on the device, when this returns."""
         tokens_BJ = question.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
-        return Answer(question, self.forward(question.starts, tokens_BJ, every_BJ, lengths=question.lengths))
+        logits_BJV = self.forward(question.starts, tokens_BJ, every_BJ, lengths=question.lengths)
+        return Answer(question, logits_BJV, self.dtype)
 
     def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
         """As `Target.decide`."""

@@ -52,7 +52,7 @@ def drive(
     work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
     raises.
     """
-    # So many may wait behind those that the actors work on: one for each call, and as many again on the way to it.
+    # So many may wait behind those that the actors work on: one for each place, and as many again on the way to it.
     most_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, most_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.

@@ -23,7 +23,7 @@ from jobs.plan import Plan, make_plan, worker_arguments
 from jobs.stopping import sigterm_interrupts
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool
-from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
+from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
 from pipeline.errors import Stage
 from pipeline.lease import Lease, hold_lease
 from pipeline.location import Location
@@ -124,8 +124,8 @@ def _run_alone(
         return Exit.INCOMPLETE
     if units.num_units:
         # Not from the receipts: a worker that died after its commit has sent none.
-        num_saved = letters.num_rows.total() - find_dead_letters(run_directory, Wanted()).num_rows.total()
-        print(f"retried: {units.num_rows} rows; now succeed: {num_saved}; still fail: {units.num_rows - num_saved}")
+        num_failing = count_still_failing(run_directory, letters)
+        print(f"retried: {units.num_rows} rows; now succeed: {units.num_rows - num_failing}; still fail: {num_failing}")
     if num_missing := sum(1 for _ in run_directory.missing_units()):
         print(
             f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",

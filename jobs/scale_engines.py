@@ -1,4 +1,4 @@
-"""The same spread with real engines: the bundled pair over the bundled prompts. There is no ideal but one actor's."""
+"""How a run spreads over actors with real engines, the bundled pair's. There is no ideal but one actor's."""
 
 from __future__ import annotations
 

@@ -120,6 +120,8 @@ class Compaction:
                 f"{self.run_directory.location.name} changed while it was compacted (jobs.generate or jobs.retry works "
                 f"on it?); delete {self.destination.name}, and compact it when they are done"
             )
+        names = {file.name for file in files}
+        refuse_others(self.destination, names)  # before everything is read for nothing
         wanted = self._totals_of_run()
         found = self._totals_of_files(files, wanted.counts.num_errors)
         if found != wanted:
@@ -127,7 +129,7 @@ class Compaction:
                 f"{self.destination.name}: its files hold {found}, and the run holds {wanted}; the run is untouched, "
                 "delete the destination and compact it again"
             )
-        refuse_others(self.destination, {file.name for file in files})
+        refuse_others(self.destination, names)
         listed = [{key: value for key, value in asdict(file).items() if key != "was_there"} for file in files]
         result = {"counts": wanted.counts.to_dict(), "content_hash": wanted.content_hash, "files": listed}
         write_note(self.destination, {**self.claim, "complete": True, **result})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class DeadLetters:
     num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
     num_wanted: Counter[int] = field(default_factory=Counter)
+    wanted_ids: dict[int, array[int]] = field(default_factory=dict)  # the row ids of the same, by unit
     wanted_types: set[str] = field(default_factory=set)
 
     def wants(self, error_type: str) -> bool:
@@ -45,12 +47,13 @@ class DeadLetters:
 
     def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
         """Count the error rows of one more unit."""
-        for error in errors.select(["stage", "error_type", "message"]).to_pylist():
+        for error in errors.select(["row_id", "stage", "error_type", "message"]).to_pylist():
             kind = (error["stage"], error["error_type"])
             self.num_rows[kind] += 1
             self.examples.setdefault(kind, error["message"])
             if wanted.takes(error):
                 self.num_wanted[unit_id] += 1
+                self.wanted_ids.setdefault(unit_id, array("q")).append(error["row_id"])
                 self.wanted_types.add(error["error_type"])
 
 
@@ -83,8 +86,21 @@ def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetter
     file, if one is damaged, and OSError.
     """
     letters = DeadLetters()
-    unit_ids = sorted(run_directory.failed_unit_ids() & run_directory.committed_unit_ids())
-    tables = read_ahead(lambda unit_id: read_errors(run_directory, unit_id), unit_ids, num_at_once=16)
-    for unit_id, errors in zip(unit_ids, tables, strict=True):
+    for unit_id, errors in _error_tables(run_directory, run_directory.committed_unit_ids()):
         letters.add(unit_id, errors, wanted)
     return letters
+
+
+def count_still_failing(run_directory: RunDirectory, letters: DeadLetters) -> int:
+    """How many of the rows that were wanted have an error row now, too, when all of them have been tried."""
+    return sum(
+        len(set(letters.wanted_ids[unit_id]).intersection(errors["row_id"].to_pylist()))
+        for unit_id, errors in _error_tables(run_directory, letters.wanted_ids)
+    )
+
+
+def _error_tables(run_directory: RunDirectory, unit_ids: Iterable[int]) -> Iterator[tuple[int, pa.Table]]:
+    """The error rows of those of these units that have any."""
+    failed = sorted(run_directory.failed_unit_ids().intersection(unit_ids))
+    tables = read_ahead(lambda unit_id: read_errors(run_directory, unit_id), failed, num_at_once=16)
+    return zip(failed, tables, strict=True)

@@ -86,11 +86,17 @@ def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
+    async def one_after_the_other() -> None:
+        with pytest.raises(MemoryError):
+            await loop.finish(sequences(3))
+        monkeypatch.undo()
+        with pytest.raises(AssertionError, match="taken this engine apart"):
+            await loop.finish(sequences(2))  # of a unit that was being read meanwhile
+
     loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
     monkeypatch.setattr(Engine, "step", no_memory)
-    monkeypatch.setattr(Engine, "with_slots", no_memory)
-    with pytest.raises(MemoryError):
-        asyncio.run(asyncio.wait_for(loop.finish(sequences(3)), timeout=60))
+    monkeypatch.setattr(Engine, "_over", no_memory)
+    asyncio.run(asyncio.wait_for(one_after_the_other(), timeout=60))
     assert "engine not made anew" in caplog.text
 
 

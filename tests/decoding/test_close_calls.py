@@ -100,3 +100,19 @@ def test_a_tied_token_is_scored_again_once_and_alone(pair, monkeypatch):
     engine = engine_over(target, num_slots=1)
     engine.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
     assert calls == [len(PROMPTS[0]) + index for index in range(6)]
+
+
+def test_a_row_whose_tie_cannot_be_settled_fails_and_the_others_go_on(pair, alone, monkeypatch):
+    target, _ = pair
+    real = target.plain_logits
+    lost = _sequences()[0].prompt_token_ids
+
+    def not_finite(token_ids):
+        logits_V = real(token_ids)
+        return logits_V.fill_(float("nan")) if tuple(token_ids[: len(lost)]) == lost else logits_V
+
+    monkeypatch.setattr(target, "plain_logits", not_finite)
+    sequences = run(engine_over(target, num_slots=3), _sequences())
+    assert sequences[0].finish_reason == "error"
+    assert "not finite" in sequences[0].error
+    assert outputs(sequences)[1:] == alone[1:]

@@ -1,5 +1,8 @@
 """Slots keep what was written where it was written, and give back exactly that."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -124,3 +127,17 @@ def test_the_bytes_reserved_are_counted():
     assert cache.num_bytes == 0
     _write(cache, [0], 1, [0], 1)
     assert cache.num_bytes == 2 * 2 * 10 * HEADS * SIZE * 4
+
+
+def test_memory_of_a_cache_that_nobody_holds_is_given_back_at_once(models):
+    """Not when a garbage collector comes by: the next cache may not fit beside this one."""
+    gc.disable()
+    try:
+        model = models.target.share()
+        model.allocate(2, 16)
+        model.prefill([0], [[1, 2, 3]])
+        cache = weakref.ref(model.cache)
+        model.release()
+        assert cache() is None
+    finally:
+        gc.enable()

@@ -100,6 +100,7 @@ def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
     _patch_scores(engine, diary)
     list(engine.stream(_sequences(max_tokens=30)[:4]))
     middle = diary[4:-8]
+    assert len(middle) > 20
     for here, entry in enumerate(middle[:-1]):
         if entry.startswith("score"):  # and committed: the next draft is asked for before anything else is done
             assert middle[here + 1] == f"ask {entry[-1]}", middle

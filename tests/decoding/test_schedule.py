@@ -179,7 +179,7 @@ def test_an_adaptive_engine_measures_itself_and_leaves_no_trace_in_its_caches(fo
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     plain = Engine.load(folders.target, options=EngineOptions(num_slots=3))
     adaptive = Engine.load(folders.target, folders.good_draft, EngineOptions(num_slots=3))
-    assert isinstance(adaptive.schedule, AdaptiveSchedule)
+    assert isinstance(adaptive.lanes[0].schedule, AdaptiveSchedule)
     prompts = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14]]
     texts = [[s.output_token_ids for s in engine.generate(prompts, params)] for engine in (plain, adaptive)]
     assert texts[0] == texts[1]
