@@ -24,7 +24,7 @@ from pipeline.logs import Event, LogSettings, set_up_logs
 BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
 _SILENT_S = 60.0  # without one it has left, and draft actors without a generator go
 _GROUP_PATIENCE_S = 60.0  # draft actors for which there is no room together are placed one by one
-LANES_PER_GENERATOR = 4  # more than any generator has: rows in the draft, rows in the target, and two measurements
+_SPARE_LANES = 2  # of a generator, beside those of its engine: for measuring
 _log = logging.getLogger(__name__)
 Client = tuple[str, int]  # a generator, and which of its draft actors
 
@@ -190,5 +190,6 @@ def draft_models(settings: GeneratorSettings) -> ModelSettings:
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
-    most_lanes = LANES_PER_GENERATOR * settings.drafts.num_sharing
+    lanes_per_generator = max(2, settings.drafts.num_per_generator, settings.stages.count + 1) + _SPARE_LANES
+    most_lanes = lanes_per_generator * settings.drafts.num_sharing
     return ray.remote(DraftActor).options(**options).remote(draft_models(settings), most_lanes, run, log_settings)

@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import torch
 
+from actors.chain_probe import check_chain
 from actors.draft_links import DraftLinks
 from actors.engine_facts import footer_facts, load_facts
 from actors.engine_loop import EngineLoop
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ModelSettings, StageSettings
+from actors.sharded_model import ShardedModel
+from actors.stage_group import StageGroup
+from actors.stage_pipeline import StagePipeline
 from actors.translation import EncodedRow, decode_row, encode_row
 from actors.unit_worker import UnitWorker, describe
+from decoding.device import Device
 from decoding.engine import Engine
 from pipeline.input_options import InputOptions
 from pipeline.inputs import InputRow
@@ -39,9 +45,38 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
     `links` lead to the draft actors of placement "split".
     """
     models = settings.models
+    if settings.stages.count == 1:
+        return Engine.load(
+            models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
+        )
+    # A generator whose stages have the GPUs drafts on the CPU, unless it was given a GPU of its own.
+    device: Device = "cuda" if models.device != "cpu" and torch.cuda.is_available() else "cpu"
+    target = load_sharded(models, settings.stages, device)
     return Engine.load(
-        models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
+        models.target,
+        models.draft,
+        settings.engine,
+        device=device,
+        dtype=models.dtype,
+        remote=links,
+        target_model=target,
+        num_lanes=target.num_lanes,
     )
+
+
+def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = "cpu") -> ShardedModel:
+    """The target in stages, loaded and probed; questions come on `device`.
+
+    Raises ValueError for a model that cannot be run or cut, RuntimeError if the cluster has no room for it.
+    """
+    pipeline = StagePipeline(StageGroup(models.target, stages, models.device, models.dtype))
+    try:
+        model = ShardedModel(pipeline, torch.device(device))
+        check_chain(model, models.target)
+    except Exception:
+        pipeline.close()
+        raise
+    return model
 
 
 class Generator(UnitWorker[EncodedRow]):

@@ -64,15 +64,17 @@ def shortage(pool: ActorPool, nodes: Iterable[Mapping[str, Any]]) -> str | None:
 
 def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
     """Where target and draft model stand, for a person."""
+    num_stages = settings.stages.count
+    target = "one actor" if num_stages == 1 else f"{num_stages} stages and an actor that drives them"
     if settings.placement == "colocated":
-        return "colocated (all models of an engine in one actor)"
+        return "colocated (all models of an engine in one actor)" if num_stages == 1 else f"target in {target}"
     drafts = settings.drafts
     shared = f"{drafts.num_per_generator} for each engine"
     if drafts.num_sharing > 1:
         shared = f"1 for {drafts.num_sharing} engines"
     most = -(-pool.max_actors * drafts.num_per_generator // drafts.num_sharing)
     holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
-    return f"split, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
+    return f"split, target in {target}, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
 
 
 def _fits(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:

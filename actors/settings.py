@@ -12,6 +12,8 @@ from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
@@ -35,7 +37,7 @@ class ChatSettings:
 
 
 Placement = Literal["colocated", "split"]
-Strategy = Literal["PACK", "SPREAD"]
+DraftStrategy = Literal["PACK", "SPREAD"]
 _OWN_RESOURCES = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -50,7 +52,7 @@ class DraftSettings:
     resources: Mapping[str, float] = field(default_factory=dict)  # custom resources it holds
     accelerator_type: str | None = None  # a name of ray.util.accelerators, such as H100
     label_selector: Mapping[str, str] = field(default_factory=dict)  # what its node's labels must be
-    strategy: Strategy = "PACK"  # of the placement group: on few nodes, or on different ones
+    strategy: DraftStrategy = "PACK"  # of the placement group: on few nodes, or on different ones
     timeout_s: float = 2.0  # a round waits so long for its draft, and then goes on without
     start_timeout_s: float = 300.0  # a generator waits so long for its draft actors when it starts
     most_reconnects: int = 16  # draft actors that a generator may lose; after the next it does without for good
@@ -103,6 +105,39 @@ class DraftSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSettings:
+    """How the target is cut, and what each stage holds. A ValueError says which value is wrong."""
+
+    count: int = 1  # 1: the target stays in the generator's process
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory: int | None = None  # bytes
+    resources: Mapping[str, float] = field(default_factory=dict)
+    label_selector: Mapping[str, str] = field(default_factory=dict)
+    strategy: Strategy = "PACK"
+    most_restarts: int = 10  # in a row, without a step done in between
+    timeout_s: float = 120.0  # for a step of all stages; one that takes longer hangs, and is replaced
+    start_timeout_s: float = 600.0  # for a place, and again for loading the weights
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
+        if self.most_restarts < 0:
+            raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
+        for name in ("timeout_s", "start_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
+        if self.num_cpus < 0 or self.num_gpus < 0:
+            raise ValueError("stages.num_cpus and stages.num_gpus cannot be negative")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one stage holds, as Ray counts it."""
+        bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0), **self.resources}
+        return {name: amount for name, amount in bundle.items() if amount}
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratorSettings:
     """Models, engine, sampling and text settings of one run, and where the draft model stands."""
 
@@ -110,6 +145,7 @@ class GeneratorSettings:
     engine: EngineOptions = field(default_factory=EngineOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatSettings = field(default_factory=ChatSettings)
+    stages: StageSettings = field(default_factory=StageSettings)
     seed: int = 0
     placement: Placement = "colocated"  # the draft model in the generator's process, or in draft actors
     drafts: DraftSettings = field(default_factory=DraftSettings)  # of placement "split"

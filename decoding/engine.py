@@ -66,13 +66,16 @@ class Engine:
         device: Device = "auto",
         dtype: DType = "auto",
         remote: RemoteDrafts | None = None,
+        target_model: Target | None = None,
+        num_lanes: int = 1,
     ) -> "Engine":
         """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work.
 
-        With `remote` the draft model is loaded there, not here.
+        With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
+        loaded and checked already; it keeps `num_lanes` lanes busy.
         """
         options = options or EngineOptions()
-        return cls._over(load_parts(target, draft, options, device, dtype, remote), options)
+        return cls._over(load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes), options)
 
     @classmethod
     def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":

@@ -23,6 +23,7 @@ from decoding.kernel_layers import KernelLayers, LayerParts
 from decoding.kernel_linear import KernelLinear
 from decoding.kernels import Kernels
 from decoding.kv_cache import KVCache, Plan
+from decoding.layer_range import LayerRange
 from decoding.packed_linear import Packed
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
@@ -40,24 +41,31 @@ _FEWEST_LINES_ON_CPU = 4
 class FusedDecoder:
     """Runs the layers of a transformers network. It owns its weights jointly with the network, which stays callable."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Run a network that fits, whose linear layers were packed with `FUSED_LINEARS` together."""
+    def __init__(self, model: PreTrainedModel, layers: LayerRange | None = None) -> None:
+        """Run the layers of a network that fits, whose linear layers were packed with `FUSED_LINEARS` together.
+
+        All of them, or a range: without the first ones it takes hidden states in place of tokens, without the last
+        ones it gives such.
+        """
         network: Any = model.model
         config = model.config
-        self._embedding = network.embed_tokens.weight
+        self._range = layers or LayerRange.whole(len(network.layers))
+        own = network.layers[self._range.first : self._range.end]
+        self._like_1E = own[0].input_layernorm.weight[None]  # of the dtype, the device and the size of hidden states
+        self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
         self._heads = Heads(
             num_kv_heads=config.num_key_value_heads,
             group=config.num_attention_heads // config.num_key_value_heads,
-            head_size=network.layers[0].self_attn.head_dim,
+            head_size=own[0].self_attn.head_dim,
         )
-        self.kernels = load_kernels(self._heads, self._embedding)  # None: torch's own operations
+        self.kernels = load_kernels(self._heads, self._like_1E)  # None: torch's own operations
         self._final_norm = _Norm(network.norm, self.kernels)
-        self._head = model.get_output_embeddings()
-        self._layers = [_Layer(layer, self.kernels) for layer in network.layers]
+        self._head = model.get_output_embeddings() if self._range.has_head else None
+        self._layers = [_Layer(layer, self.kernels) for layer in own]
         self._at_once = self._kernel_layers()
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._embedding.device.type == "cpu" else 1
+        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" else 1
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -75,37 +83,49 @@ class FusedDecoder:
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token's logits are the same bit for bit whatever stands beside it: whether only our kernels run."""
-        return self._at_once is not None and isinstance(self._head, KernelLinear)
+        return self._at_once is not None and (self._head is None or isinstance(self._head, KernelLinear))
 
     def reach(self, num_positions: int) -> None:
         """Prepare for sequences of up to `num_positions` tokens."""
-        positions = torch.arange(num_positions, device=self._embedding.device)[None]
-        cos_1PD, sin_1PD = self._rotary(self._embedding[:1], positions)
+        positions = torch.arange(num_positions, device=self._like_1E.device)[None]
+        cos_1PD, sin_1PD = self._rotary(self._like_1E, positions)
         half = cos_1PD.shape[-1] // 2
         # With the sign of rotate_half in the table, turning is x * cos + swapped(x) * sin.
         sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
         self._tables_PD = cos_1PD[0].contiguous(), sin_PD
 
     def forward(
-        self, token_ids_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
+        self, fed_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
     ) -> torch.Tensor:
-        """Logits [M, V] after the wanted tokens; the keys and values of all N go where the plan says."""
+        """Logits [M, V] after the wanted tokens; the keys and values of all N go where the plan says.
+
+        `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] come back.
+        """
+        num_tokens = len(fed_N)
+        is_last_wanted = self._head is None or len(wanted_M) > 0
         if self._at_once is not None:
-            hidden_NE = embedding(token_ids_N, self._embedding)
-            is_wanted = len(wanted_M) > 0
-            self._at_once.run(hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_wanted)
-            return self._logits(hidden_NE, wanted_M)
+            hidden_NE = self._embedded(fed_N)
+            self._at_once.run(
+                hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_last_wanted
+            )
+            return self._out(hidden_NE, wanted_M)
         attention = self._attention(positions_N, cache, plan)
-        hidden_NE = embedding(_padded(token_ids_N, self._fewest_lines), self._embedding)
-        for index, layer in enumerate(self._layers):
-            is_wanted = index < len(self._layers) - 1 or len(wanted_M) > 0
+        hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))
+        for index, layer in enumerate(self._layers, self._range.first):
+            is_wanted = index < self._range.end - 1 or is_last_wanted
             found_NX = attention(layer.project(hidden_NE), cache.slot_layer(index), layer.norms, is_wanted=is_wanted)
             if found_NX is None:
                 break
             hidden_NE = layer.finish(hidden_NE, found_NX)
-        return self._logits(hidden_NE, wanted_M)
+        return self._out(hidden_NE[:num_tokens], wanted_M)
 
-    def _logits(self, hidden_NE: torch.Tensor, wanted_M: torch.Tensor) -> torch.Tensor:
+    def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
+        """Hidden states in memory of our own: the layers may write there."""
+        return fed_N.clone() if self._embedding is None else embedding(fed_N, self._embedding)
+
+    def _out(self, hidden_NE: torch.Tensor, wanted_M: torch.Tensor) -> torch.Tensor:
+        if self._head is None:
+            return hidden_NE
         if not len(wanted_M):
             return hidden_NE.new_zeros(0, self._head.out_features)
         logits_MV: torch.Tensor = self._head(self._final_norm(hidden_NE[wanted_M]))
@@ -116,7 +136,7 @@ class FusedDecoder:
         known = [part for part in parts if part is not None]
         if self.kernels is None or self.kernels.layers_function is None or len(known) < len(parts):
             return None
-        return KernelLayers(self.kernels.layers_function, known, self._heads)
+        return KernelLayers(self.kernels.layers_function, known, self._heads, self._range.first)
 
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
         return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -38,14 +37,17 @@ class LayerParts:
 class KernelLayers:
     """The layers of one network."""
 
-    def __init__(self, function: Callable[..., None], parts: Seq[LayerParts], heads: Heads) -> None:
-        """`function` is that of the dtype of all parts."""
-        self._function, self._parts, self._heads = function, parts, heads
-        first = parts[0]
+    def __init__(self, function: Callable[..., None], parts: Seq[LayerParts], heads: Heads, first: int = 0) -> None:
+        """`function` is that of the dtype of all parts; `first` is the first layer's number in the cache."""
+        self._function, self._parts, self._heads, self._first_layer = function, parts, heads, first
+        some = parts[0]
         query_size = heads.num_query_heads * heads.head_size
-        self._numbers_a_token = first.qkv.in_features + first.qkv.out_features + query_size + first.up.out_features
-        self._scratch = first.attention_norm.new_empty(0)
-        self._layers: weakref.WeakKeyDictionary[KVCache, Any] = weakref.WeakKeyDictionary()  # pointing into each cache
+        self._numbers_a_token = some.qkv.in_features + some.qkv.out_features + query_size + some.up.out_features
+        self._scratch = some.attention_norm.new_empty(0)
+        # A description points into its cache.
+        self._layers: weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def run(self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, *, is_wanted: bool) -> None:
         """Turn the embedded tokens, in place, into what they are after the last layer.
@@ -55,7 +57,7 @@ class KernelLayers:
         layers = self._layers.get(cache)
         if layers is None:
             layers = self._layers[cache] = (kernels.DecoderLayer * len(self._parts))(
-                *(self._described(parts, cache, index) for index, parts in enumerate(self._parts))
+                *(self._described(parts, cache, index) for index, parts in enumerate(self._parts, self._first_layer))
             )
         if len(self._scratch) < self._numbers_a_token * len(hidden_NE):
             self._scratch = hidden_NE.new_empty(self._numbers_a_token * len(hidden_NE))

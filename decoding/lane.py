@@ -151,7 +151,8 @@ class Lane:
         if decision is not None:
             if not decision.is_finite:
                 sequence.fail(
-                    f"the target's logits are not finite after {len(sequence) + settled} tokens; "
+                    decision.failure
+                    or f"the target's logits are not finite after {len(sequence) + settled} tokens; "
                     "if this is a float16 overflow, use bfloat16 or float32"
                 )
                 return

@@ -34,7 +34,7 @@ class RemoteDrafts(Protocol):
 class Parts:
     """What an engine is made of."""
 
-    target: LanguageModel
+    target: Target
     draft: LanguageModel | None
     drafter_name: DrafterName
     max_model_len: int
@@ -62,26 +62,32 @@ def load_parts(
     device: Device,
     dtype: DType,
     remote: RemoteDrafts | None = None,
+    target_model: Target | None = None,
+    num_lanes: int = 1,
 ) -> Parts:
     """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work.
 
-    With `remote` the draft model is loaded there, not here.
+    With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is loaded
+    and checked already; it keeps `num_lanes` lanes busy.
     """
     drafter_name = options.pick_drafter(draft)
-    target_model = LanguageModel.load(target, device, dtype)
-    check_model(target_model, target)
+    if target_model is None:
+        target_model = LanguageModel.load(target, device, dtype)
+        check_model(target_model, target)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     draft_model = None
     max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
     if drafter_name in NEED_A_MODEL and remote is not None:
         remote.connect(target_model)
-        return Parts(target_model, None, drafter_name, max_model_len, remote.num_lanes, remote)
+        # one lane more than the target has work for: that one is drafted for
+        num_lanes = max(remote.num_lanes, num_lanes + 1)
+        return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote)
     if drafter_name in NEED_A_MODEL and draft is not None:
         draft_model = LanguageModel.load(draft, device, dtype)
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
-    return Parts(target_model, draft_model, drafter_name, max_model_len)
+    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
 
 
 def _max_model_len(wanted: int | None, max_positions: int | None) -> int:

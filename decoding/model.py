@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H h
 
 import os
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
@@ -21,15 +22,14 @@ from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
+from decoding.prefill import Piece, batches
 from decoding.support import load_config, max_positions, model_folder
 from decoding.target import LocalTarget
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
 _TIMED_START = 64  # positions before tokens whose forward is timed
 _SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
-_Piece = tuple[list[int], int, int]  # tokens, their slot, the first one's position
 
 
 @dataclass
@@ -75,28 +75,7 @@ class LanguageModel(LocalTarget):
         Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the
         checkpoint's own dtype.
         """
-        path = model_folder(path)
-        config = load_config(path)
-        place = pick_device(device)
-        wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
-        _refuse_coarse_float32(path, wanted, place)
-        transformers_logging.disable_progress_bar()
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=wanted,
-                attn_implementation="eager",  # until ours is installed
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ValueError(f"cannot load the model at {path!r}: {error}") from error
-        missing = sorted(report["missing_keys"])
-        if missing:  # transformers would fill them with random numbers
-            raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
-        return cls(model.to(place), _eos_token_ids(path, model))
+        return cls(*load_network(path, device, dtype))
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -146,39 +125,25 @@ class LanguageModel(LocalTarget):
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
 
-        Rows go end to end, longest first, into forwards of at most `_PREFILL_TOKENS` tokens. Attention by torch
+        Rows go end to end, longest first, into forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
         runs over the rectangle of rows x longest row, so rows much shorter than the longest go into the next forward.
         """
-        firsts = [0] * len(slots) if starts is None else list(starts)
-        rest = [(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
-        while rest:
-            rest.sort(key=lambda piece: -len(piece[0]))
-            batch: list[_Piece] = []
-            later: list[_Piece] = []
-            room = _PREFILL_TOKENS
-            for row, slot, first in rest:
-                num_taken = min(room, len(row))
-                if batch and (num_taken < len(row) <= _PREFILL_TOKENS or not self._goes_with(row, batch)):
-                    num_taken = 0
-                if num_taken:
-                    batch.append((row[:num_taken], slot, first))
-                    room -= num_taken
-                if num_taken < len(row):
-                    later.append((row[num_taken:], slot, first + num_taken))
+        for batch in batches(slots, token_ids, starts, self._goes_with):
             self._prefill_batch(batch)
-            rest = later
 
-    def _goes_with(self, row: list[int], batch: list[_Piece]) -> bool:
-        width = len(batch[0][0])
+    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
+        width = len(batch[0].tokens)
         if not self.packs_rows:
             return len(row) == width
         if self.fused is not None and self.fused.kernels is not None:  # their attention knows no rectangle
             return True
         rectangle = width * (len(batch) + 1)
-        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other) for other, _, _ in batch) + len(row))
+        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (
+            sum(len(other.tokens) for other in batch) + len(row)
+        )
 
-    def _prefill_batch(self, batch: list[_Piece]) -> None:
-        width = len(batch[0][0])
+    def _prefill_batch(self, batch: list[Piece]) -> None:
+        width = len(batch[0].tokens)
         tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
         self.forward(
             [first for _, _, first in batch],
@@ -274,6 +239,38 @@ class LanguageModel(LocalTarget):
             return args
         index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
+
+
+def load_network(
+    path: str, device: Device, dtype: DType, network_class: Callable[[PretrainedConfig], Any] | None = None
+) -> tuple[PreTrainedModel, frozenset[int]]:
+    """The network at `path` with its weights, and the token ids that end a text; as `LanguageModel.load`.
+
+    `network_class` says which class to make of the configuration; transformers' own unless given.
+    """
+    path = model_folder(path)
+    config = load_config(path)
+    place = pick_device(device)
+    wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+    _refuse_coarse_float32(path, wanted, place)
+    transformers_logging.disable_progress_bar()
+    loader = AutoModelForCausalLM if network_class is None else network_class(config)
+    try:
+        model, report = loader.from_pretrained(
+            path,
+            config=config,
+            dtype=wanted,
+            attn_implementation="eager",  # until ours is installed
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
+    return model.to(place), _eos_token_ids(path, model)
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:

@@ -18,9 +18,9 @@ _NUM_JUNK = 4
 _NUM_REAL = 3
 _RAGGED = (3, 1, 2)
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
-_TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 # Close calls (`scoring.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
-_FUSED_TOLERANCE = {torch.float32: 1e-5}
+FUSED_TOLERANCE = {torch.float32: 1e-5}
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def check_model(model: LanguageModel, name: str) -> float:
     model.speed_up()
     if model.fused is not None:
         fused_deviation = _fused_deviation(model, plain)
-        if not fused_deviation <= _FUSED_TOLERANCE.get(model.dtype, _TOLERANCE[model.dtype]):
+        if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
             _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
     try:
@@ -71,7 +71,7 @@ def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> floa
         deviation = _measured(model, plain)
     except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run on the slot cache: {type(error).__name__}: {error}") from error
-    tolerance = _TOLERANCE[model.dtype]
+    tolerance = TOLERANCE[model.dtype]
     if not deviation <= tolerance:
         raise ValueError(
             f"{name!r} does not compute the same on the slot cache as alone: after a rollback its logits are off by "
@@ -140,7 +140,7 @@ def _packs(model: LanguageModel, starts: list[int], real_BT: torch.Tensor, found
         float((packed_TV[:length] - found_TV[:length]).abs().max())
         for packed_TV, found_TV, length in zip(packed_BTV, found_BTV, _RAGGED, strict=True)
     ]
-    return max(differences) <= _TOLERANCE[model.dtype] * float(found_BTV.abs().max())
+    return max(differences) <= TOLERANCE[model.dtype] * float(found_BTV.abs().max())
 
 
 def _num_times(model: LanguageModel) -> int:

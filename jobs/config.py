@@ -23,7 +23,14 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from actors.settings import ChatSettings, DraftSettings, GeneratorSettings, ModelSettings, Placement
+from actors.settings import (
+    ChatSettings,
+    DraftSettings,
+    GeneratorSettings,
+    ModelSettings,
+    Placement,
+    StageSettings,
+)
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 from jobs.sections import (
@@ -36,6 +43,7 @@ from jobs.sections import (
     OutputSection,
     RunSection,
     SamplingSection,
+    StagesSection,
 )
 from pipeline.dataset import ActorPool
 from pipeline.input_options import InputOptions
@@ -54,6 +62,7 @@ class RunConfig(BaseSettings):
     input: InputSection
     output: OutputSection
     models: ModelsSection
+    stages: StagesSection = StagesSection()
     chat: ChatSection = ChatSection()
     engine: EngineSection = EngineSection()
     sampling: SamplingSection = SamplingSection()
@@ -97,6 +106,7 @@ class RunConfig(BaseSettings):
             engine=EngineOptions(**self.engine.model_dump()),
             sampling=SamplingParams(**self.sampling.model_dump()),
             chat=ChatSettings(**self.chat.model_dump()),
+            stages=StageSettings(**self.stages.model_dump()),
             seed=self.run.seed,
             placement=self.placement,
             drafts=DraftSettings(**self.drafts.model_dump()),

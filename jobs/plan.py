@@ -15,8 +15,10 @@ import transformers
 from transformers import PretrainedConfig
 
 from actors.generator import load_codec
-from actors.settings import GeneratorSettings, ModelSettings
+from actors.settings import GeneratorSettings, ModelSettings, StageSettings
 from decoding.drafters import NEED_A_MODEL
+from decoding.layer_range import cut
+from decoding.stage_network import check_can_be_cut, num_layers
 from decoding.support import load_config as load_model_config
 from decoding.support import max_positions, model_folder
 from decoding.vocabulary import check_same_vocabulary
@@ -57,7 +59,9 @@ def make_plan(config: RunConfig, device: str) -> Plan:
     Raises ValueError or OSError for everything that can be known to fail before GPU work.
     """
     settings = config.generator_settings()
-    settings = replace(settings, models=_settled_models(settings.models, device))
+    settings = replace(
+        settings, models=_settled_models(settings.models, device), stages=_settled_stages(settings.stages, device)
+    )
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
     _check_models(settings)
@@ -151,6 +155,13 @@ def _settled_models(models: ModelSettings, device: str) -> ModelSettings:
     )
 
 
+def _settled_stages(stages: StageSettings, device: str) -> StageSettings:
+    """With the GPUs that stages take where there are any."""
+    if device == "cpu" and stages.num_gpus:
+        raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
+    return replace(stages, num_gpus=1.0) if device == "cuda" and not stages.num_gpus else stages
+
+
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
@@ -161,6 +172,9 @@ def _check_models(settings: GeneratorSettings) -> None:
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     _check_limits(settings, target_config, vocab_size)
+    if settings.stages.count > 1:
+        cut(num_layers(target_config), settings.stages.count)
+        check_can_be_cut(target_config, models.target)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)
         check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)

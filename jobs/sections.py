@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from actors.settings import Strategy
+from actors.settings import DraftStrategy, Strategy
 from decoding.device import Device
 from decoding.drafters import DrafterName
 from decoding.model import DType
@@ -49,6 +49,23 @@ class ModelsSection(Section):
     tokenizer: str | None = Field(None, description="Tokenizer folder; the target's unless given.")
     device: Device = Field("auto", description="Where to run; auto takes GPUs if the cluster has any.")
     dtype: DType = Field("auto", description="Weights and arithmetic; auto is float32 on CPU, else the checkpoint's.")
+
+
+class StagesSection(Section):
+    """The target cut by layers over processes of their own, for one that is too large for a node or a GPU."""
+
+    count: int = Field(1, description="Stages of each engine's target; 1 keeps it in the generator's process.")
+    num_cpus: float = Field(1.0, ge=0, description="Logical CPUs a stage holds; its threads on CPU.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs a stage holds; 1 when the device is cuda and this is 0.")
+    memory: ByteSize | None = Field(None, description="Memory a stage holds, such as 80GiB.")
+    resources: dict[str, float] = Field({}, description="Custom resources a stage holds, by their names.")
+    label_selector: dict[str, str] = Field({}, description="Labels of the nodes that stages may run on.")
+    strategy: Strategy = Field("PACK", description="Stages of an engine on few nodes, or on many.")
+    most_restarts: int = Field(
+        10, description="Stages replaced in a row, with no step done in between, before it fails."
+    )
+    timeout_s: float = Field(120.0, description="Seconds for a step of all stages; one that takes longer is replaced.")
+    start_timeout_s: float = Field(600.0, description="Seconds for finding room, and again for loading the weights.")
 
 
 class ChatSection(Section):
@@ -130,7 +147,9 @@ class DraftsSection(Section):
     resources: dict[str, float] = Field({}, description="Custom resources a draft actor holds, by their names.")
     accelerator_type: str | None = Field(None, description="Kind of GPU of a draft actor, as Ray names it, such as L4.")
     label_selector: dict[str, str] = Field({}, description="Labels of the nodes that draft actors may run on.")
-    strategy: Strategy = Field("PACK", description="Placement group of the draft actors: PACK or SPREAD over nodes.")
+    strategy: DraftStrategy = Field(
+        "PACK", description="Placement group of the draft actors: PACK or SPREAD over nodes."
+    )
     timeout_s: float = Field(2.0, description="Seconds a round waits for its draft before it goes on without.")
     start_timeout_s: float = Field(300.0, description="Seconds an engine waits for its draft actors when it starts.")
     most_reconnects: int = Field(16, description="Draft actors an engine may lose before it goes on without for good.")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from decoding import model as model_module
+from decoding import prefill
 from decoding.device import pick_device
 from decoding.model import LanguageModel
 from tests.decoding.tiny import build, llama_config, random_prompts, save
@@ -26,7 +26,7 @@ def plain(folders):
 @pytest.mark.parametrize("chunk", [1, 3, 10, 512])
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 2, 0, 3]])
 def test_logits_after_prefill_equal_a_plain_forward(models, plain, slots, chunk, monkeypatch):
-    monkeypatch.setattr(model_module, "_PREFILL_TOKENS", chunk)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", chunk)
     models.target.allocate(6, 20)
     models.target.prefill(slots, [row[:-1] for row in ROWS])
     newest = torch.tensor([[row[-1]] for row in ROWS])

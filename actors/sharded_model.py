@@ -1,0 +1,251 @@
+"""ShardedModel: a target whose layers are shared out over stage actors. The engine sees a `Target` like any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from itertools import count
+from weakref import WeakKeyDictionary
+
+import torch
+
+from actors.slot_mirror import change_lengths
+from actors.stage_pipeline import StagePipeline, Step
+from actors.stage_work import Change, Copy, Decide, Judge, Logits, Nothing, Swap, Work, Zero, for_travel, question_of
+from decoding.prefill import Piece, batches
+from decoding.rows import Rows
+from decoding.scoring import Decision, Question, RowVerdict
+from decoding.sequence import Sequence
+
+_TIMED_START = 64  # positions before tokens whose forward is timed
+_NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
+
+
+class ShardedModel:
+    """A session on a pipeline of stages: slots of its own in each of them."""
+
+    def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
+        """Over stages that were told all they need (`actors/chain_probe.py`); questions come on `device` (the CPU)."""
+        self.pipeline = pipeline
+        self.facts_of_stages = pipeline.group.facts()
+        first, last = self.facts_of_stages[0], self.facts_of_stages[-1]
+        assert last.vocab_size is not None, "the last stage has the head"
+        self.device = device or torch.device("cpu")
+        self.dtype: torch.dtype = last.dtype
+        self.vocab_size: int = last.vocab_size
+        self.max_positions: int | None = first.max_positions
+        self.eos_token_ids: frozenset[int] = first.eos_token_ids
+        self.cache: RemoteSlots | None = None
+        self._sessions = count()
+        self._session = next(self._sessions)
+        self._lost: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # rows that stages died over, and how
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether every stage is: then a token's logits are the same, bit for bit, whatever stands beside it."""
+        return all(facts.is_batch_invariant for facts in self.facts_of_stages)
+
+    @property
+    def num_lanes(self) -> int:
+        """So many that every stage has work."""
+        return len(self.facts_of_stages)
+
+    def facts(self) -> dict[str, bool | int]:
+        """Whether our layers run, and on how many stages."""
+        return {
+            "fused": all(facts.is_fused for facts in self.facts_of_stages),
+            "graphs": False,
+            "stages": len(self.facts_of_stages),
+        }
+
+    def share(self) -> ShardedModel:
+        """The same stages with slots of its own."""
+        twin = ShardedModel(self.pipeline, self.device)
+        twin._sessions, twin._session = self._sessions, next(self._sessions)
+        return twin
+
+    def allocate(self, num_slots: int, num_positions: int) -> None:
+        """As `Target.allocate`."""
+        self.pipeline.allocate(self._session, num_slots, num_positions)
+        self.cache = RemoteSlots(self.pipeline, self._session, num_positions)
+
+    def release(self) -> None:
+        """As `Target.release`."""
+        self.cache = None
+        self.pipeline.release(self._session)
+
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """As `Target.prefill`; it is under way when this returns."""
+        for batch in batches(slots, token_ids, starts, self._goes_with):
+            standing = self._standing()
+            whole = [piece for piece in batch if piece.start <= standing[piece.slot]]
+            if whole:
+                self._send([piece.slot for piece in whole], [piece.start for piece in whole], [p.tokens for p in whole])
+
+    def score(self, question: Question) -> ShardedAnswer:
+        """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
+        starts, standing = question.starts, self._standing()
+        for row, sequence in enumerate(question.rows.sequences):
+            loss = self.pipeline.loss(self._session, row) if starts[row] > standing[row] else None
+            if loss is not None:
+                self.give_up(sequence, loss)
+        num_positions = question.token_ids_BJ.shape[1]
+        lengths = question.lengths or [num_positions] * len(starts)
+        known = [
+            row
+            for row, sequence in enumerate(question.rows.sequences)
+            if starts[row] <= standing[row] and sequence not in self._lost
+        ]
+        step: Step | None = None
+        if known:
+            tokens = question.token_ids_BJ.tolist()
+            step = self._send(
+                known,
+                [starts[row] for row in known],
+                [tokens[row][: lengths[row]] for row in known],
+                num_positions,
+                Judge(question_of(question, known)),
+            )
+        return ShardedAnswer(self, question, known, step)
+
+    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+        """As `Target.decide`. A decision over which stages died says so (`Decision.failure`)."""
+        (sequence,) = rows.sequences
+        if sequence in self._lost:
+            return Decision(0, False, [], self._lost[sequence])
+        token_ids = [*sequence.token_ids, *accepted]
+        finish = Decide(for_travel(rows), tuple(accepted), num_logprobs)
+        if in_slot is None:
+            step = Step(Work(None, lengths=(len(token_ids),), num_logits=1), [token_ids], finish)
+            self.pipeline.send(step)
+        else:
+            *before, newest = token_ids
+            self.prefill([in_slot], [before])
+            step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
+        decision: Decision | None = self.pipeline.settle(step)
+        if decision is None:
+            losses = [row.loss for row in step.rows or [step] if row.loss]
+            self._lost[sequence] = losses[0] if losses else "the target's stages were lost over this row"
+            return Decision(0, False, [], self._lost[sequence])
+        return decision
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """As `Target.seconds`: through all stages, with nothing else in flight."""
+        assert self.cache is not None
+        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        if min(self._standing()[:num_rows]) < start:
+            self.prefill(range(num_rows), [[0] * start] * num_rows)
+        self.pipeline.drain()
+        started = time.perf_counter()
+        self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens, Nothing())
+        self.pipeline.drain()
+        return time.perf_counter() - started
+
+    def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int) -> torch.Tensor:
+        """Logits [B, J, V] at the first positions of each row: for measurements, since they are large."""
+        step = self._send(slots, starts, token_ids, num_logits, Logits())
+        logits_BJV: torch.Tensor = self.pipeline.settle(step)
+        return logits_BJV
+
+    def give_up(self, sequence: Sequence, why: str) -> None:
+        """Stages died over this row, with nothing beside it."""
+        self._lost[sequence] = why
+
+    def _send(
+        self,
+        slots: Seq[int],
+        starts: Seq[int],
+        token_ids: Seq[Seq[int]],
+        num_logits: int = 0,
+        finish: Nothing | Logits | Judge | Decide | None = None,
+    ) -> Step:
+        assert self.cache is not None, "allocate() comes first"
+        work = Work(
+            self._session,
+            self.cache.take_changes(),
+            tuple(slots),
+            tuple(starts),
+            tuple(len(tokens) for tokens in token_ids),
+            num_logits,
+        )
+        return self.pipeline.send(Step(work, [list(tokens) for tokens in token_ids], finish or Nothing()))
+
+    def _standing(self) -> list[int]:
+        assert self.cache is not None, "allocate() comes first"
+        return self.cache.lengths()
+
+    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
+        if not all(facts.packs_rows for facts in self.facts_of_stages):
+            return len(row) == len(batch[0].tokens)
+        if all(facts.runs_kernels for facts in self.facts_of_stages):  # their attention knows no rectangle
+            return True
+        rectangle = len(batch[0].tokens) * (len(batch) + 1)
+        return rectangle <= 256 or rectangle <= 1.5 * (sum(len(piece.tokens) for piece in batch) + len(row))
+
+
+class ShardedAnswer:
+    """The verdicts on a question's rows, on their way from the last stage."""
+
+    def __init__(self, model: ShardedModel, question: Question, known: list[int], step: Step | None) -> None:
+        """Only the `known` rows were asked about; the others' verdict is that nothing is known of them."""
+        self._model, self._question, self._known, self._step = model, question, known, step
+
+    @property
+    def is_ready(self) -> bool:
+        """As `Pending.is_ready`."""
+        return self._step is None or self._model.pipeline.is_ready(self._step)
+
+    def result(self) -> list[RowVerdict]:
+        """As `Pending.result`."""
+        sequences = self._question.rows.sequences
+        verdicts = [_NOT_FINITE] * len(sequences)
+        if self._step is None:
+            return verdicts
+        answers = self._model.pipeline.settle(self._step) or [None]
+        losses = [row.loss for row in self._step.rows] if self._step.rows else [self._step.loss]
+        for row, answer in zip(self._known, answers, strict=True):
+            if answer is not None:
+                verdicts[row] = answer
+        for row, loss in zip(self._known, losses, strict=False):
+            if loss is not None:
+                self._model.give_up(sequences[row], loss)
+        return verdicts
+
+
+class RemoteSlots:
+    """What the engine does with whole slots: it goes out with the next step."""
+
+    def __init__(self, pipeline: StagePipeline, session: int, num_positions: int) -> None:
+        """Of one session."""
+        self.num_positions = num_positions
+        self._pipeline, self._session = pipeline, session
+        self._changes: list[Change] = []
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """As `KVCache.copy`."""
+        self._changes.append(Copy(source, target, length))
+
+    def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """As `KVCache.swap`."""
+        self._changes.append(Swap(first, second, first_length, second_length))
+
+    def zero(self, slot: int) -> None:
+        """As `KVCache.zero`."""
+        self._changes.append(Zero(slot))
+
+    def is_finite(self, slot: int, length: int) -> bool:
+        """As `KVCache.is_finite`; false also where so much does not stand there, because a stage died over it."""
+        if self._changes:
+            self._pipeline.send(Step(Work(self._session, self.take_changes())))
+        return self._pipeline.is_finite(self._session, slot, length)
+
+    def take_changes(self) -> tuple[Change, ...]:
+        """What has been done to the slots since the last step."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def lengths(self) -> list[int]:
+        """How many tokens each slot holds, changes and steps on their way included."""
+        lengths = self._pipeline.lengths(self._session)
+        change_lengths(lengths, self._changes)
+        return lengths

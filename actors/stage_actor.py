@@ -1,0 +1,155 @@
+"""StageActor: one stage of a target in a process of its own, driven by a `StagePipeline`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from actors.stage_work import Finish, Nothing, Work, do
+from decoding.device import Device
+from decoding.memory import give_back_freed_memory
+from decoding.model import DType
+from decoding.stage import Stage
+
+
+class StaleStepError(RuntimeError):
+    """A step that came late: a newer one has been done, and its answer is not kept any more."""
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What there is to know of a stage."""
+
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: str
+    max_positions: int | None
+    vocab_size: int | None  # None where there is no head
+    num_layers: int
+    num_weight_bytes: int
+    packs_rows: bool
+    is_fused: bool
+    runs_kernels: bool
+    is_batch_invariant: bool
+    num_all_layers: int
+    window: int  # that the model file cuts by itself; 0 if there is none
+    node_id: str
+
+
+class StageActor:
+    """Does steps in the order in which they come. What it keeps of them is the answers of those not settled yet."""
+
+    def __init__(self, path: str, index: int, num_stages: int, device: Device, dtype: DType) -> None:
+        """Stage `index` of the model at `path`, not loaded yet: what an actor's constructor raises, Ray garbles."""
+        self._arguments = (path, index, num_stages, device, dtype)
+        self._loaded: Stage | None = None
+        self._answers: dict[int, Any] = {}
+        self._newest = -1
+
+    def load(self) -> StageFacts:
+        """Load it; a ValueError says why it cannot run."""
+        self._loaded = Stage.load(*self._arguments)
+        return self.facts()
+
+    @property
+    def _stage(self) -> Stage:
+        assert self._loaded is not None, "load() comes first"
+        return self._loaded
+
+    def facts(self) -> StageFacts:
+        """What there is to know of it by now."""
+        stage = self._stage
+        window = getattr(stage.network.config.get_text_config(), "window_size", None)
+        return StageFacts(
+            eos_token_ids=stage.eos_token_ids,
+            dtype=stage.dtype,
+            device=str(stage.device),
+            max_positions=stage.max_positions,
+            vocab_size=stage.vocab_size,
+            num_layers=stage.layers.end - stage.layers.first,
+            num_weight_bytes=stage.num_weight_bytes,
+            packs_rows=stage.packs_rows,
+            is_fused=stage.fused is not None,
+            runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
+            is_batch_invariant=stage.is_batch_invariant,
+            num_all_layers=stage.layers.num_layers,
+            window=max(window, 0) if isinstance(window, int) else 0,
+            node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
+        )
+
+    def pid(self) -> int:
+        """Of its process."""
+        return os.getpid()
+
+    def speed_up(self) -> None:
+        """As `Stage.speed_up`."""
+        self._stage.speed_up()
+        give_back_freed_memory()
+
+    def slow_down(self) -> None:
+        """As `Stage.slow_down`."""
+        self._stage.slow_down()
+
+    def set_packs_rows(self, packs_rows: bool) -> None:
+        """Whether the model sees ragged rows end to end, or in a rectangle."""
+        self._stage.packs_rows = packs_rows
+
+    def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
+        """As `Stage.allocate`."""
+        self._stage.allocate(num_slots, num_positions, session)
+
+    def release(self, session: int) -> None:
+        """As `Stage.release`."""
+        self._stage.release(session)
+
+    def is_finite(self, session: int, slot: int, length: int) -> bool:
+        """As `KVCache.is_finite`, of the layers here."""
+        return self._stage.cache(session).is_finite(slot, length)
+
+    def plain_eager(self, fed: Any, num_logits: int) -> Any:
+        """As `Stage.plain_eager`."""
+        return packed(self._stage.plain_eager(unpacked(fed), num_logits).cpu())
+
+    def do(self, step: int, settled: int, work: Work, fed: Any, finish: Finish | None = None) -> Any:
+        """What comes of a step's work here. The same step again has the same answer, and is not done again.
+
+        Answers are kept until the step is settled: until `settled`, which comes with later steps, is not below it. An
+        older step raises StaleStepError.
+        """
+        for number in [number for number in self._answers if number <= settled]:
+            del self._answers[number]
+        if step in self._answers:
+            return self._answers[step]
+        if step <= self._newest:
+            raise StaleStepError(f"step {step} came after step {self._newest}")
+        self._newest = step
+        answer = do(self._stage, work, unpacked(fed), finish or Nothing())
+        answer = packed(answer) if not self._stage.layers.has_head else answer
+        self._answers[step] = answer
+        return answer
+
+
+def packed(hidden: torch.Tensor | None) -> Any:
+    """Hidden states as bytes that travel without being copied: an array, and what its numbers are."""
+    if hidden is None:
+        return None
+    plain = hidden.contiguous()
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.int16).numpy(), torch.bfloat16
+    return plain.numpy(), plain.dtype
+
+
+def unpacked(fed: Any) -> torch.Tensor:
+    """Tokens, or hidden states as `packed` left them; nobody writes into them."""
+    if fed is None:
+        return torch.empty(0, dtype=torch.int64)
+    if isinstance(fed, tuple):
+        array, dtype = fed
+        tensor = torch.from_numpy(np.array(array))  # a copy: what comes out of Ray's store cannot be written
+        return tensor.view(dtype) if tensor.dtype is not dtype else tensor
+    return torch.tensor(fed, dtype=torch.int64)

@@ -1,0 +1,66 @@
+"""The places of a target's stages: a placement group that goes when the process goes that asked for it.
+
+Ray 2.60 promises that, and keeps the group of an actor that died until the job ends. So each group is named after the
+actor and the process that made it, and whoever makes one first gives back those whose makers are gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray._private.state import actors as describe_actors  # the public API for this needs the dashboard
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from actors.settings import StageSettings
+
+_PREFIX = "dray-stages"
+
+
+def take_places(settings: StageSettings) -> Any:
+    """The placement group, one bundle for each stage. Raises RuntimeError if the cluster has no room in time."""
+    give_back_orphans()
+    bundle = settings.bundle or {"CPU": 0.001}
+    selectors = [dict(settings.label_selector)] * settings.count
+    places: Any = placement_group(
+        [bundle] * settings.count,
+        strategy=settings.strategy,
+        name=":".join((_PREFIX, *_maker(), ray.ObjectRef.from_random().hex())),
+        **({"bundle_label_selector": selectors} if settings.label_selector else {}),
+    )
+    if places.wait(settings.start_timeout_s):
+        return places
+    remove_placement_group(places)
+    needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    where = f" on nodes with {dict(settings.label_selector)}" if settings.label_selector else ""
+    raise RuntimeError(
+        f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each{where} beside "
+        f"what it runs, and found none in {settings.start_timeout_s:g} s (stages.start_timeout_s)"
+    )
+
+
+def give_back_orphans() -> None:
+    """Remove the groups of this job whose makers are gone: dead, or begun anew in another process."""
+    job, actor, process = _maker()
+    for group in placement_group_table().values():
+        name = group["name"]
+        if group["state"] == "REMOVED" or not name.startswith(f"{_PREFIX}:{job}:"):
+            continue
+        _, _, maker, its_process, _ = name.split(":")
+        if (maker == actor and its_process != process) or (maker != actor and _is_dead(maker)):
+            remove_placement_group(get_placement_group(name))
+
+
+def _maker() -> tuple[str, str, str]:
+    """This job, this actor ("driver" where there is none) and this process."""
+    context = ray.get_runtime_context()
+    return context.get_job_id(), context.get_actor_id() or "driver", context.get_worker_id()
+
+
+def _is_dead(actor: str) -> bool:
+    return actor != "driver" and describe_actors(actor).get("State") == "DEAD"

@@ -1,0 +1,206 @@
+"""A transformers network with a range of its layers, through the same load path: hidden states in, hidden states out.
+
+The model file is not changed. While the network is built, which is before any weight is read, the other layers are
+replaced by stand-ins without weights, so that the loader never reads theirs; layers keep their numbers. What comes in
+is put in front of the first own layer by a hook, and what the last own layer gives ends the forward right there.
+
+Shapes: B rows, T tokens, H hidden size, E embedding size.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from decoding.layer_range import LayerRange
+
+# What a layer may be handed besides the hidden states: all of it follows from positions, slots and the mask. Anything
+# else (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
+_MAY_BE_HANDED = {
+    "alibi",
+    "attention_mask",
+    "cache_position",
+    "causal_mask",
+    "hidden_states",
+    "kwargs",
+    "layer_past",
+    "past_key_value",
+    "past_key_values",
+    "position_bias",
+    "position_embeddings",
+    "position_ids",
+    "slot_plan",
+}
+_SHARED_STATE = ("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs")
+
+
+class CannotCutError(ValueError):
+    """The model's layers share more than hidden states."""
+
+
+class _StandIn(torch.nn.Module):
+    """In the place of a layer that is on another stage: hands on what it gets.
+
+    As a tuple, which is what some models unpack; to others it is what the next stand-in gets. No one computes with it.
+    """
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(layer).items():  # attention_type and such: models look their mask up by it
+            if not name.startswith("_") and isinstance(value, str | int | float | bool | None):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
+
+
+class _Nothing(torch.nn.Module):
+    """In the place of an embedding or a head that is on another stage."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("only the first stage embeds, and only the last one has a head")
+
+
+class _LeftError(Exception):
+    """Not an error: the last own layer is done, and nothing behind it is wanted."""
+
+    def __init__(self, hidden_BTH: torch.Tensor) -> None:
+        self.hidden_BTH = hidden_BTH
+
+
+def num_layers(config: PretrainedConfig) -> int:
+    """How many layers a model of this configuration has."""
+    return int(config.get_text_config().num_hidden_layers)
+
+
+def check_can_be_cut(config: PretrainedConfig, name: str) -> None:
+    """Raise CannotCutError for a model that says itself that its layers share state."""
+    text_config = config.get_text_config()
+    for field in _SHARED_STATE:
+        value = getattr(text_config, field, None)
+        if isinstance(value, int) and value > 0:
+            raise CannotCutError(
+                f"{name!r} ({config.model_type}) cannot be cut into stages: its layers share more than hidden states "
+                f"({field} is {value}); run it whole, with 1 stage"
+            )
+
+
+def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrainedModel]:
+    """The model class of this configuration, with only these layers; `from_pretrained` works as ever."""
+    whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    if isinstance(whole, tuple | list):
+        named = {each.__name__: each for each in whole}
+        whole = next((named[name] for name in config.architectures or () if name in named), whole[0])
+
+    def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, config, *args, **kwargs)
+        _drop_the_rest(self, layers)
+
+    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
+
+
+class StageNetwork:
+    """Runs the layers of a network made by `stage_class`."""
+
+    def __init__(self, network: PreTrainedModel, layers: LayerRange) -> None:
+        """Take over `network`; its layers carry our hooks from here on."""
+        self.network, self._layers = network, layers
+        modules = layer_list(network, layers.num_layers)
+        self._embedding_size = _embedding_size(network)
+        self._incoming_BTH: torch.Tensor | None = None
+        self._is_checked = False
+        modules[layers.first].register_forward_pre_hook(self._enter, with_kwargs=True)
+        if not layers.has_head:
+            modules[layers.end - 1].register_forward_hook(self._leave)
+
+    def run(self, fed: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """What this range makes of tokens [B, T] (first stage) or hidden states [B, T, H]: logits, or hidden states."""
+        if self._layers.has_embedding:
+            arguments = {"input_ids": fed}
+        else:
+            self._incoming_BTH = fed
+            arguments = {"inputs_embeds": fed.new_zeros(1, 1, self._embedding_size).expand(*fed.shape[:2], -1)}
+        try:
+            output = self.network(**arguments, position_ids=positions_BT, **kwargs)
+        except _LeftError as left:
+            return left.hidden_BTH
+        finally:
+            self._incoming_BTH = None
+        assert self._layers.has_head, "another stage's forward ends at its last own layer"
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _enter(
+        self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self._is_checked:
+            self._refuse_shared_state(layer, args, kwargs)
+            self._is_checked = True
+        if self._incoming_BTH is None:
+            return args, kwargs
+        if args:
+            return (self._incoming_BTH, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._incoming_BTH}
+
+    def _leave(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        raise _LeftError(output[0] if isinstance(output, tuple) else output)
+
+    def _refuse_shared_state(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        handed = {name for name, value in bound.items() if value is not None and not isinstance(value, bool | int)}
+        handed |= {name for name, value in bound.get("kwargs", {}).items() if isinstance(value, torch.Tensor)}
+        foreign = sorted(handed - _MAY_BE_HANDED)
+        if foreign:
+            raise CannotCutError(
+                f"{type(self.network).__name__} cannot be cut into stages: its layers are handed {', '.join(foreign)}, "
+                "which no stage but the first has; run it whole, with 1 stage"
+            )
+
+
+def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList:
+    """The list with all decoder layers of a network, stand-ins among them."""
+    lists = [
+        module
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers and not _is_inside_a_list(name)
+    ]
+    if len(lists) != 1:
+        raise CannotCutError(
+            f"{type(network).__name__} cannot be cut into stages: it has {len(lists)} lists of {num_layers} layers; "
+            "run it whole, with 1 stage"
+        )
+    return lists[0]
+
+
+def _is_inside_a_list(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+def _embedding_size(network: PreTrainedModel) -> int:
+    embedding: Any = network.get_input_embeddings()
+    return int(embedding.embedding_dim)
+
+
+def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:
+    modules = layer_list(network, layers.num_layers)
+    for index, layer in enumerate(modules):
+        if index not in layers:
+            modules[index] = _StandIn(layer)
+    embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
+    is_tied = bool(network.all_tied_weights_keys)
+    network._keys_to_ignore_on_load_unexpected = {".*"}  # the other stages' weights; what is missing is refused
+    if not layers.has_head:
+        _replace(network, head, _Nothing())
+        network.all_tied_weights_keys = {}  # nothing left to be tied, and the loader would look for it
+    if not layers.has_embedding and not (layers.has_head and is_tied):  # there it is the head's own weight
+        nothing: Any = _Nothing()
+        nothing.embedding_dim = embedding.embedding_dim
+        _replace(network, embedding, nothing)
+
+
+def _replace(network: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if child is old:
+                setattr(module, name, new)

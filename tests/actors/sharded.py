@@ -1,0 +1,104 @@
+"""What tests of a target in stages share: a model of three layers, sequences, and stages that die over a token."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actors.chain_probe import check_chain
+from actors.settings import StageSettings
+from actors.sharded_model import ShardedModel
+from actors.stage_actor import StageActor
+from actors.stage_group import StageGroup
+from actors.stage_pipeline import StagePipeline
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.sequence import Sequence
+from tests.decoding.tiny import build, llama_config, noised, random_prompts, save
+
+POISON = 47  # a token that nobody draws unless it is told to
+PARAMS = SamplingParams(max_tokens=24, logit_bias={POISON: -100.0})
+FIRST = random_prompts([50], vocab_size=POISON, seed=4)[0]
+# Of many lengths, so that rows change slots; some begin alike, so that slots are copied.
+PROMPTS = [
+    *random_prompts([9, 1, 30, 4, 17, 1, 60, 2], vocab_size=POISON),
+    FIRST,
+    [*FIRST[:40], 3, 1],
+    [*FIRST[:44], 7],
+]
+
+
+class PoisonedStage(StageActor):
+    """Dies when it reads the token, once it is armed."""
+
+    is_armed = False
+
+    def arm(self) -> None:
+        self.is_armed = True
+
+    def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
+        if self.is_armed and isinstance(fed, list) and POISON in fed:
+            os._exit(1)
+        return super().do(step, settled, work, fed, finish)
+
+
+class PoisonedGroup(StageGroup):
+    """Of such."""
+
+    actor_class = PoisonedStage
+
+
+def save_pair(folder: Path) -> tuple[str, str]:
+    """Paths of a target of three layers and of a draft that guesses well."""
+    target = build(llama_config(num_hidden_layers=3, max_position_embeddings=128), seed=1)
+    return save(target, folder / "target"), save(noised(target, 0.1), folder / "draft")
+
+
+@contextmanager
+def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **settings: Any) -> Iterator[ShardedModel]:
+    """The model in stages, checked; its processes end with the block."""
+    group = kind(path, StageSettings(count=num_stages, num_cpus=0.1, **settings), "cpu", "float32")
+    model = ShardedModel(StagePipeline(group))
+    try:
+        check_chain(model, path)
+        if kind is PoisonedGroup:
+            group.tell_all("arm")
+        yield model
+    finally:
+        model.pipeline.close()
+
+
+def make_engine(
+    pair: tuple[str, str], model: ShardedModel | None, drafter: str = "model", num_lanes: int = 2, **options: Any
+) -> Engine:
+    """Over stages, or over the same target in this process."""
+    settings = {"num_slots": 5, "max_model_len": 120, "num_speculative_tokens": 4, "draft_length": "fixed", **options}
+    return Engine.load(
+        pair[0],
+        pair[1] if drafter == "model" else None,
+        EngineOptions(drafter=drafter, **settings),
+        device="cpu",
+        dtype="float32",
+        target_model=model,
+        num_lanes=1 if model is None else num_lanes,
+    )
+
+
+def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, num_samples: int = 1) -> list[Sequence]:
+    """New ones; the same every time."""
+    return [
+        Sequence.create(prompt, params, row=row, sample=sample)
+        for row, prompt in enumerate(prompts)
+        for sample in range(num_samples)
+    ]
+
+
+def texts(engine: Engine, sequences: list[Sequence], each_step: Callable[[int], None] = lambda _: None) -> list[object]:
+    """The output of each, or its error; `each_step` is told the number of every step before it."""
+    engine.submit(sequences)
+    number = 0
+    while engine.has_work:
+        each_step(number)
+        engine.step()
+        number += 1
+    return [sequence.error or sequence.output_token_ids for sequence in sequences]

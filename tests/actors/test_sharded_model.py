@@ -1,0 +1,171 @@
+"""A target in stages writes the same tokens as in one process, whichever stages die; what cannot be mended says so."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import ray
+import torch
+
+from actors.sharded_model import ShardedModel
+from actors.stage_actor import StaleStepError
+from actors.stage_group import StageGroup
+from actors.stage_pipeline import StagesGoneError
+from actors.stage_work import Logits, Work
+from decoding.sequence import Sequence
+from tests.actors.sharded import (
+    PARAMS,
+    POISON,
+    PROMPTS,
+    PoisonedGroup,
+    make_engine,
+    make_sequences,
+    save_pair,
+    sharded,
+    texts,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)
+Pair = tuple[str, str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Beside the stages, which compute on the same cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
+    """Two stages, which die over the poisonous token."""
+    with sharded(pair[0], 2, PoisonedGroup) as model:
+        yield model
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "model"])
+def test_the_text_is_the_one_of_the_same_target_in_one_process(
+    pair: Pair, model: ShardedModel, drafter: str, params: object
+) -> None:
+    expected = texts(make_engine(pair, None, drafter), make_sequences(params, num_samples=2))
+    engine = make_engine(pair, model, drafter)
+    assert texts(engine, make_sequences(params, num_samples=2)) == expected
+    assert len(engine.lanes) == 2
+    assert engine.num_cached_tokens > 40, "prompts that begin alike share what was read"
+
+
+def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(pair: Pair, model: ShardedModel) -> None:
+    group = model.pipeline.group
+    before = group.num_replaced
+
+    def kill(step: int) -> None:
+        if step in (6, 13):
+            ray.kill(group.actors[step % 2], no_restart=True)
+
+    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
+    assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
+    assert group.num_replaced - before == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["in its prompt", "in its output"])
+def test_a_row_that_kills_a_stage_fails_and_its_neighbours_do_not(pair: Pair, model: ShardedModel, where: str) -> None:
+    sequences = make_sequences(SAMPLED)
+    if where == "in its prompt":
+        poisoned = Sequence.create([1, 2, POISON, 3], SAMPLED, row=99)
+    else:
+        poisoned = Sequence.create([1, 2, 3], replace(SAMPLED, logit_bias={POISON: 100.0}), row=99)
+    found = texts(make_engine(pair, model), [*sequences[:3], poisoned, *sequences[3:]])
+    error = found.pop(3)
+    assert "a stage of the target died over this row, 2 times with nothing beside it" in str(error)
+    assert found == texts(make_engine(pair, None), make_sequences(SAMPLED))
+
+
+def test_a_step_that_comes_again_is_not_done_again_and_one_that_comes_late_is_refused(
+    pair: Pair, model: ShardedModel
+) -> None:
+    model.allocate(2, 60)
+    session = model._session
+    actor = model.pipeline.group.actors[0]
+    first = Work(session, slots=(0,), starts=(0,), lengths=(3,))
+    other = Work(session, slots=(0,), starts=(1,), lengths=(2,))
+    late = 10**9
+    once, again = (ray.get(actor.do.remote(late, late - 1, first, [1, 2, 3])) for _ in range(2))
+    assert (once[0] == again[0]).all()
+    ray.get(actor.do.remote(late + 1, late - 1, other, [4, 5]))
+    again = ray.get(actor.do.remote(late, late - 1, first, [1, 2, 3]))
+    assert (once[0] == again[0]).all(), "what it answered is known until it is settled"
+    ray.get(actor.do.remote(late + 2, late + 1, other, [4, 5]))
+    with pytest.raises(StaleStepError, match=f"step {late} came after step {late + 2}"):
+        ray.get(actor.do.remote(late, late - 1, first, [1, 2, 3]))
+    model.pipeline._next_step = late + 3
+
+
+def test_slots_that_are_copied_and_swapped_hold_what_they_should_after_a_death(pair: Pair, model: ShardedModel) -> None:
+    """The logits of a token after three changes of slots, before and after everything was written again."""
+    first, second = PROMPTS[2], PROMPTS[4]
+    model.allocate(4, 60)
+    model.prefill([0, 1], [first, second])
+    assert model.cache is not None
+    model.cache.copy(0, 2, 20)
+    model.cache.swap(1, 2, 12, 20)
+    model.cache.swap(0, 3, 30, 0)
+    places = ([1, 2, 3], [20, 12, 30], [[5], [5], [5]], 1)
+    before = model.logits(*places)
+    ray.kill(model.pipeline.group.actors[1], no_restart=True)
+    model.prefill([0], [[8, 8]])
+    after = model.logits(*places)
+    assert (before - after).abs().max() < 1e-4 < (before[0] - before[1]).abs().max()
+    expected = [first[:20], second[:12], first]
+    assert [list(model.pipeline._mirrors[model._session][slot])[:-1] for slot in (1, 2, 3)] == expected
+
+
+class GoneGroup(StageGroup):
+    """There is no room for a second actor."""
+
+    has_room = True
+
+    def _start(self, index: int) -> object:
+        if self.has_room:
+            return super()._start(index)
+        return (
+            ray.remote(self.actor_class)
+            .options(resources={"nowhere": 1})
+            .remote(*self._arguments[:1], 0, 1, "cpu", "auto")
+        )
+
+
+def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair, ray_address: str) -> None:
+    settings = {"most_restarts": 2, "start_timeout_s": 60.0}
+    with sharded(pair[0], 1, GoneGroup, **settings) as model:
+        group = model.pipeline.group
+        group.has_room = False
+        group.settings = replace(group.settings, start_timeout_s=1.0, timeout_s=1.0)
+        model.allocate(2, 60)
+        model.prefill([0], [[1, 2, 3]])
+        ray.kill(group.actors[0], no_restart=True)
+        started = time.monotonic()
+        with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in 1 s"):
+            model.logits([0], [3], [[5]], 1)
+        assert time.monotonic() - started < 60
+
+
+def test_an_error_of_the_step_itself_is_no_death(pair: Pair, model: ShardedModel) -> None:
+    model.allocate(2, 60)
+    before = model.pipeline.group.num_replaced
+    with pytest.raises(IndexError):
+        model.logits([0], [0], [[10**6]], 1)
+    model.prefill([0], [[1, 2, 3]])
+    assert model.logits([0], [3], [[5]], 1).isfinite().all()
+    assert model.pipeline.group.num_replaced == before
+    assert Logits().of_row(0) == Logits()

@@ -1,0 +1,185 @@
+"""A chain of stages computes what the whole model computes, bit for bit, and each has its own layers' weights only."""
+
+import pytest
+import torch
+import transformers
+
+from decoding import kernels
+from decoding.layer_range import LayerRange, cut
+from decoding.model import LanguageModel
+from decoding.stage import Stage
+from decoding.stage_network import CannotCutError
+from tests.decoding.test_families import FAMILIES
+from tests.decoding.test_fused_decoder import FUSED
+from tests.decoding.tiny import build, random_prompts, save
+
+NUM_LAYERS = 5
+PROMPTS = random_prompts((20, 1, 9), seed=1)
+SLOTS = [2, 0, 3]
+STARTS, LENGTHS = [18, 0, 7], [2, 5, 1]  # over a part of what was prefilled
+TOKENS_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(2))
+EVERY_BT = torch.arange(5).expand(3, -1)
+
+
+def saved(name: str, folder, table=FAMILIES, **overrides: object) -> str:
+    class_name, settings = table[name]
+    depth = "n_layer" if "n_layer" in settings else "num_hidden_layers"
+    settings = {**settings, depth: NUM_LAYERS, **overrides}
+    if "layer_types" in settings:
+        settings["layer_types"] = (settings["layer_types"] * NUM_LAYERS)[:NUM_LAYERS]
+    return save(build(getattr(transformers, class_name)(**settings), seed=3), folder)
+
+
+def load_chain(path: str, num_stages: int, **kwargs: object) -> list[Stage]:
+    return [Stage.load(path, index, num_stages, "cpu", **kwargs) for index in range(num_stages)]
+
+
+def through(stages: list[Stage], fed: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    for stage in stages:
+        fed = stage.forward(fed, *args, **kwargs)
+    return fed
+
+
+def packed(tokens_BT: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    return torch.cat([row[:length] for row, length in zip(tokens_BT, lengths, strict=True)])
+
+
+def whole_logits(model: LanguageModel) -> torch.Tensor:
+    """After a ragged prefill into scattered slots, ragged rows over a rolled-back part of it."""
+    model.allocate(4, 60)
+    model.prefill(SLOTS, PROMPTS)
+    return model.forward(STARTS, TOKENS_BT, EVERY_BT, slots=SLOTS, lengths=LENGTHS)
+
+
+def chain_logits(stages: list[Stage]) -> torch.Tensor:
+    for stage in stages:
+        stage.allocate(4, 60)
+    prompts = torch.tensor([token for prompt in PROMPTS for token in prompt])
+    through(stages, prompts, [0, 0, 0], [len(prompt) for prompt in PROMPTS], slots=SLOTS)
+    return through(stages, packed(TOKENS_BT, LENGTHS), STARTS, LENGTHS, EVERY_BT, slots=SLOTS)
+
+
+def plain(stages: list[Stage], tokens: list[int], method: str) -> torch.Tensor:
+    fed = torch.tensor(tokens)
+    for stage in stages:
+        fed = getattr(stage, method)(fed)
+    return fed[0]
+
+
+def own_logits(logits_BJV: torch.Tensor) -> list[torch.Tensor]:
+    return [logits_JV[:length] for logits_JV, length in zip(logits_BJV, LENGTHS, strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_stages_compute_what_the_whole_model_computes(family, tmp_path):
+    path = saved(family, tmp_path)
+    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
+    for of_whole, of_chain in zip(own_logits(whole_logits(whole)), own_logits(chain_logits(stages)), strict=True):
+        assert torch.equal(of_whole, of_chain)
+    expected_V = whole.plain_logits(PROMPTS[0])
+    assert torch.equal(plain(stages, PROMPTS[0], "plain"), expected_V)
+    assert (plain(stages, PROMPTS[0], "plain_eager") - expected_V).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("ours", ["on", "off"])
+@pytest.mark.parametrize("name", ["llama", "llama with tied embeddings", "qwen3"])
+@pytest.mark.parametrize("num_stages", [1, 2, 5])
+def test_fused_stages_compute_what_the_fused_model_computes(name, num_stages, ours, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAY_KERNELS", ours)
+    path = saved(name, tmp_path, FUSED)
+    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, num_stages)
+    whole.speed_up()
+    for stage in stages:
+        stage.speed_up()
+    assert whole.fused is not None
+    assert all(stage.fused is not None for stage in stages)
+    assert [stage.is_batch_invariant for stage in stages] == [whole.is_batch_invariant] * num_stages
+    if ours == "on" and kernels.load(torch.float32, 16, 64) is None:
+        pytest.skip("no C++ compiler here")
+    for of_whole, of_chain in zip(own_logits(whole_logits(whole)), own_logits(chain_logits(stages)), strict=True):
+        assert torch.equal(of_whole, of_chain)
+    assert torch.equal(plain(stages, PROMPTS[0], "plain"), whole.plain_logits(PROMPTS[0]))
+
+
+def test_sessions_of_a_stage_have_slots_of_their_own(tmp_path):
+    stages = load_chain(saved("llama", tmp_path, FUSED), 2)
+    for stage in stages:
+        stage.speed_up()
+    alone = chain_logits(stages)
+    for stage in stages:
+        stage.allocate(4, 60, session=1)
+    junk = torch.randint(48, (60,), generator=torch.Generator().manual_seed(5))
+    through(stages, junk, [0], [60], slots=[2], session=1)
+    again = through(stages, packed(TOKENS_BT, LENGTHS), STARTS, LENGTHS, EVERY_BT, slots=SLOTS)
+    assert torch.equal(again, alone)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_stage_has_the_weights_of_its_own_layers_and_no_others(tied, tmp_path):
+    path = saved("llama", tmp_path, tie_word_embeddings=tied)
+    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
+    names = {name for name, _ in whole.network.named_parameters()}
+    found = [{name for name, _ in stage.network.named_parameters()} for stage in stages]
+    assert set().union(*found) == names
+    for stage, own in zip(stages, found, strict=True):
+        layers = {int(name.split(".")[2]) for name in own if name.startswith("model.layers.")}
+        assert layers == set(range(stage.layers.first, stage.layers.end))
+    assert ["model.embed_tokens.weight" in own for own in found] == [True, False, tied]
+    assert [any("lm_head" in name for name in own) for own in found] == [False, False, not tied]
+    table, norm = 48 * 32 * 4, 32 * 4  # bytes; the final norm is on every stage, a tied table on the first and the last
+    assert sum(stage.num_weight_bytes for stage in stages) == whole.num_weight_bytes + 2 * norm + tied * table
+
+
+def test_weights_of_other_stages_are_never_read(tmp_path, monkeypatch):
+    path = saved("llama", tmp_path)
+    read: list[str] = []
+    from transformers import core_model_loading
+
+    spawn = core_model_loading.spawn_materialize
+
+    def recorded(pool, tensor, *args, **kwargs):
+        read.append(str(tensor.get_shape()) if hasattr(tensor, "get_shape") else str(tensor.shape))
+        return spawn(pool, tensor, *args, **kwargs)
+
+    monkeypatch.setattr(core_model_loading, "spawn_materialize", recorded)
+    Stage.load(path, 1, 5, "cpu")
+    assert len(read) == 9 + 1, "one layer's tensors and the final norm"
+
+
+def test_layers_that_share_keys_and_values_are_not_cut(tmp_path):
+    shared = {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 48, "altup_num_inputs": 2}
+    depth = {"num_hidden_layers": NUM_LAYERS, "layer_types": ["full_attention"] * NUM_LAYERS}
+    config = transformers.Gemma3nTextConfig(**{**FAMILIES["llama"][1], **shared, **depth, "head_dim": 8})
+    path = save(build(config, seed=3), tmp_path)
+    with pytest.raises(CannotCutError, match=r"share more than hidden states .*; run it whole"):
+        Stage.load(path, 0, 2, "cpu")
+
+
+def test_a_layer_that_is_handed_something_unknown_is_refused(tmp_path, monkeypatch):
+    path = saved("llama", tmp_path)
+    kind = transformers.models.llama.modeling_llama.LlamaDecoderLayer
+    forward = kind.forward
+
+    def with_more(self, hidden_states, *args, first_hidden_states=None, **kwargs):
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", with_more)
+    model_forward = kind.__call__
+    monkeypatch.setattr(
+        kind, "__call__", lambda self, hidden, *a, **k: model_forward(self, hidden, *a, first_hidden_states=hidden, **k)
+    )
+    stage = Stage.load(path, 0, 2, "cpu")
+    with pytest.raises(CannotCutError, match="first_hidden_states"):
+        stage.plain(torch.tensor([1, 2, 3]))
+
+
+def test_layers_are_shared_out_as_equally_as_can_be():
+    assert cut(7, 3) == [LayerRange(0, 2, 7), LayerRange(2, 5, 7), LayerRange(5, 7, 7)]
+    assert [(r.first, r.end) for r in cut(8, 3)] == [(0, 3), (3, 6), (6, 8)]
+    assert cut(4, 1) == [LayerRange.whole(4)]
+
+
+def test_more_stages_than_layers_are_refused(tmp_path):
+    path = saved("llama", tmp_path)
+    with pytest.raises(ValueError, match="a model of 5 layers cannot be cut into 6 stages"):
+        Stage.load(path, 0, 6, "cpu")
