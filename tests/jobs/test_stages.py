@@ -12,23 +12,28 @@ from tests.jobs.runs import arguments, generations, prompts, write_jsonl
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 TWO = ("--stages.count=2", "--stages.num_cpus=0.5")
+APART = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30", "--engine.draft_length=fixed")
 
 
 def tokens(output: Path) -> list[tuple[int, list[int]]]:
     return [(row["row_id"], row["token_ids"]) for row in generations(output)]
 
 
-def test_a_run_is_the_same_in_stages_and_may_go_on_without_them(text_pair: Pair, tmp_path: Path) -> None:
+def test_a_run_is_the_same_in_stages_and_may_go_on_without_them_or_with_a_draft_actor_beside_them(
+    text_pair: Pair, tmp_path: Path
+) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", prompts(24))
     assert generate.main(arguments(source, tmp_path / "whole", text_pair)) == Exit.COMPLETE
     staged = tmp_path / "staged"
     assert generate.main(arguments(source, staged, text_pair, *TWO)) == Exit.COMPLETE
     assert tokens(staged) == tokens(tmp_path / "whole")
     assert json.loads((staged / "run.json").read_text())["settings"]["stages"]["count"] == 2
-    for path in (staged / "_SUCCESS", staged / "report.json", *sorted(staged.glob("data/*.parquet"))[:2]):
-        path.unlink(missing_ok=True)
-    assert generate.main(arguments(source, staged, text_pair)) == Exit.COMPLETE
-    assert tokens(staged) == tokens(tmp_path / "whole")
+    for flags in ((), (*TWO, *APART)):
+        for path in (staged / "_SUCCESS", staged / "report.json", *sorted(staged.glob("data/*.parquet"))[:2]):
+            path.unlink(missing_ok=True)
+        assert generate.main(arguments(source, staged, text_pair, *flags)) == Exit.COMPLETE
+        assert tokens(staged) == tokens(tmp_path / "whole")
+    assert sum(row["num_accepted_tokens"] for row in generations(staged)[:16]) > 20
 
 
 @pytest.mark.parametrize(
