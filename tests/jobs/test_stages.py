@@ -19,7 +19,7 @@ def tokens(output: Path) -> list[tuple[int, list[int]]]:
     return [(row["row_id"], row["token_ids"]) for row in generations(output)]
 
 
-def test_a_run_is_the_same_in_stages_and_may_go_on_without_them_or_with_a_draft_actor_beside_them(
+def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_actor(
     text_pair: Pair, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", prompts(24))
