@@ -145,6 +145,7 @@ class GoneGroup(StageGroup):
         )
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair, ray_address: str) -> None:
     settings = {"most_restarts": 2, "start_timeout_s": 60.0}
     with sharded(pair[0], 1, GoneGroup, **settings) as model:
