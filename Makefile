@@ -29,7 +29,8 @@ test: setup  ## run the tests: no network, no GPU, under 15 minutes
 	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about 25 minutes on 2 cores
-	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py
+	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
+	  tests/actors/test_sharded_model.py
 
 test-all: setup  ## run all tests, the slow ones too: about three quarters of an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 tests/decoding

@@ -32,3 +32,16 @@ def test_nodes_that_are_killed_one_after_the_other_and_one_that_comes_back_chang
     say(f"2 nodes with {num_lost} processes; {run.prove_nothing_lost(UNITS_IN_FLIGHT * num_lost)}")
     deaths, _, given_up = driver.summary()
     assert (deaths, given_up) == (0, 0), "the death of a node was held against a row"
+
+
+def test_nodes_with_stages_of_a_target_that_are_killed_change_nothing(
+    cluster: RayCluster, new_run: NewRun, say: Callable[[str], None]
+) -> None:
+    run = new_run("--stages.count=2", "--stages.num_cpus=0.1", "--stages.strategy=SPREAD")
+    driver = run.start(pause_s=3.0)
+    first, lost = wait_for_work(run, driver)
+    cluster.kill_node(first)
+    cluster.add_node()
+    driver.wait(0)
+    say(f"a node with {len(lost)} processes; {run.prove_nothing_lost(UNITS_IN_FLIGHT * len(lost))}")
+    assert driver.summary()[2] == 0, "an innocent row was given up"
