@@ -32,6 +32,7 @@ def with_remote_drafts(
     lengths = sorted({1, most})
     seconds = {(num_rows, length): float("inf") for num_rows in counts for length in lengths}
     sequences = tuple(Sequence.create(_PROMPT, SamplingParams(), row=row) for row in range(num_slots))
+    drafter.admit(range(num_slots), sequences)
     for _ in range(1 + _REPEATS):  # the first time, each row is sent whole
         for num_rows, length in seconds:
             took = _seconds(drafter, sequences[:num_rows], length, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,10 +113,13 @@ def take(engine: Engine) -> None:
 class Run:
     """An engine with two lanes over draft actors, and what it does to them between two steps."""
 
-    def __init__(self, target: LanguageModel, settings: GeneratorSettings, roster: Any) -> None:
-        self.links = DraftLinks(settings, roster)
+    def __init__(
+        self, target: LanguageModel, settings: GeneratorSettings, roster: Any, links: DraftLinks | None = None
+    ) -> None:
+        self.links = links or DraftLinks(settings, roster)
         self.links.connect(target)
-        parts = Parts(target, None, "model", MAX_LEN, self.links.num_lanes, self.links)
+        drafter = settings.engine.pick_drafter(settings.models.draft)
+        parts = Parts(target, None, drafter, MAX_LEN, self.links.num_lanes, self.links)
         self.engine = Engine._over(parts, settings.engine)
 
     @property
@@ -166,6 +170,21 @@ def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(
     assert run.num_accepted > 40
 
 
+@pytest.mark.parametrize("drafter", ["model", "hybrid"])
+def test_lengths_that_are_weighed_by_what_the_link_takes_change_no_token(
+    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]], drafter: Any
+) -> None:
+    engine = replace(settings.engine, drafter=drafter, draft_length="adaptive")
+    adaptive = Run(target, replace(settings, engine=engine), None, run.links)
+    costs = adaptive.engine.lanes[0].schedule.costs
+    assert costs is not None
+    assert costs.is_overlapped
+    assert costs.trip_seconds > 0
+    assert adaptive.write(PARAMS["sampled"]) == plain["sampled"]
+    assert adaptive.num_accepted > 0
+    run.engine = Run(target, settings, None, run.links).engine  # lanes of the same names
+
+
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
     run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
 ) -> None:
@@ -190,7 +209,8 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
 def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
     run: Run, target: LanguageModel, text_pair: Pair, most_candidates: int
 ) -> None:
-    sequences = [Sequence.create(prompt, PARAMS["penalized"], row=row) for row, prompt in enumerate(PROMPTS[:3])]
+    params = SamplingParams(temperature=0.8, repetition_penalty=1.3)
+    sequences = [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS[:3])]
     rows = rows_of(sequences, [4, 0, 2], "rejection")
     link = run.links._links[0]
     remote = RemoteDrafter(link, "law", terms(target, "rejection", most_candidates), 60.0)
