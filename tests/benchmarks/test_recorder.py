@@ -84,8 +84,8 @@ def test_engines_share_models_but_not_what_they_learned(models):
     first, cache = models.engine(options), models.target.cache
     second = models.engine(options)
     assert first.target is second.target is models.target
-    assert first.schedule is not second.schedule
-    assert first.drafter is not second.drafter
+    assert first.lanes[0].schedule is not second.lanes[0].schedule
+    assert first.lanes[0].drafter is not second.lanes[0].drafter
     assert models.target.cache is cache  # memory that is warm
     models.engine(EngineOptions(num_slots=3, max_model_len=32))
     assert models.target.cache is not cache
