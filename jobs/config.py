@@ -222,6 +222,9 @@ def _explain(error: ValidationError) -> str:
 def _explain_arguments(message: str, kind: type[RunConfig]) -> str:
     flags = [f"--{section}.{field}" for section, info in kind.model_fields.items() for field in _fields(info)]
     flags += [f"--{name.replace('_', '-')}" for name, info in kind.model_fields.items() if not _fields(info)]
+    section = message.partition('error parsing value for field "')[2].partition('"')[0]
+    if section in kind.model_fields and (fields := _fields(kind.model_fields[section])):
+        return f"--{section} is a section; set its fields, such as --{section}.{fields[0]} (--help lists them all)"
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:
             near = get_close_matches(word, flags, n=1, cutoff=0.5)

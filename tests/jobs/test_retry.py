@@ -145,7 +145,8 @@ def test_a_run_that_was_marked_by_nobody_is_verified_though_nothing_is_tried(
         ("--sampling.temperature=0.5", "  sampling.temperature: was 1.0, is 0.5"),
         ("--run.seed=4", "  seed: was 3, is 4"),
         ("--stage=reading", "stage.0: input should be 'read', 'template'"),
-        ("--error_types=KeyError", "--error_types is not a flag; did you mean --error_type?"),
+        ("--error_types=KeyError", "did you mean --error-type?"),
+        ("--stages=read", "--stages is a section; set its fields, such as --stages.count"),
         ("--output.path=/nowhere/at/all", "no run here; python -m jobs.generate makes one"),
     ],
 )
