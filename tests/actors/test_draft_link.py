@@ -60,7 +60,9 @@ def link(clock: Clock, roster: Roster, missing: set[Any], monkeypatch: pytest.Mo
     def wait(references: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list[Any], list[Any]]:
         is_there = [reference not in list(missing) for reference in references]
         pairs = list(zip(references, is_there, strict=True))
-        return [reference for reference, there in pairs if there], [reference for reference, there in pairs if not there]
+        return [reference for reference, there in pairs if there], [
+            reference for reference, there in pairs if not there
+        ]
 
     def get(references: Any, timeout: float | None = None) -> Any:
         for reference in references if isinstance(references, list) else [references]:

@@ -185,6 +185,35 @@ def test_lengths_that_are_weighed_by_what_the_link_takes_change_no_token(
     run.engine = Run(target, settings, None, run.links).engine  # lanes of the same names
 
 
+def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
+    target: LanguageModel,
+    settings: GeneratorSettings,
+    roster: Any,
+    plain: dict[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first request is the measuring drafter's, which is gone when its answer comes."""
+    engine, drafts = replace(settings.engine, draft_length="adaptive"), replace(settings.drafts, timeout_s=0.05)
+    links = DraftLinks(replace(settings, engine=engine, drafts=drafts), roster)
+    (link,) = links._links
+    monkeypatch.setattr(links, "connect", lambda target: False)  # it has waited for long enough
+    try:
+        wait_until(lambda: link.actor() is not None)
+        late = Run(target, replace(settings, engine=engine), None, links)
+        assert late.write(PARAMS["greedy"]) == plain["greedy"]
+        assert link.numbers.num_timeouts > 0
+        wait_until(lambda: link.is_up)
+        assert all(lane.drafter.has_model for lane in late.engine.lanes)
+        num_asked = link.numbers.num_requests
+        for lane in late.engine.lanes:
+            lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+        assert late.write(PARAMS["sampled"]) == plain["sampled"]
+        assert link.numbers.num_requests > num_asked
+    finally:
+        links.close()
+    assert ray.get(roster.numbers.remote())["num_actors"] == 1
+
+
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
     run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
 ) -> None:
