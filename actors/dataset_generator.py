@@ -71,7 +71,12 @@ class DatasetGenerator:
         self._options = input_options
         self._codec = load_codec(settings)
         links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
-        self._loop = EngineLoop(load_engine(settings, links))
+        try:
+            self._loop = EngineLoop(load_engine(settings, links))
+        except Exception:
+            if links is not None:
+                links.close()
+            raise
         self._metrics = Metrics(_RUN)
         self._heartbeat = publish_engine(self._metrics, self._loop, links)
         self._heartbeat.start()

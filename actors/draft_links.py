@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -23,8 +24,9 @@ class DraftLinks:
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
         """`roster` is the run's DraftRoster, an actor."""
         self._drafts, self._verification = settings.drafts, settings.engine.verification
-        self.num_lanes = max(2, settings.drafts.num_per_generator)  # one is drafted for while another is verified
+        self.num_lanes = settings.num_lanes  # one is drafted for while another is verified
         self._generator = uuid.uuid4().hex
+        self._roster = roster
 
         def link(index: int) -> DraftLink:
             return DraftLink(lambda lost: roster.draft_actor.remote(self._generator, index, lost), settings.drafts)
@@ -48,8 +50,21 @@ class DraftLinks:
 
         Raises ValueError if one is there and cannot draft for this target.
         """
-        num_there = sum(link.connect(target.vocab_size) for link in self._links)
+        deadline = time.monotonic() + self._drafts.start_timeout_s
+        for link in self._links:
+            link.find()
+        num_there = sum(link.connect(target.vocab_size, deadline) for link in self._links)
         return num_there == len(self._links)
+
+    @property
+    def are_up(self) -> bool:
+        """Whether all draft actors are within reach."""
+        return all(link.is_up for link in self._links)
+
+    def close(self) -> None:
+        """No drafts are needed any more: a draft actor that nobody else uses ends."""
+        self._heartbeat.end()
+        self._roster.leave.remote(self._generator)
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
         """The drafter of a lane; one that was made before for the same lane is of no use from now on."""

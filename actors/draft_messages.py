@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from decoding.sampling_params import SamplingParams
 
-MOST_SLOTS = 1 << 16
+MOST_SLOTS = (1 << 16) - 1  # of a lane: slots and counts of rows take two bytes
+MOST_MISSED = (1 << 16) - 1  # tokens of a row that can be told as missed
 _IS_WIDE = 1  # counts take a byte each; else they share one
 _HAS_MORE = 2  # swaps and missed tokens follow
 _NARROW = 15  # the largest count that shares a byte
@@ -85,6 +86,10 @@ class Law:
 
     ids_NM: npt.NDArray[np.int64]
     probs_NM: npt.NDArray[np.float32]
+
+    def num_bytes(self, num_id_bytes: int) -> int:
+        """Of a reply, for this law."""
+        return 4 + self.ids_NM.size * (num_id_bytes + 4)
 
 
 @dataclass(frozen=True)

@@ -109,21 +109,21 @@ class DraftMirror:
 
     def _take_in(self, newcomers: Seq[Newcomer]) -> None:
         """Read the newcomers' tokens; of those that begin alike the first is read, the others copy from it."""
-        first: list[tuple[int, list[int]]] = []
-        later: list[tuple[int, list[int]]] = []
+        first: list[tuple[int, Sequence]] = []
+        later: list[tuple[int, Sequence]] = []
+        before = {told.slot: self._rows[told.slot] for told in newcomers}
         for told in newcomers:
+            self._rows[told.slot] = None  # until it begins, what stands there is not its own
             sequence = Sequence(tuple(told.prompt_ids.tolist()), told.params, told.noise_key)
             sequence.output_token_ids += told.output_ids.tolist()
-            tokens = sequence.token_ids
-            shared = max((common_prefix(tokens[:-1], other) for _, other in first), default=0)
-            (first if shared < _WORTH_AWAITING else later).append((told.slot, tokens))
-            self._rows[told.slot], before = _Row(sequence), self._rows[told.slot]
-            if shared < _WORTH_AWAITING:
-                self._drafter.begin(told.slot, *self._donor(told.slot, tokens, before))
-        self._read([slot for slot, _ in first])
-        for slot, tokens in later:
-            self._drafter.begin(slot, *self._donor(slot, tokens, None))
-        self._read([slot for slot, _ in later])
+            tokens = sequence.token_ids[:-1]
+            shared = max((common_prefix(tokens, other.token_ids) for _, other in first), default=0)
+            (first if shared < _WORTH_AWAITING else later).append((told.slot, sequence))
+        for part in (first, later):
+            for slot, sequence in part:
+                self._drafter.begin(slot, *self._donor(slot, sequence.token_ids, before[slot]))
+                self._rows[slot] = _Row(sequence)
+            self._read([slot for slot, _ in part])
 
     def _read(self, slots: Seq[int]) -> None:
         rows = [(slot, row.sequence) for slot in slots if (row := self._rows[slot]) is not None]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.draft_actor import DraftActor
@@ -22,7 +23,8 @@ from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 
 BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
-_SILENT_S = 60.0  # without one it has left, and draft actors without a generator go
+_SILENT_S = 60.0  # without one it has left, as far as anybody knows, and draft actors without a generator go
+_TRUSTED_S = 600.0  # losses of longer ago are not held against draft actors any more
 _GROUP_PATIENCE_S = 60.0  # draft actors for which there is no room together are placed one by one
 _SPARE_LANES = 2  # of a generator, beside those of its engine: for measuring
 _log = logging.getLogger(__name__)
@@ -74,50 +76,66 @@ class DraftRoster:
         self._clock = clock
         self._actors: list[_DraftActor] = []
         self._groups: list[_Group] = []
-        self._beats: dict[str, float] = {}
+        self._beats: dict[str, float] = {}  # when each generator gave its last sign of life
         self._num_lost = 0
+        self._lost_at: deque[float] = deque()
 
     def draft_actor(self, generator: str, index: int, lost: str | None) -> Any:
         """The handle of a generator's draft actor `index`; another one than `lost`, the id of one that is no use.
 
-        None when too many were lost.
+        None when too many were lost in the last while.
         """
         self.beat(generator)
         client = (generator, index)
         for actor in list(self._actors):
             if lost is not None and actor.actor_id == lost:
                 self._num_lost += 1
+                self._lost_at.append(self._clock())
                 _log.warning(Event("draft actor replaced", actor=lost, lost=self._num_lost))
                 self._remove(actor)
         for actor in self._actors:
             if client in actor.clients:
                 return actor.handle
-        if self._num_lost > self._most_lost:
+        while self._lost_at and self._clock() - self._lost_at[0] > _TRUSTED_S:
+            self._lost_at.popleft()
+        if len(self._lost_at) > self._most_lost:
             return None
-        room = [actor for actor in self._actors if len(actor.clients) < self._drafts.num_sharing]
-        actor = min(room, key=lambda actor: len(actor.clients)) if room else self._add()
+        room = [actor for actor in self._actors if self._num_served(actor) < self._drafts.num_sharing]
+        actor = min(room, key=self._num_served) if room else self._add()
         actor.clients.add(client)
         return actor.handle
 
     def beat(self, generator: str) -> None:
-        """The generator is alive. Those that are not any more, and draft actors that nobody uses, are let go."""
+        """The generator is alive, also if it was silent for long. Draft actors that nobody uses are let go."""
         now = self._clock()
         self._beats[generator] = now
-        gone = {name for name, last in self._beats.items() if now - last > _SILENT_S}
-        for name in gone:
-            del self._beats[name]
         for actor in list(self._actors):
-            actor.clients = {client for client in actor.clients if client[0] not in gone}
-            if actor.clients:
+            if self._num_served(actor):
                 actor.unused_since = now
             elif now - actor.unused_since > _SILENT_S:
                 _log.info(Event("draft actor let go", actor=actor.actor_id))
                 self._remove(actor)
         self._dissolve_groups(now)
 
+    def leave(self, generator: str) -> None:
+        """The generator needs no drafts any more. Draft actors that nobody else uses end."""
+        self._beats.pop(generator, None)
+        for actor in list(self._actors):
+            had = {client for client in actor.clients if client[0] == generator}
+            actor.clients -= had
+            if had and not self._num_served(actor):
+                _log.info(Event("draft actor let go", actor=actor.actor_id))
+                self._remove(actor)
+        self._dissolve_groups(self._clock())
+
     def numbers(self) -> dict[str, int]:
         """Draft actors there are, and those that were replaced."""
         return {"num_actors": len(self._actors), "num_lost": self._num_lost}
+
+    def _num_served(self, actor: _DraftActor) -> int:
+        """Of its clients, those that are alive."""
+        now, never = self._clock(), float("-inf")
+        return sum(now - self._beats.get(generator, never) <= _SILENT_S for generator, _ in actor.clients)
 
     def _add(self) -> _DraftActor:
         drafts = self._drafts
@@ -153,7 +171,7 @@ class DraftRoster:
         """Remove groups without an actor, and those for all of which there is no room: one by one there may be."""
         for group in list(self._groups):
             own = [actor for actor in self._actors if actor.group is group]
-            is_waiting = group.size > 1 and now - group.began > _GROUP_PATIENCE_S and not group.handle.wait(0)
+            is_waiting = group.size > 1 and now - group.began > _GROUP_PATIENCE_S and not _is_placed(group.handle)
             if is_waiting:
                 _log.warning(
                     Event("no room for draft actors together", actors=group.size, needs=str(self._drafts.demand))
@@ -178,6 +196,11 @@ def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSetting
     return actor.remote(settings, run, log_settings, num_generators)
 
 
+def most_lanes(settings: GeneratorSettings) -> int:
+    """Lanes that a draft actor keeps a cache for, of all generators that share it."""
+    return (settings.num_lanes + _SPARE_LANES) * settings.drafts.num_sharing
+
+
 def draft_models(settings: GeneratorSettings) -> ModelSettings:
     """The models as a draft actor loads them: on a GPU if it holds one, whatever the target does."""
     models = settings.models
@@ -190,6 +213,10 @@ def draft_models(settings: GeneratorSettings) -> ModelSettings:
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
-    lanes_per_generator = max(2, settings.drafts.num_per_generator, settings.stages.count + 1) + _SPARE_LANES
-    most_lanes = lanes_per_generator * settings.drafts.num_sharing
-    return ray.remote(DraftActor).options(**options).remote(draft_models(settings), most_lanes, run, log_settings)
+    arguments = (draft_models(settings), most_lanes(settings), run, log_settings)
+    return ray.remote(DraftActor).options(**options).remote(*arguments)
+
+
+def _is_placed(group: Any) -> bool:
+    """Whether all of a placement group has its place. `group.wait(0)` often says no of one that has."""
+    return bool(placement_group_table(group)["state"] == "CREATED")

@@ -100,6 +100,7 @@ class Generator(UnitWorker[EncodedRow]):
         super().__init__(run_path, input_options, carried, ledger, log_settings)
         started = time.monotonic()
         self._settings = settings
+        links: DraftLinks | None = None
         try:
             self._codec = load_codec(settings)
             links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
@@ -108,6 +109,8 @@ class Generator(UnitWorker[EncodedRow]):
             self._reporter.loaded(self._loop, settings.models, facts, time.monotonic() - started, links)
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
+            if links is not None:
+                links.close()
             self._reporter.not_loaded(self._failure)
         self._join()
 

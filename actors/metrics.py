@@ -220,6 +220,10 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End with a last beat."""
+        self.end()
+
+    def end(self) -> None:
+        """End what was started, with a last beat."""
         self._end.set()
         self._thread.join()
 

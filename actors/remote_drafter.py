@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ import torch
 
 from actors.draft_link import DraftLink
 from actors.draft_messages import (
+    MOST_MISSED,
     Law,
     Missed,
     Newcomer,
@@ -56,6 +57,8 @@ class _Asked:
     generation: int
     sequences: tuple[Sequence, ...]  # the rows of the round
     told: tuple[tuple[int, _Known], ...]  # those of the request, with their slots, in its order
+    sent_at: float
+    is_overdue: bool = False  # and its link waits for it
 
 
 class RemoteDrafter(Drafter):
@@ -117,7 +120,7 @@ class RemoteDrafter(Drafter):
         numbers.num_bytes_sent += len(message) + sum(newcomer.num_bytes for newcomer in newcomers)
         reference = actor.draft.remote(self._lane, terms, message, newcomers)
         places = tuple((slot, known) for slot, known, _ in told)
-        self._asked = _Asked(reference, self._generation, rows.sequences, places)
+        self._asked = _Asked(reference, self._generation, rows.sequences, places, time.monotonic())
 
     def propose(self, rows: Rows) -> Draft:
         """What the actor drafted for these rows, if it comes in time."""
@@ -150,13 +153,19 @@ class RemoteDrafter(Drafter):
         """What the actor must be told of a row."""
         known, length = self._known[slot], len(sequence)
         if known is None or known.sequence is not sequence or not known.is_known or length < known.length:
-            prompt, output = to_ids(sequence.prompt_token_ids), to_ids(sequence.output_token_ids)
-            return Newcomer(slot, limit, prompt, output, sequence.params, sequence.noise_key)
+            return self._whole(slot, sequence, limit)
         new = sequence.token_ids[known.length :]
+        if len(new) > MOST_MISSED:
+            return self._whole(slot, sequence, limit)
         accepted = tuple(new[:-1])
         if new and known.drafted is not None and known.drafted[: len(accepted)] == accepted:
             return Progress(slot, limit, len(accepted), new[-1], length & 0xFF)
         return Missed(slot, limit, known.length, tuple(new))
+
+    @staticmethod
+    def _whole(slot: int, sequence: Sequence, limit: int) -> Newcomer:
+        prompt, output = to_ids(sequence.prompt_token_ids), to_ids(sequence.output_token_ids)
+        return Newcomer(slot, limit, prompt, output, sequence.params, sequence.noise_key)
 
     def _collect(self, asked: _Asked, timeout_s: float) -> Law | None:
         """Take the answer, if it comes in so many seconds, and the law in it; what was asked is then settled."""
@@ -164,7 +173,10 @@ class RemoteDrafter(Drafter):
             self._asked = None
             return None
         if not ray.wait([asked.reference], timeout=timeout_s)[0]:
-            self._link.late()
+            # An engine that was cleared leaves requests behind that nobody has waited for.
+            if timeout_s or time.monotonic() - asked.sent_at >= self._timeout_s:
+                self._link.late(asked.reference, asked.generation)
+                self._asked = replace(asked, is_overdue=True)
             return None
         self._asked = None
         try:
@@ -173,11 +185,14 @@ class RemoteDrafter(Drafter):
         except (ray.exceptions.RayError, ValueError) as error:
             self._link.failed(asked.generation, error)
             return None
-        self._link.answered()
+        if not asked.is_overdue:
+            self._link.answered()
         if data is None or reply is None:  # it was restarted, or has forgotten this lane
             self._generation = -1
             return None
         self._link.numbers.num_bytes_received += len(data)
+        if reply.law is not None:
+            self._link.numbers.num_law_bytes += reply.law.num_bytes(self._id_bytes)
         return self._learn(asked, reply)
 
     def _learn(self, asked: _Asked, reply: Reply) -> Law | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from actors.draft_messages import MOST_SLOTS
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.model import DType
@@ -155,6 +156,10 @@ class GeneratorSettings:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         if self.placement == "split":
+            if self.engine.num_slots > MOST_SLOTS:
+                raise ValueError(
+                    f"engine.num_slots is {self.engine.num_slots}; with placement 'split' it is at most {MOST_SLOTS}"
+                )
             drafter = self.engine.pick_drafter(self.models.draft)
             if drafter not in NEED_A_MODEL:
                 why = "no draft model is named" if self.models.draft is None else f"engine.drafter is {drafter!r}"
@@ -162,3 +167,10 @@ class GeneratorSettings:
                     f"placement is 'split', which puts the draft model in actors of its own, but {why}; name "
                     "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
                 )
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of an engine: enough that every process of it has something to do."""
+        if self.placement == "colocated":
+            return self.stages.count
+        return max(2, self.drafts.num_per_generator, self.stages.count + 1)

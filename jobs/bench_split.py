@@ -97,6 +97,12 @@ class Side:
             self._links = DraftLinks(settings, roster)
         self._settings = settings
         self.engine = load_engine(settings, self._links)
+        self._check_drafts()
+
+    def close(self) -> None:
+        """End its draft actor."""
+        if self._links is not None:
+            self._links.close()
 
     def repeat(self, corpus: Corpus) -> None:
         """Generate the corpus once more, by an engine that has learned nothing."""
@@ -117,6 +123,13 @@ class Side:
         measured.outputs = [sequence.output_token_ids for sequence in sequences]
         measured.num_drafted = sum(sequence.num_draft_tokens for sequence in sequences)
         measured.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
+        self._check_drafts()
+
+    def _check_drafts(self) -> None:
+        """Raises RuntimeError without a draft actor: what is measured then is no split."""
+        if self._links is not None and not self._links.are_up:
+            self._links.close()
+            raise RuntimeError(f"{self.measured.name}: its draft actor is out of reach")
 
     def _numbers(self) -> tuple[LinkNumbers, float]:
         """What crossed so far, and how long the draft actor was busy."""
@@ -179,6 +192,8 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
             if repeat < 0:
                 for side in sides:
                     _forget(side.measured)
+        for side in sides:
+            side.close()
         found += [side.measured for side in sides]
     return found
 
@@ -236,7 +251,7 @@ def _generate(engine: Engine, sequences: Seq[Any]) -> None:
 
 
 def _crossing(numbers: LinkNumbers) -> int:
-    return numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received
+    return numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received - numbers.num_law_bytes
 
 
 def _forget(measured: Measured) -> None:

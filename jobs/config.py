@@ -158,8 +158,20 @@ def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> 
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
-    config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
+    config.input_options(), config.actor_pool()  # their own checks
+    _check_timeouts(config.generator_settings(), config.run.hang_timeout_s)
     return config
+
+
+def _check_timeouts(settings: GeneratorSettings, hang_timeout_s: float) -> None:
+    """A step of an engine may wait for a draft in each of its lanes. That must not look like a process that hangs."""
+    waits_s = settings.num_lanes * settings.drafts.timeout_s
+    if settings.placement == "split" and waits_s >= hang_timeout_s / 2:
+        raise ValueError(
+            f"drafts.timeout_s is {settings.drafts.timeout_s:g}, so that a step of an engine with {settings.num_lanes} "
+            f"lanes may wait for {waits_s:g} seconds; that must be less than half of run.hang_timeout_s, which is "
+            f"{hang_timeout_s:g}: lower the one or raise the other"
+        )
 
 
 def _with_underscore(argument: str, kind: type[RunConfig]) -> str:

@@ -50,9 +50,28 @@ def roster() -> Roster:
 
 
 @pytest.fixture
-def link(clock: Clock, roster: Roster, monkeypatch: pytest.MonkeyPatch) -> DraftLink:
-    monkeypatch.setattr("actors.draft_link.ray.wait", lambda refs, timeout: (refs, []))  # what is asked for is there
-    monkeypatch.setattr("actors.draft_link.ray.get", lambda ref, timeout=None: ref)
+def missing() -> set[Any]:
+    """Answers that have not come; all others are there."""
+    return set()
+
+
+@pytest.fixture
+def link(clock: Clock, roster: Roster, missing: set[Any], monkeypatch: pytest.MonkeyPatch) -> DraftLink:
+    def wait(references: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list[Any], list[Any]]:
+        is_there = [reference not in list(missing) for reference in references]
+        pairs = list(zip(references, is_there, strict=True))
+        return [reference for reference, there in pairs if there], [
+            reference for reference, there in pairs if not there
+        ]
+
+    def get(references: Any, timeout: float | None = None) -> Any:
+        for reference in references if isinstance(references, list) else [references]:
+            if isinstance(reference, Exception):
+                raise reference
+        return references
+
+    monkeypatch.setattr("actors.draft_link.ray.wait", wait)
+    monkeypatch.setattr("actors.draft_link.ray.get", get)
     return DraftLink(roster, DraftSettings(timeout_s=1.0, most_reconnects=3), clock)
 
 
@@ -124,38 +143,110 @@ def test_a_roster_that_names_nobody_ends_it(link: DraftLink, roster: Roster) -> 
     assert link.is_gone
 
 
-def test_an_actor_that_is_late_is_out_of_reach_until_a_while_after_it_answers(link: DraftLink, clock: Clock) -> None:
+def test_an_actor_that_is_late_is_out_of_reach_until_a_while_after_it_answers(
+    link: DraftLink, clock: Clock, missing: set[Any]
+) -> None:
     actor = link.actor()
-    link.late()
+    missing.add("draft")
+    link.late("draft", link.generation)
     assert not link.is_up
-    link.answered()
+    assert link.actor() is None
+    clock.now += 30.0
+    missing.clear()  # whoever asked for it never looks at it again
+    assert not link.is_up
     assert link.actor() is None
     clock.now += 0.3
     assert link.is_up
     assert link.actor() is actor
 
 
-def test_an_actor_that_stays_silent_is_given_up_for_another_one(link: DraftLink, roster: Roster, clock: Clock) -> None:
+def test_an_actor_is_late_until_it_has_given_every_answer(link: DraftLink, clock: Clock, missing: set[Any]) -> None:
+    link.actor()
+    missing.update(("first", "second"))
+    for reference in ("first", "second", "second"):
+        link.late(reference, link.generation)
+    missing.remove("first")
+    clock.now += 50.0
+    assert not link.is_up
+    clock.now += 50.0
+    assert link.is_late
+    assert link.generation == 0, "it said something 50 s ago"
+    missing.remove("second")
+    assert not link.is_late
+    clock.now += 1.0
+    assert link.is_up
+
+
+def test_a_late_answer_that_is_a_failure_is_one(link: DraftLink, roster: Roster, clock: Clock) -> None:
+    first = link.actor()
+    link.late(DIED, link.generation)
+    assert not link.is_late
+    assert link.generation == 1
+    clock.now += 1.0
+    assert link.actor() is not first
+    link.late("of before", 0)
+    assert link.is_up
+
+
+def test_an_actor_that_stays_silent_is_given_up_for_another_one(
+    link: DraftLink, roster: Roster, clock: Clock, missing: set[Any]
+) -> None:
     first = link.actor()
     link.answered()
-    link.late()
+    missing.add("draft")
+    link.late("draft", link.generation)
     clock.now += 59.0
-    link.late()
+    assert link.actor() is None
     assert link.generation == 0
     clock.now += 2.0
-    link.late()
+    assert link.actor() is None
     assert link.generation == 1
     clock.now += 100.0
     assert link.actor() is not first
     assert roster.lost[-1] == first._actor_id.hex()
 
 
-def test_an_actor_that_never_answered_may_still_be_loading(link: DraftLink, clock: Clock) -> None:
+def test_an_actor_that_never_answered_may_still_be_loading(link: DraftLink, clock: Clock, missing: set[Any]) -> None:
     link.actor()
-    link.late()
+    missing.add("draft")
+    link.late("draft", link.generation)
     clock.now += 299.0
-    link.late()
+    assert link.is_late
     assert link.generation == 0
+    missing.clear()
+    assert not link.is_late
+    clock.now += 1.0
+    assert link.is_up
+
+
+def test_an_actor_that_dies_before_it_is_there_is_replaced_while_there_is_time(
+    link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.draft_link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+
+    def actor() -> Any:
+        ready = DIED if len(roster.lost) < 3 else 7
+        return SimpleNamespace(_actor_id=bytes([len(roster.lost)]), ready=SimpleNamespace(remote=lambda size: ready))
+
+    roster.answers = actor
+    assert link.connect(300, deadline=10.0)
+    assert roster.lost == [None, "01", "02"]
+
+
+def test_an_actor_that_dies_again_and_again_is_waited_for_until_the_deadline(
+    link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.draft_link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+
+    def late(reference: Any, timeout: float | None = None) -> Any:
+        if timeout == 0:
+            raise ray.exceptions.GetTimeoutError
+        raise DIED
+
+    monkeypatch.setattr("actors.draft_link.ray.get", late)
+    assert not link.connect(300, deadline=0.5)
+    assert clock.now == 0.5
+    assert not link.is_gone
 
 
 def test_numbers_of_links_add_up() -> None:

@@ -89,6 +89,16 @@ def test_newcomers_that_begin_alike_share_what_is_read(model: LanguageModel, mir
     assert sum(forwards) < 2 * len(TEXT)
 
 
+def test_newcomers_in_slots_of_others_copy_nothing_of_them(model: LanguageModel, mirror: DraftMirror) -> None:
+    others = tuple(range(100, 150))
+    mirror.draft(Request(), [newcomer(slot, others[slot:]) for slot in range(NUM_SLOTS)])
+    texts = (TEXT, (*TEXT[:36], 5, 6), (*TEXT[:36], 5, 7))
+    told = mirror.draft(Request(), [newcomer(slot, text) for slot, text in enumerate(texts)])
+    assert told == fresh(model, *texts)
+    short = tuple((*TEXT[:20], slot, 9) for slot in range(NUM_SLOTS))  # too little in common to wait for
+    assert mirror.draft(Request(), [newcomer(slot, text) for slot, text in enumerate(short)]) == fresh(model, *short)
+
+
 @pytest.mark.parametrize(
     "request_",
     [

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.draft_roster import DraftRoster
+from actors.draft_roster import _is_placed as is_placed
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from pipeline.logs import LogSettings
 
@@ -24,13 +27,14 @@ class Stage:
             return SimpleNamespace(_actor_id=bytes([next(numbers)]), options=options)
 
         def group(bundles: list[dict[str, float]], strategy: str, bundle_label_selector: Any = None) -> Any:
-            made = SimpleNamespace(bundles=bundles, strategy=strategy, wait=lambda seconds: self.is_room)
+            made = SimpleNamespace(bundles=bundles, strategy=strategy, is_placed=self.is_room)
             self.groups.append(made)
             return made
 
         monkeypatch.setattr("actors.draft_roster.set_up_logs", lambda *_, **__: None)
         monkeypatch.setattr("actors.draft_roster.placement_group", group)
         monkeypatch.setattr("actors.draft_roster.remove_placement_group", self.removed.append)
+        monkeypatch.setattr("actors.draft_roster._is_placed", lambda group: group.is_placed)
         monkeypatch.setattr("actors.draft_roster.PlacementGroupSchedulingStrategy", lambda *place: place)
         monkeypatch.setattr("actors.draft_roster.ray.kill", lambda handle: self.killed.append(name(handle)))
         settings = GeneratorSettings(
@@ -88,6 +92,68 @@ def test_a_generator_that_gives_no_sign_of_life_leaves_its_draft_actor_to_others
     assert stage.killed == []
 
 
+def test_a_generator_that_was_silent_for_long_has_its_draft_actor_while_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    assert stage.ask("a") == "01"
+    for second in range(0, 300, 10):
+        stage.now = float(second)
+        stage.roster.beat("b")
+        if second >= 90:
+            stage.roster.beat("a")
+    assert stage.killed == []
+    assert stage.ask("c") == "02"
+
+
+def test_who_leaves_has_no_draft_actor_any_more_but_those_who_shared_it_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, per_target=0.5)
+    assert [stage.ask(generator) for generator in "abc"] == ["01", "01", "02"]
+    stage.roster.leave("a")
+    stage.roster.leave("c")
+    stage.roster.leave("never came")
+    assert stage.killed == ["02"]
+    assert stage.removed == stage.groups[1:]
+    assert stage.ask("d") == "01"
+
+
+def test_losses_of_long_ago_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, most_reconnects=2)
+    lost = stage.ask("a")
+    for _ in range(9):
+        stage.now += 350.0
+        lost = stage.ask("a", lost=lost)
+    assert lost == "0a"
+    assert stage.roster.numbers()["num_lost"] == 9
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_draft_actors_that_have_their_places_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real placement groups: that two are placed together is not told to everybody who asks at once."""
+    stage = Stage(monkeypatch, num_generators=2, num_cpus=0.01)
+    for name_, own in (
+        ("placement_group", placement_group),
+        ("remove_placement_group", remove_placement_group),
+        ("_is_placed", is_placed),
+    ):
+        monkeypatch.setattr(f"actors.draft_roster.{name_}", own)
+    assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
+    (group,) = stage.roster._groups
+    try:
+        ray.get(group.handle.ready(), timeout=60)
+        stage.now = 59.0
+        stage.roster.beat("a")
+        stage.now = 61.0
+        for _ in range(5):
+            stage.roster.beat("b")
+        assert stage.killed == []
+    finally:
+        stage.roster.leave("a")
+        stage.roster.leave("b")
+    assert stage.roster._groups == []
+
+
 def test_draft_actors_that_nobody_uses_are_let_go_with_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch)
     assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
@@ -112,7 +178,7 @@ def test_draft_actors_of_generators_that_come_at_once_are_placed_together(monkey
 
 def test_where_there_is_no_room_for_all_together_they_are_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, num_generators=2)
-    stage.is_room = False
+    stage.is_room = False  # for groups to come
     assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
     stage.now = 50.0
     stage.roster.beat("b")

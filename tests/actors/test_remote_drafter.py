@@ -15,6 +15,7 @@ from actors.remote_drafter import RemoteDrafter
 from actors.settings import DraftSettings
 from decoding import SamplingParams, Sequence
 from decoding.rows import Rows, sampling_batch
+from tests.jobs.runs import wait_until
 
 VOCAB_SIZE, TERMS = 300, DraftTerms(4, 64, 300, frozenset(), "coupled", 0)
 Told = list[Progress | Missed | Newcomer]
@@ -29,8 +30,11 @@ class DraftActor:
         self.num_begun = 0
         self.is_ready: Callable[[], bool] = lambda: True
         self.draft = SimpleNamespace(remote=self._draft)
-        monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs if refs[0] is self or self.is_ready() else [], []))
+        monkeypatch.setattr("ray.wait", self._wait)
         monkeypatch.setattr("ray.get", lambda ref: ref)
+
+    def _wait(self, refs: list[object], num_returns: int = 1, timeout: float = 0) -> tuple[list[object], list[object]]:
+        return (refs, []) if refs[0] is self or self.is_ready() else ([], refs)
 
     def _draft(self, lane: str, terms: DraftTerms | None, message: bytes, newcomers: list[Newcomer]) -> bytes | None:
         self.num_begun += terms is not None
@@ -123,13 +127,50 @@ def test_a_row_that_is_not_known_any_more_is_sent_whole(drafter: RemoteDrafter, 
 
 def test_an_answer_that_comes_too_late_is_not_used_for_another_round(drafter: RemoteDrafter, actor: DraftActor) -> None:
     row = sequence(1)
-    answers = [False, False, True, True]
-    actor.is_ready = lambda: answers.pop(0)
+    actor.is_ready = lambda: False
     assert drafter.propose(rows_of([row], 3)).num_draft_tokens_B.tolist() == [0], "late"
     row.output_token_ids += [5]
     assert drafter.propose(rows_of([row], 3)).num_draft_tokens_B.tolist() == [0], "still late: nothing is waited for"
     assert len(actor.told) == 1
-    assert answers == [True, True]
+    actor.is_ready = lambda: True
+    assert drafter.propose(rows_of([row], 3)).num_draft_tokens_B.tolist() == [0], "not what is drafted for this round"
+
+
+def test_a_late_answer_is_not_waited_for_by_its_lane_alone(drafter: RemoteDrafter, actor: DraftActor) -> None:
+    """Whoever asked for it may be idle, or gone with its engine."""
+    link = drafter._link
+    beside = RemoteDrafter(link, "beside", TERMS, 1.0)
+    actor.is_ready = lambda: False
+    drafter.propose(rows_of([sequence(1)], 3))
+    assert not beside.has_model
+    actor.is_ready = lambda: True
+    wait_until(lambda: beside.has_model)
+    assert beside.propose(rows_of([sequence(1)], 3)).num_draft_tokens_B.tolist() == [3]
+
+
+def test_a_request_that_nobody_waits_for_is_late_only_when_its_time_is_over(
+    drafter: RemoteDrafter, actor: DraftActor
+) -> None:
+    """An engine that was cleared goes on with other rows at once."""
+    actor.is_ready = lambda: False
+    drafter.ask(rows_of([sequence(1)], 3))
+    drafter.ask(rows_of([sequence(2)], 3))
+    assert not drafter._link.is_late
+    drafter._timeout_s = 0.0
+    drafter.ask(rows_of([sequence(2)], 3))
+    assert drafter._link.is_late
+
+
+def test_more_missed_tokens_than_a_message_can_count_are_sent_with_the_whole_row(
+    drafter: RemoteDrafter, actor: DraftActor
+) -> None:
+    row = sequence(1)
+    drafter.propose(rows_of([row], 3))
+    row.output_token_ids += [5] * 65_535
+    drafter.propose(rows_of([row], 3))
+    row.output_token_ids += [5] * 65_536
+    drafter.propose(rows_of([row], 3))
+    assert [type(told[0]) for told in actor.told] == [Newcomer, Missed, Newcomer]
 
 
 def test_nothing_is_said_where_nobody_drafts(drafter: RemoteDrafter, actor: DraftActor) -> None:

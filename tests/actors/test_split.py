@@ -185,6 +185,35 @@ def test_lengths_that_are_weighed_by_what_the_link_takes_change_no_token(
     run.engine = Run(target, settings, None, run.links).engine  # lanes of the same names
 
 
+def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
+    target: LanguageModel,
+    settings: GeneratorSettings,
+    roster: Any,
+    plain: dict[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first request is the measuring drafter's, which is gone when its answer comes."""
+    engine, drafts = replace(settings.engine, draft_length="adaptive"), replace(settings.drafts, timeout_s=0.05)
+    links = DraftLinks(replace(settings, engine=engine, drafts=drafts), roster)
+    (link,) = links._links
+    monkeypatch.setattr(links, "connect", lambda target: False)  # it has waited for long enough
+    try:
+        wait_until(lambda: link.actor() is not None)
+        late = Run(target, replace(settings, engine=engine), None, links)
+        assert late.write(PARAMS["greedy"]) == plain["greedy"]
+        assert link.numbers.num_timeouts > 0
+        wait_until(lambda: link.is_up)
+        assert all(lane.drafter.has_model for lane in late.engine.lanes)
+        num_asked = link.numbers.num_requests
+        for lane in late.engine.lanes:
+            lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+        assert late.write(PARAMS["sampled"]) == plain["sampled"]
+        assert link.numbers.num_requests > num_asked
+    finally:
+        links.close()
+    assert ray.get(roster.numbers.remote())["num_actors"] == 1
+
+
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
     run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
 ) -> None:
@@ -192,7 +221,8 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     other = [
         (target.share(), RemoteDrafter(run.links._links[0], f"other/{lane}", terms(target), 60.0)) for lane in range(3)
     ]
-    assert len(other) + len(run.engine.lanes) > draft_roster.LANES_PER_GENERATOR
+    most = draft_roster.most_lanes(settings)
+    assert len(other) + len(run.engine.lanes) > most
     beside = Engine(other, settings.engine, MAX_LEN)
     sequences = [Sequence.create(prompt, PARAMS["greedy"], run_seed=3, row=row) for row, prompt in enumerate(PROMPTS)]
     beside.submit(sequences)
@@ -202,7 +232,7 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     assert [(s.output_token_ids, s.finish_reason) for s in sequences] == plain["greedy"]
     assert run.num_accepted > 40
     assert sum(s.num_accepted_tokens for s in sequences) > 40
-    assert ray.get(run.links._links[0].actor().numbers.remote())["num_lanes"] == draft_roster.LANES_PER_GENERATOR
+    assert ray.get(run.links._links[0].actor().numbers.remote())["num_lanes"] == most
 
 
 @pytest.mark.parametrize("most_candidates", [0, 16])
@@ -218,7 +248,11 @@ def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
     local.admit([0, 1, 2], sequences)
     with torch.inference_mode():
         expected = local.propose(rows)
+    before = replace(link.numbers)
     found = remote.propose(rows)
+    law_bytes = link.numbers.num_law_bytes - before.num_law_bytes
+    assert law_bytes > 6 * 16
+    assert link.numbers.num_bytes_received - before.num_bytes_received - law_bytes <= 2 * 16
     assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
     assert found.most_B == (4, 0, 2)
     assert expected.probs_BKV is not None
@@ -235,11 +269,23 @@ def test_drafted_tokens_without_their_law_are_of_no_use_under_rejection(target: 
 
 
 def test_a_round_of_a_row_takes_at_most_32_bytes(run: Run) -> None:
+    before = run.links.numbers
     run.write(PARAMS["sampled"])
-    numbers = run.links.numbers
-    assert numbers.num_rows > 50
-    crossed = numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received
-    assert crossed <= 32 * numbers.num_rows
+    after = run.links.numbers
+    rows, sent, whole, received, laws, late = (
+        getattr(after, name) - getattr(before, name)
+        for name in (
+            "num_rows",
+            "num_bytes_sent",
+            "num_new_row_bytes",
+            "num_bytes_received",
+            "num_law_bytes",
+            "num_timeouts",
+        )
+    )
+    assert rows > 50
+    assert (laws, late) == (0, 0)
+    assert sent - whole + received <= 32 * rows
 
 
 def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
@@ -281,14 +327,7 @@ def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wak
     assert run.links.numbers.num_losses == numbers_before.num_losses
     for lane in run.engine.lanes:
         lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
-    nobody = rows_of([Sequence.create([1, 2], SamplingParams())], [0])
-
-    def is_up() -> bool:  # once what is late was taken
-        for lane in run.engine.lanes:
-            lane.drafter.ask(nobody)
-        return run.links._links[0].is_up
-
-    wait_until(is_up)
+    wait_until(lambda: run.links._links[0].is_up)  # though no lane has anything to ask
     assert run.pid == pid
     assert run.write(PARAMS["sampled"]) == plain["sampled"]
     assert run.num_accepted > 40

@@ -1,0 +1,56 @@
+"""A generator that cannot be loaded keeps no draft actor, and a benchmark without one measures nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors import dataset_generator, generator
+from actors.settings import GeneratorSettings, ModelSettings
+from jobs import bench_split
+from jobs.bench_split import Measured, Side
+
+SETTINGS = GeneratorSettings(models=ModelSettings(target="t", draft="d"), placement="split")
+
+
+class Links:
+    """Leads nowhere."""
+
+    are_up = False
+
+    def __init__(self, *_: Any) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Links:
+    made = Links()
+    for module in (dataset_generator, generator, bench_split):
+        monkeypatch.setattr(module, "DraftLinks", lambda *_: made)
+    return made
+
+
+def refuse(*_: Any) -> Any:
+    raise ValueError("no such model")
+
+
+def test_a_worker_whose_engine_cannot_be_loaded_gives_up_its_draft_actors(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_generator, "load_codec", lambda settings: None)
+    monkeypatch.setattr(dataset_generator, "load_engine", refuse)
+    with pytest.raises(ValueError, match="no such model"):
+        dataset_generator.DatasetGenerator(SETTINGS, None)  # type: ignore[arg-type]
+    assert links.is_closed
+
+
+def test_a_benchmark_without_its_draft_actor_fails(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_split, "start_roster", lambda *_: None)
+    monkeypatch.setattr(bench_split, "load_engine", lambda *_: None)
+    with pytest.raises(RuntimeError, match="split 4: its draft actor is out of reach"):
+        Side(Measured("split 4", 4, 8, 1, "4", is_split=True), SETTINGS, "test")
+    assert links.is_closed
