@@ -86,7 +86,7 @@ class ShardedModel:
         """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
         starts, standing = question.starts, self._standing()
         for row, sequence in enumerate(question.rows.sequences):
-            loss = self.pipeline.loss(self._session, row) if starts[row] > standing[row] else None
+            loss = self.pipeline.loss(sequence.token_ids) if starts[row] > standing[row] else None
             if loss is not None:
                 self.give_up(sequence, loss)
         num_positions = question.token_ids_BJ.shape[1]
@@ -125,7 +125,8 @@ class ShardedModel:
         decision: Decision | None = self.pipeline.settle(step)
         if decision is None:
             losses = [row.loss for row in step.rows or [step] if row.loss]
-            self._lost[sequence] = losses[0] if losses else "the target's stages were lost over this row"
+            known = losses[0] if losses else self.pipeline.loss(token_ids)
+            self._lost[sequence] = known or "the target's stages were lost over this row"
             return Decision(0, False, [], self._lost[sequence])
         return decision
 
@@ -202,11 +203,12 @@ class ShardedAnswer:
         if self._step is None:
             return verdicts
         answers = self._model.pipeline.settle(self._step) or [None]
-        losses = [row.loss for row in self._step.rows] if self._step.rows else [self._step.loss]
-        for row, answer in zip(self._known, answers, strict=True):
+        steps = self._step.rows or [self._step]
+        for row, answer, step in zip(self._known, answers, steps * len(answers), strict=False):
             if answer is not None:
                 verdicts[row] = answer
-        for row, loss in zip(self._known, losses, strict=False):
+                continue
+            loss = step.loss or self._model.pipeline.loss(sequences[row].token_ids)
             if loss is not None:
                 self._model.give_up(sequences[row], loss)
         return verdicts

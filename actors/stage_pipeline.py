@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from pipeline.logs import Event
 _MOST_FLYING = 32  # steps: bounds what the stages keep, and what is done again
 _REPLAY_TOKENS = 2048  # of one forward
 _MOST_DEATHS_ALONE = 2
+_MOST_LOSSES = 256  # rows whose end is remembered: longer than anybody asks
 _LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class StagePipeline:
         self.group = group
         self.num_recoveries = 0
         self._mirrors: dict[int, SlotMirror] = {}
-        self._losses: dict[tuple[int, int], str] = {}  # by session and slot: why what should stand there does not
+        self._losses: deque[tuple[list[int], str]] = deque(maxlen=_MOST_LOSSES)  # tokens, and how stages died over them
         self._flying: deque[Step] = deque()
         self._next_step, self._settled = 0, -1
         self._num_losses = 0  # in a row
@@ -73,7 +75,6 @@ class StagePipeline:
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
         """Fresh slots for a session."""
         self.drain()
-        self._losses = {place: why for place, why in self._losses.items() if place[0] != session}
         self._mirrors[session] = SlotMirror(num_slots, num_positions)
         self._surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
 
@@ -97,18 +98,20 @@ class StagePipeline:
             if step.work.session == session and step.rows is None:
                 change_lengths(lengths, step.work.changes)
                 for slot, start, token_ids in zip(step.work.slots, step.work.starts, step.token_ids, strict=True):
-                    lengths[slot] = start + len(token_ids)
+                    if start <= lengths[slot]:
+                        lengths[slot] = start + len(token_ids)
         return lengths
 
-    def loss(self, session: int, slot: int) -> str | None:
-        """Why what should stand in a slot does not; None if that is not known."""
-        return self._losses.get((session, slot))
+    def loss(self, token_ids: Seq[int]) -> str | None:
+        """How stages died over a row that begins like this one; None if none is known to have."""
+        return next((why for lost, why in self._losses if list(token_ids[: len(lost)]) == lost), None)
 
     def send(self, step: Step) -> Step:
         """Have the stages do this after all that was sent before."""
         while len(self._flying) >= _MOST_FLYING:
             self._settle_oldest()
         waits = any(other.references is None for other in self._flying)  # steps are being done again, one at a time
+        waits = waits or self._has_hole(step)
         self._flying.append(step)
         if not waits:
             self._dispatch(step)
@@ -152,13 +155,12 @@ class StagePipeline:
             return
         is_alone = step.references is None
         if is_alone:
-            hole = self._hole(step)
-            if hole and (step.num_rows > 1 or step.work.changes):
+            has_hole = self._has_hole(step)
+            if has_hole and (step.num_rows > 1 or step.work.changes):
                 self._split(step)
                 return
-            if hole:
-                place = (step.work.session or 0, step.work.slots[0])
-                self._give_up(step, self._losses.get(place))
+            if has_hole:
+                self._give_up(step, None)
                 return
             self._dispatch(step)
         try:
@@ -171,8 +173,9 @@ class StagePipeline:
             elif is_alone and step.num_deaths >= _MOST_DEATHS_ALONE and step.num_rows:
                 self._give_up(
                     step,
-                    f"a stage of the target died over this row, {step.num_deaths} times with nothing beside it: out of "
-                    "memory, or a fault in a kernel that this row sets off",
+                    f"a stage of the target was lost over this row, {step.num_deaths} times with nothing beside it (out "
+                    "of memory, or a fault in a kernel that this row sets off, or a step that takes longer than "
+                    f"stages.timeout_s); the last time: {lost}",
                 )
             return
         except Exception:
@@ -189,17 +192,15 @@ class StagePipeline:
         if mirror is None:
             return
         mirror.change(work.changes)
-        for place in [place for place in self._losses if place[0] == work.session]:
-            if mirror[place[1]]:  # it stands again, or something else does
-                del self._losses[place]
         for slot, start, token_ids in zip(work.slots, work.starts, step.token_ids, strict=True):
             mirror.write(slot, start, token_ids)
 
-    def _hole(self, step: Step) -> bool:
-        """Whether something does not stand that a row of this step follows: its writing was given up."""
+    def _has_hole(self, step: Step) -> bool:
+        """Whether something will not stand that a row of this step follows: its writing was given up."""
         if step.work.session is None:
             return False
-        lengths = self._mirrors[step.work.session].lengths()
+        is_oldest = bool(self._flying) and self._flying[0] is step
+        lengths = self._mirrors[step.work.session].lengths() if is_oldest else self.lengths(step.work.session)
         change_lengths(lengths, step.work.changes)
         return any(start > lengths[slot] for slot, start in zip(step.work.slots, step.work.starts, strict=True))
 
@@ -223,10 +224,15 @@ class StagePipeline:
         return Step(alone, [step.token_ids[row]], step.finish.of_row(row))
 
     def _give_up(self, step: Step, why: str | None) -> None:
+        """Leave a row's step undone. What stood in its slot from where it begins belonged to somebody else."""
         self._flying.popleft()
         step.loss, step.is_settled = why, True
-        if why is not None and step.work.session is not None:
-            self._losses[step.work.session, step.work.slots[0]] = why
+        if step.work.session is None:
+            return
+        mirror, slot, start = self._mirrors[step.work.session], step.work.slots[0], step.work.starts[0]
+        mirror.write(slot, min(start, len(mirror[slot])), [])
+        if why is not None:
+            self._losses.append(([*mirror[slot], *step.token_ids[0]], why))
 
     def _dispatch(self, step: Step) -> None:
         number = self._next_step

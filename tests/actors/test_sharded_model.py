@@ -117,7 +117,7 @@ def test_a_row_that_kills_a_stage_fails_and_its_neighbours_do_not(pair: Pair, mo
         poisoned = Sequence.create([1, 2, 3], replace(SAMPLED, logit_bias={POISON: 100.0}), row=99)
     found = texts(make_engine(pair, model), [*sequences[:3], poisoned, *sequences[3:]])
     error = found.pop(3)
-    assert "a stage of the target died over this row, 2 times with nothing beside it" in str(error)
+    assert "a stage of the target was lost over this row, 2 times with nothing beside it" in str(error)
     assert found == texts(make_engine(pair, None), make_sequences(SAMPLED))
 
 
