@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from actors.slot_mirror import change_lengths
-from actors.stage_pipeline import StagePipeline, Step
+from actors.stage_pipeline import StagePipeline, Step, fit
 from actors.stage_work import Change, Copy, Decide, Judge, Logits, Nothing, Swap, Work, Zero, for_travel, question_of
-from decoding.prefill import Piece, batches
+from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict
 from decoding.sequence import Sequence
@@ -39,6 +39,11 @@ class ShardedModel:
         self._sessions = count()
         self._session = next(self._sessions)
         self._lost: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # rows that stages died over, and how
+
+    @property
+    def runs_on(self) -> str:
+        """As `Target.runs_on`, of the stages: questions are put on `device`, which may be another one."""
+        return ", ".join(sorted({facts.device_name for facts in self.facts_of_stages}))
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -76,7 +81,7 @@ class ShardedModel:
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """As `Target.prefill`; it is under way when this returns."""
-        for batch in batches(slots, token_ids, starts, self._goes_with):
+        for batch in batches(slots, token_ids, starts, fit(self.facts_of_stages)):
             standing = self._standing()
             whole = [piece for piece in batch if piece.start <= standing[piece.slot]]
             if whole:
@@ -145,7 +150,9 @@ class ShardedModel:
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int) -> torch.Tensor:
         """Logits [B, J, V] at the first positions of each row: for measurements, since they are large."""
         step = self._send(slots, starts, token_ids, num_logits, Logits())
-        logits_BJV: torch.Tensor = self.pipeline.settle(step)
+        logits_BJV: torch.Tensor | None = self.pipeline.settle(step)
+        if logits_BJV is None:
+            raise RuntimeError(f"the target's stages were lost over these rows: {step.loss or 'over each alone'}")
         return logits_BJV
 
     def give_up(self, sequence: Sequence, why: str) -> None:
@@ -174,14 +181,6 @@ class ShardedModel:
     def _standing(self) -> list[int]:
         assert self.cache is not None, "allocate() comes first"
         return self.cache.lengths()
-
-    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
-        if not all(facts.packs_rows for facts in self.facts_of_stages):
-            return len(row) == len(batch[0].tokens)
-        if all(facts.runs_kernels for facts in self.facts_of_stages):  # their attention knows no rectangle
-            return True
-        rectangle = len(batch[0].tokens) * (len(batch) + 1)
-        return rectangle <= 256 or rectangle <= 1.5 * (sum(len(piece.tokens) for piece in batch) + len(row))
 
 
 class ShardedAnswer:

@@ -159,7 +159,19 @@ def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> 
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     config.generator_settings(), config.input_options(), config.actor_pool()  # their own checks
+    _check_stage_timeouts(config)
     return config
+
+
+def _check_stage_timeouts(config: RunConfig) -> None:
+    """A generator must outlive the replacing of its stages."""
+    longest_s, hang_timeout_s = config.generator_settings().stages.longest_step_s, config.run.hang_timeout_s
+    if config.stages.count > 1 and hang_timeout_s <= longest_s:
+        raise ValueError(
+            f"run.hang_timeout_s is {hang_timeout_s:g}, but an engine that replaces stages may need {longest_s:g} "
+            "seconds for a step (3 x stages.timeout_s + stages.start_timeout_s), and would be ended over it; raise "
+            "run.hang_timeout_s, or lower the others"
+        )
 
 
 def _with_underscore(argument: str, kind: type[RunConfig]) -> str:

@@ -29,9 +29,13 @@ PROMPTS = [
 
 
 class PoisonedStage(StageActor):
-    """Dies when it reads the token, once it is armed."""
+    """Dies when it reads the token, once it is armed. Fails once where a file beside the model says so."""
 
     is_armed = False
+
+    def load(self) -> Any:
+        self._fail_if_told("load")
+        return super().load()
 
     def arm(self) -> None:
         self.is_armed = True
@@ -39,7 +43,14 @@ class PoisonedStage(StageActor):
     def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
         if self.is_armed and isinstance(fed, list) and POISON in fed:
             os._exit(1)
+        self._fail_if_told("do")
         return super().do(step, settled, work, fed, finish)
+
+    def _fail_if_told(self, what: str) -> None:
+        told = Path(self._arguments[0]) / f"fail_{what}"
+        if told.exists():
+            told.unlink()
+            raise OSError(f"{what} failed, as it was told")
 
 
 class PoisonedGroup(StageGroup):

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import ray
 
 from actors.sharded_model import ShardedModel
 from decoding.sequence import Sequence
@@ -68,3 +70,27 @@ def test_a_row_whose_prompt_kills_a_stage_is_not_written_over_what_stood_in_its_
     assert [found[index] for index in sound] == expected
     (error,) = (str(text) for index, text in enumerate(found) if index not in sound)
     assert "a stage of the target was lost over this row, 2 times with nothing beside it" in error
+
+
+def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_comes_then_is_right(
+    pair: tuple[str, str], model: ShardedModel
+) -> None:
+    """Loading fails once, which may pass; then writing the tokens again does, which is no stage's death."""
+    other = model.share()
+    for session in (model, other):
+        session.allocate(2, 60)
+    other.prefill([1], [OTHER])
+    model.prefill([0], [LONG[:50]])
+    expected = model.logits([0], [50], [[5]], 1)
+    folder, group = Path(pair[0]), model.pipeline.group
+    (folder / "fail_load").touch()
+    (folder / "fail_do").touch()
+    num_replaced = group.num_replaced
+    ray.kill(group.actors[0], no_restart=True)
+    with pytest.raises(OSError, match="do failed, as it was told"):
+        model.logits([0], [50], [[6]], 1)
+    assert not (folder / "fail_load").exists()
+    assert group.num_replaced == num_replaced + 1, "the stage whose loading failed was told again"
+    assert other._standing() == [0, 0], "nothing is taken to stand that was not written again"
+    model.prefill([0], [LONG[:50]])
+    assert (model.logits([0], [50], [[5]], 1) - expected).abs().max() < 1e-4

@@ -186,7 +186,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         model.prefill([0], [[1, 2, 3]])
         ray.kill(group.actors[0], no_restart=True)
         started = time.monotonic()
-        with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in 1 s"):
+        with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in time"):
             model.logits([0], [3], [[5]], 1)
         assert time.monotonic() - started < 60
 
