@@ -21,6 +21,7 @@ from tests.actors.sharded import (
     sharded,
     texts,
 )
+from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 SAMPLED = replace(PARAMS, temperature=0.8)
@@ -85,8 +86,9 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
     folder, group = Path(pair[0]), model.pipeline.group
     (folder / "fail_load").touch()
     (folder / "fail_do").touch()
-    num_replaced = group.num_replaced
+    num_replaced, (pid,) = group.num_replaced, group.ask_all("pid")
     ray.kill(group.actors[0], no_restart=True)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
     with pytest.raises(OSError, match="do failed, as it was told"):
         model.logits([0], [50], [[6]], 1)
     assert not (folder / "fail_load").exists()
