@@ -52,16 +52,20 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
         )
     device = drafting_device(models.device)
     target = load_sharded(models, settings.stages, device)
-    return Engine.load(
-        models.target,
-        models.draft,
-        settings.engine,
-        device=device,
-        dtype=models.dtype,
-        remote=links,
-        target_model=target,
-        num_lanes=target.num_lanes,
-    )
+    try:
+        return Engine.load(
+            models.target,
+            models.draft,
+            settings.engine,
+            device=device,
+            dtype=models.dtype,
+            remote=links,
+            target_model=target,
+            num_lanes=target.num_lanes,
+        )
+    except BaseException:
+        target.pipeline.close()
+        raise
 
 
 def drafting_device(device: Device) -> Device:

@@ -149,8 +149,8 @@ class StageGroup:
                 failed.setdefault(index, error)
             else:
                 self._num_told[index] += index not in failed
-        for error in failed.values():
-            raise error
+        for first in failed.values():
+            raise first
 
     def _get(self, index: int, reference: Any, until: float) -> Any:
         timeout_s = max(0.0, until - time.monotonic())
