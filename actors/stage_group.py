@@ -149,8 +149,8 @@ class StageGroup:
                 failed.setdefault(index, error)
             else:
                 self._num_told[index] += index not in failed
-        for first in failed.values():
-            raise first
+        if failed:
+            raise next(iter(failed.values()))
 
     def _get(self, index: int, reference: Any, until: float) -> Any:
         timeout_s = max(0.0, until - time.monotonic())
