@@ -10,18 +10,18 @@ from decoding.cost_table import CostTable
 from decoding.engine import Engine
 
 
-def footer_facts(engine: Engine) -> dict[str, str | bool]:
+def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
     """What a part keeps of the engine that made it: engines of one run may stand on different machines.
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
     """
     target = engine.target
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return {
-        "device": device,
+        "device": target.runs_on,
         "dtype": _name(target.dtype),
         "is_batch_invariant": target.is_batch_invariant,
         "placement": "split" if engine.has_remote_drafts else "colocated",
+        "stages": target.facts().get("stages", 1),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import ray
 import torch
 
 from actors.chain_probe import check_chain
@@ -49,19 +50,31 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
         return Engine.load(
             models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
         )
-    # A generator whose stages have the GPUs drafts on the CPU, unless it was given a GPU of its own.
-    device: Device = "cuda" if models.device != "cpu" and torch.cuda.is_available() else "cpu"
+    device = drafting_device(models.device)
     target = load_sharded(models, settings.stages, device)
-    return Engine.load(
-        models.target,
-        models.draft,
-        settings.engine,
-        device=device,
-        dtype=models.dtype,
-        remote=links,
-        target_model=target,
-        num_lanes=target.num_lanes,
-    )
+    try:
+        return Engine.load(
+            models.target,
+            models.draft,
+            settings.engine,
+            device=device,
+            dtype=models.dtype,
+            remote=links,
+            target_model=target,
+            num_lanes=target.num_lanes,
+        )
+    except BaseException:
+        target.pipeline.close()
+        raise
+
+
+def drafting_device(device: Device) -> Device:
+    """Where a generator drafts whose stages have the GPUs: on the CPU, unless it was given a GPU of its own.
+
+    Without one it still sees the GPUs of its node, which others hold.
+    """
+    own = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return "cuda" if own and device != "cpu" else "cpu"
 
 
 def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = "cpu") -> ShardedModel:
@@ -114,11 +127,17 @@ class Generator(UnitWorker[EncodedRow]):
             self._reporter.not_loaded(self._failure)
         self._join()
 
-    def _facts(self) -> dict[str, str | bool]:
+    def _facts(self) -> dict[str, str | bool | int]:
         return footer_facts(self._loop.engine)
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         return encode_row(row, ordinal, self._codec, self._settings)
+
+    def __del__(self) -> None:
+        """Ray Data lets go of a worker by this. Its stages go with it; of a process that is killed Ray ends them."""
+        target = self._loop.engine.target if hasattr(self, "_loop") else None
+        if isinstance(target, ShardedModel) and ray.is_initialized():
+            target.pipeline.close()
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         await self._loop.finish([sequence for row in rows for sequence in row.sequences])

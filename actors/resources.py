@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from actors.settings import GeneratorSettings
@@ -36,30 +37,76 @@ def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> t
     return "cuda", replace(pool, num_gpus=1.0)
 
 
-def shortage(pool: ActorPool, nodes: Iterable[Mapping[str, Any]]) -> str | None:
+@dataclass(frozen=True)
+class _Part:
+    """Processes of one kind that a run asks for at once."""
+
+    noun: str
+    num_wanted: int
+    demand: Mapping[str, float]  # of each
+    selectors: Seq[Mapping[str, str]]
+
+
+def shortage(
+    pool: ActorPool, nodes: Iterable[Mapping[str, Any]], settings: GeneratorSettings | None = None
+) -> str | None:
     """What these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once; None: nothing.
 
-    It counts what the nodes have in all, whoever uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken
-    to fit every node.
+    With `settings`, also for the stages and the draft actors of each. It counts what the nodes have in all, whoever
+    uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken to fit every node.
     """
-    selectors = [pool.label_selector, *pool.fallback_label_selectors]
     alive = [node for node in nodes if node["Alive"]]
-    fitting = [node for node in alive if any(_fits(node, selector) for selector in selectors)]
+    parts = [_Part("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
+    parts += _beside(pool.num_at_once, settings) if settings is not None else []
+    lacks = (_lack(part, alive) for part in parts)
+    return next((lack for lack in lacks if lack is not None), None) or _lack_together(parts, alive)
+
+
+def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Part]:
+    stages, drafts, parts = settings.stages, settings.drafts, []
+    if stages.count > 1:
+        parts.append(_Part("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
+    if settings.placement == "split":
+        num_drafts = -(-num_actors * drafts.num_per_generator // drafts.num_sharing)
+        parts.append(_Part("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
+    return parts
+
+
+def _lack(part: _Part, alive: Seq[Mapping[str, Any]]) -> str | None:
+    """What is missing for these alone."""
+    fitting = [node for node in alive if any(_fits(node, selector) for selector in part.selectors)]
     if not fitting:
-        return f"no node has the labels {dict(pool.label_selector)}"
-    demand = {name: amount for name, amount in pool.demand.items() if amount}
+        return f"no node has the labels {dict(part.selectors[0])}"
+    demand = {name: amount for name, amount in part.demand.items() if amount}
+    if not demand:
+        return None
     room = {
         name: [math.floor(node["Resources"].get(name, 0.0) / amount + _ROUNDING) for node in fitting]
         for name, amount in demand.items()
     }
-    num_wanted, num_fit = pool.num_at_once, sum(min(counts) for counts in zip(*room.values(), strict=True))
+    num_wanted, num_fit = part.num_wanted, sum(min(counts) for counts in zip(*room.values(), strict=True))
     if num_fit >= num_wanted:
         return None
     lacking = [name for name, counts in room.items() if sum(counts) < num_wanted] or list(demand)
     needs = ", ".join(f"{demand[name]:g} {name}" for name in demand)
     has = ", ".join(f"{sum(node['Resources'].get(name, 0.0) for node in fitting):g} {name}" for name in lacking)
     where = f" on the {len(fitting)} nodes that fit" if len(fitting) < len(alive) else ""
-    return f"there is room for {num_fit} of {num_wanted} actors: each takes {needs} and there is {has}{where}"
+    return f"there is room for {num_fit} of {num_wanted} {part.noun}: each takes {needs} and there is {has}{where}"
+
+
+def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | None:
+    """What is missing for all of them at once, as far as the sums tell."""
+    for name in dict.fromkeys(name for part in parts for name in part.demand):
+        wanted = sum(part.num_wanted * part.demand.get(name, 0.0) for part in parts)
+        has = sum(node["Resources"].get(name, 0.0) for node in alive)
+        if wanted > has + _ROUNDING:
+            takes = " and ".join(
+                f"{part.num_wanted} {part.noun} {part.num_wanted * part.demand[name]:g}"
+                for part in parts
+                if part.demand.get(name)
+            )
+            return f"{takes} {name}, which is {wanted:g} in all, and there is {has:g} {name}"
+    return None
 
 
 def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,6 +43,28 @@ DraftStrategy = Literal["PACK", "SPREAD"]
 _OWN_RESOURCES = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
+def _check_holdings(
+    section: str, num_cpus: float, num_gpus: float, memory: int | None, resources: Mapping[str, float]
+) -> None:
+    """Raise ValueError for what Ray would not let an actor hold."""
+    for name, amount in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+        if amount < 0:
+            raise ValueError(f"{section}.{name} must not be negative, got {amount}")
+    if num_gpus > 1 and num_gpus != int(num_gpus):
+        raise ValueError(f"{section}.num_gpus must be a whole number, or a share of one GPU, got {num_gpus}")
+    if memory is not None and memory < 1:
+        raise ValueError(f"{section}.memory must be a positive number of bytes, got {memory}")
+    for name, amount in resources.items():
+        if name in _OWN_RESOURCES:
+            raise ValueError(
+                f"{section}.resources names {name!r}; that is what {section}.{_OWN_RESOURCES[name]} is for"
+            )
+        if amount <= 0 or (amount > 1 and amount != int(amount)):
+            raise ValueError(
+                f"{section}.resources: {name!r} must be a whole number, or a share between 0 and 1, got {amount}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
     """Draft actors, for placement "split": how many, what each holds and where, and how long anybody waits for them."""
@@ -67,23 +90,13 @@ class DraftSettings:
                 "drafts.per_target must be a whole number of draft actors for a generator, or 1 over the generators "
                 f"that share one (0.5, 0.25, ...), got {self.per_target}"
             )
-        for name in ("num_cpus", "num_gpus", "most_reconnects", "most_candidates"):
+        for name in ("most_reconnects", "most_candidates"):
             if getattr(self, name) < 0:
                 raise ValueError(f"drafts.{name} must not be negative, got {getattr(self, name)}")
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise ValueError(f"drafts.num_gpus must be a whole number, or a share of one GPU, got {self.num_gpus}")
+        _check_holdings("drafts", self.num_cpus, self.num_gpus, self.memory, self.resources)
         for name in ("timeout_s", "start_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"drafts.{name} must be above 0 seconds, got {getattr(self, name)}")
-        if self.memory is not None and self.memory < 1:
-            raise ValueError(f"drafts.memory must be a positive number of bytes, got {self.memory}")
-        for name, amount in self.resources.items():
-            if name in _OWN_RESOURCES:
-                raise ValueError(f"drafts.resources names {name!r}; that is what drafts.{_OWN_RESOURCES[name]} is for")
-            if amount <= 0 or (amount > 1 and amount != int(amount)):
-                raise ValueError(
-                    f"drafts.resources: {name!r} must be a whole number, or a share between 0 and 1, got {amount}"
-                )
         if self.strategy not in ("PACK", "SPREAD"):
             raise ValueError(f"drafts.strategy must be 'PACK' or 'SPREAD', got {self.strategy!r}")
 
@@ -118,18 +131,26 @@ class StageSettings:
     strategy: Strategy = "PACK"
     most_restarts: int = 10  # in a row, without a step done in between
     timeout_s: float = 120.0  # for a step of all stages; one that takes longer hangs, and is replaced
-    start_timeout_s: float = 600.0  # for a place, and again for loading the weights
+    start_timeout_s: float = 480.0  # for loading the weights
+    room_timeout_s: float = math.inf  # for places on the cluster
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
         if self.most_restarts < 0:
             raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
-        for name in ("timeout_s", "start_timeout_s"):
+        for name in ("timeout_s", "start_timeout_s", "room_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
-        if self.num_cpus < 0 or self.num_gpus < 0:
-            raise ValueError("stages.num_cpus and stages.num_gpus cannot be negative")
+        _check_holdings("stages", self.num_cpus, self.num_gpus, self.memory, self.resources)
+
+    @property
+    def longest_step_s(self) -> float:
+        """Seconds that a step may take over which stages are replaced: it, those in flight, new stages, and it again.
+
+        The loading of weights is in it, which all new stages do at once.
+        """
+        return 3 * self.timeout_s + self.start_timeout_s
 
     @property
     def bundle(self) -> dict[str, float]:

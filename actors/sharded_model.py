@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from actors.slot_mirror import change_lengths
-from actors.stage_pipeline import StagePipeline, Step
+from actors.stage_pipeline import StagePipeline, Step, fit
 from actors.stage_work import Change, Copy, Decide, Judge, Logits, Nothing, Swap, Work, Zero, for_travel, question_of
-from decoding.prefill import Piece, batches
+from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict
 from decoding.sequence import Sequence
@@ -39,6 +39,11 @@ class ShardedModel:
         self._sessions = count()
         self._session = next(self._sessions)
         self._lost: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # rows that stages died over, and how
+
+    @property
+    def runs_on(self) -> str:
+        """As `Target.runs_on`, of the stages: questions are put on `device`, which may be another one."""
+        return ", ".join(sorted({facts.device_name for facts in self.facts_of_stages}))
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -76,7 +81,7 @@ class ShardedModel:
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """As `Target.prefill`; it is under way when this returns."""
-        for batch in batches(slots, token_ids, starts, self._goes_with):
+        for batch in batches(slots, token_ids, starts, fit(self.facts_of_stages)):
             standing = self._standing()
             whole = [piece for piece in batch if piece.start <= standing[piece.slot]]
             if whole:
@@ -86,7 +91,7 @@ class ShardedModel:
         """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
         starts, standing = question.starts, self._standing()
         for row, sequence in enumerate(question.rows.sequences):
-            loss = self.pipeline.loss(self._session, row) if starts[row] > standing[row] else None
+            loss = self.pipeline.loss(sequence.token_ids) if starts[row] > standing[row] else None
             if loss is not None:
                 self.give_up(sequence, loss)
         num_positions = question.token_ids_BJ.shape[1]
@@ -125,7 +130,8 @@ class ShardedModel:
         decision: Decision | None = self.pipeline.settle(step)
         if decision is None:
             losses = [row.loss for row in step.rows or [step] if row.loss]
-            self._lost[sequence] = losses[0] if losses else "the target's stages were lost over this row"
+            known = losses[0] if losses else self.pipeline.loss(token_ids)
+            self._lost[sequence] = known or "the target's stages were lost over this row"
             return Decision(0, False, [], self._lost[sequence])
         return decision
 
@@ -144,7 +150,9 @@ class ShardedModel:
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int) -> torch.Tensor:
         """Logits [B, J, V] at the first positions of each row: for measurements, since they are large."""
         step = self._send(slots, starts, token_ids, num_logits, Logits())
-        logits_BJV: torch.Tensor = self.pipeline.settle(step)
+        logits_BJV: torch.Tensor | None = self.pipeline.settle(step)
+        if logits_BJV is None:
+            raise RuntimeError(f"the target's stages were lost over these rows: {step.loss or 'over each alone'}")
         return logits_BJV
 
     def give_up(self, sequence: Sequence, why: str) -> None:
@@ -174,14 +182,6 @@ class ShardedModel:
         assert self.cache is not None, "allocate() comes first"
         return self.cache.lengths()
 
-    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
-        if not all(facts.packs_rows for facts in self.facts_of_stages):
-            return len(row) == len(batch[0].tokens)
-        if all(facts.runs_kernels for facts in self.facts_of_stages):  # their attention knows no rectangle
-            return True
-        rectangle = len(batch[0].tokens) * (len(batch) + 1)
-        return rectangle <= 256 or rectangle <= 1.5 * (sum(len(piece.tokens) for piece in batch) + len(row))
-
 
 class ShardedAnswer:
     """The verdicts on a question's rows, on their way from the last stage."""
@@ -202,11 +202,12 @@ class ShardedAnswer:
         if self._step is None:
             return verdicts
         answers = self._model.pipeline.settle(self._step) or [None]
-        losses = [row.loss for row in self._step.rows] if self._step.rows else [self._step.loss]
-        for row, answer in zip(self._known, answers, strict=True):
+        steps = self._step.rows or [self._step]
+        for row, answer, step in zip(self._known, answers, steps * len(answers), strict=False):
             if answer is not None:
                 verdicts[row] = answer
-        for row, loss in zip(self._known, losses, strict=False):
+                continue
+            loss = step.loss or self._model.pipeline.loss(sequences[row].token_ids)
             if loss is not None:
                 self._model.give_up(sequences[row], loss)
         return verdicts

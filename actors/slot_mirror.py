@@ -42,6 +42,10 @@ class SlotMirror:
         """Nothing can be relied on in this slot."""
         self._tokens[slot] = []
 
+    def clear_all(self) -> None:
+        """Nothing can be relied on in any slot."""
+        self._tokens = [[] for _ in self._tokens]
+
     def change(self, changes: Iterable[Change]) -> None:
         """What these changes make of the slots."""
         for change in changes:

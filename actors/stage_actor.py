@@ -11,7 +11,7 @@ import ray
 import torch
 
 from actors.stage_work import Finish, Nothing, Work, do
-from decoding.device import Device
+from decoding.device import Device, name_of
 from decoding.memory import give_back_freed_memory
 from decoding.model import DType
 from decoding.stage import Stage
@@ -27,7 +27,7 @@ class StageFacts:
 
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
-    device: str
+    device_name: str  # "cpu", or the GPU's name
     max_positions: int | None
     vocab_size: int | None  # None where there is no head
     num_layers: int
@@ -52,8 +52,9 @@ class StageActor:
         self._newest = -1
 
     def load(self) -> StageFacts:
-        """Load it; a ValueError says why it cannot run."""
-        self._loaded = Stage.load(*self._arguments)
+        """Load it, once; a ValueError says why it cannot run."""
+        if self._loaded is None:
+            self._loaded = Stage.load(*self._arguments)
         return self.facts()
 
     @property
@@ -68,7 +69,7 @@ class StageActor:
         return StageFacts(
             eos_token_ids=stage.eos_token_ids,
             dtype=stage.dtype,
-            device=str(stage.device),
+            device_name=name_of(stage.device),
             max_positions=stage.max_positions,
             vocab_size=stage.vocab_size,
             num_layers=stage.layers.end - stage.layers.first,

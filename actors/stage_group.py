@@ -6,10 +6,22 @@ The group belongs to the process that makes it: when that dies, Ray ends the act
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -20,6 +32,16 @@ from decoding.device import Device
 from decoding.model import DType
 from pipeline.logs import Event
 
+# A process, a node or an object is gone. OutOfMemoryError is Ray's: it ended a worker.
+_LOSSES = (
+    ActorUnschedulableError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -42,14 +64,16 @@ class StageGroup:
         self.num_replaced = 0
         self._arguments = (path, settings.count, device, dtype)
         self._places = take_places(settings)
-        self._setup: list[tuple[Any, ...]] = [("load",)]  # what was told to all stages, and is told to a new one, too
-        self.actors: list[Any] = [self._start(index) for index in range(settings.count)]
+        self._setup: list[tuple[Any, ...]] = [("load",)]  # what all stages are told, and whoever takes their place
+        self.actors: list[Any] = []
+        self._num_told = [0] * settings.count  # of the setup, so much is done on each stage
         try:
-            self.ask_all("load")
+            self.actors += [self._start(index) for index in range(settings.count)]
+            self._tell(time.monotonic() + settings.start_timeout_s)
         except StageLostError as error:
             self.close()
             raise RuntimeError(f"the stages did not load: {error}") from error
-        except ValueError:
+        except BaseException:
             self.close()
             raise
 
@@ -63,54 +87,85 @@ class StageGroup:
         return self.ask_all("facts")
 
     def tell_all(self, method: str, *args: Any) -> None:
-        """Call this on every stage, and on every one that comes in the place of another."""
+        """Call this on every stage, and on every one that comes in the place of another.
+
+        A stage may be told twice: the second time changes nothing.
+        """
         self._setup.append((method, *args))
-        self.ask_all(method, *args)
+        self._tell(time.monotonic() + self.settings.start_timeout_s)
 
     def ask_all(self, method: str, *args: Any) -> list[Any]:
         """What every stage answers to this call. Raises StageLostError; errors of the call itself as they are."""
+        until = time.monotonic() + self.settings.timeout_s
         references = [getattr(actor, method).remote(*args) for actor in self.actors]
-        return [self._get(index, reference) for index, reference in enumerate(references)]
+        return [self._get(index, reference, until) for index, reference in enumerate(references)]
 
     def end(self, index: int) -> None:
         """End the process of a stage that hangs."""
         ray.kill(self.actors[index], no_restart=True)
 
-    def heal(self) -> None:
-        """Replace every stage that does not answer. Raises StageLostError if a new one does not come up in time."""
-        asked = [actor.facts.remote() for actor in self.actors]
-        replaced = []
+    def heal(self, until: float | None = None) -> None:
+        """Replace every stage that does not answer, and tell each what it has not been told.
+
+        Raises StageLostError if that is not done in time: `until` (`time.monotonic`), `start_timeout_s` from now.
+        """
+        if until is None:
+            until = time.monotonic() + self.settings.start_timeout_s
+        asked = [actor.pid.remote() for actor in self.actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=self.settings.timeout_s, fetch_local=False)
         for index, reference in enumerate(asked):
             try:
-                ray.get(reference, timeout=self.settings.timeout_s)
-            except (RayError, GetTimeoutError, AssertionError) as error:
+                ray.get(reference, timeout=self.settings.timeout_s if reference in answered else 0)
+            except RayError as error:
                 _log.warning(Event("stage replaced", stage=index, cause=type(error).__name__))
                 self.end(index)
-                self.actors[index] = self._start(index)
-                replaced.append(index)
-        for index in replaced:
-            self.num_replaced += 1
-            for method, *args in self._setup:
-                self._get(index, getattr(self.actors[index], method).remote(*args))
+                self.actors[index], self._num_told[index] = self._start(index), 0
+                self.num_replaced += 1
+        try:
+            self._tell(until)
+        except StageLostError:
+            raise
+        except Exception as error:  # of storage, or of memory that somebody else has: it may pass
+            raise StageLostError(f"a stage did not come up: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """End the actors, and give their places back."""
+        """End the actors, and give their places back. Once more does nothing."""
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
         remove_placement_group(self._places)
 
-    def _get(self, index: int, reference: Any) -> Any:
-        timeout_s = self.settings.start_timeout_s
+    def _tell(self, until: float) -> None:
+        """Do what is left of the setup, on all stages at once."""
+        told = [
+            (index, getattr(actor, method).remote(*args))
+            for index, actor in enumerate(self.actors)
+            for method, *args in self._setup[self._num_told[index] :]
+        ]
+        failed: dict[int, Exception] = {}
+        for index, reference in told:
+            try:
+                self._get(index, reference, until)
+            except Exception as error:  # noqa: BLE001 - raised below, when the others have been heard
+                failed.setdefault(index, error)
+            else:
+                self._num_told[index] += index not in failed
+        if failed:
+            raise next(iter(failed.values()))
+
+    def _get(self, index: int, reference: Any, until: float) -> Any:
+        timeout_s = max(0.0, until - time.monotonic())
         try:
             return ray.get(reference, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise StageLostError(f"stage {index} did not answer in {timeout_s:g} s") from error
-        except RayTaskError as error:
-            if is_loss(error):
-                raise StageLostError(f"stage {index} is lost: {error}") from error
-            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            raise StageLostError(
+                f"stage {index} did not answer in time (stages.timeout_s is {self.settings.timeout_s:g} s, "
+                f"start_timeout_s {self.settings.start_timeout_s:g} s)"
+            ) from error
         except RayError as error:
-            raise StageLostError(f"stage {index} is lost: {type(error).__name__}") from error
+            if is_loss(error):
+                raise StageLostError(f"stage {index} is lost: {_words(error)}") from error
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, Exception) else error) from None
 
     def _start(self, index: int) -> Any:
         path, count, device, dtype = self._arguments
@@ -129,9 +184,12 @@ class StageGroup:
 
 
 def is_loss(error: BaseException | None) -> bool:
-    """Whether a call failed because a process, a node or an object is gone, and not by what it did."""
-    if isinstance(error, GetTimeoutError | StaleStepError):
-        return True
+    """Whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
     if isinstance(error, RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, RayError)
+    return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError))
+
+
+def _words(error: RayError) -> str:
+    """The first line of what Ray says."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -12,8 +12,12 @@ row by row; a row over which a stage is lost twice alone is given up, and the ot
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -21,13 +25,15 @@ import tenacity
 from ray.exceptions import RayError
 
 from actors.slot_mirror import SlotMirror, change_lengths
+from actors.stage_actor import StageFacts
 from actors.stage_group import StageGroup, StageLostError, is_loss
 from actors.stage_work import Finish, Nothing, Work
+from decoding.prefill import Piece, batches, may_go_with
 from pipeline.logs import Event
 
 _MOST_FLYING = 32  # steps: bounds what the stages keep, and what is done again
-_REPLAY_TOKENS = 2048  # of one forward
 _MOST_DEATHS_ALONE = 2
+_MOST_LOSSES = 256  # rows whose end is remembered: longer than anybody asks
 _LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
 
@@ -65,15 +71,15 @@ class StagePipeline:
         self.group = group
         self.num_recoveries = 0
         self._mirrors: dict[int, SlotMirror] = {}
-        self._losses: dict[tuple[int, int], str] = {}  # by session and slot: why what should stand there does not
+        self._losses: deque[tuple[list[int], str]] = deque(maxlen=_MOST_LOSSES)  # tokens, and how stages died over them
         self._flying: deque[Step] = deque()
         self._next_step, self._settled = 0, -1
         self._num_losses = 0  # in a row
+        self._is_whole = True  # the stages hold what the mirrors say
 
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
         """Fresh slots for a session."""
         self.drain()
-        self._losses = {place: why for place, why in self._losses.items() if place[0] != session}
         self._mirrors[session] = SlotMirror(num_slots, num_positions)
         self._surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
 
@@ -97,18 +103,21 @@ class StagePipeline:
             if step.work.session == session and step.rows is None:
                 change_lengths(lengths, step.work.changes)
                 for slot, start, token_ids in zip(step.work.slots, step.work.starts, step.token_ids, strict=True):
-                    lengths[slot] = start + len(token_ids)
+                    if start <= lengths[slot]:
+                        lengths[slot] = start + len(token_ids)
         return lengths
 
-    def loss(self, session: int, slot: int) -> str | None:
-        """Why what should stand in a slot does not; None if that is not known."""
-        return self._losses.get((session, slot))
+    def loss(self, token_ids: Seq[int]) -> str | None:
+        """How stages died over a row that begins like this one; None if none is known to have."""
+        return next((why for lost, why in self._losses if list(token_ids[: len(lost)]) == lost), None)
 
     def send(self, step: Step) -> Step:
         """Have the stages do this after all that was sent before."""
+        self._mend()
         while len(self._flying) >= _MOST_FLYING:
             self._settle_oldest()
         waits = any(other.references is None for other in self._flying)  # steps are being done again, one at a time
+        waits = waits or self._has_hole(step)
         self._flying.append(step)
         if not waits:
             self._dispatch(step)
@@ -152,13 +161,12 @@ class StagePipeline:
             return
         is_alone = step.references is None
         if is_alone:
-            hole = self._hole(step)
-            if hole and (step.num_rows > 1 or step.work.changes):
+            has_hole = self._has_hole(step)
+            if has_hole and (step.num_rows > 1 or step.work.changes):
                 self._split(step)
                 return
-            if hole:
-                place = (step.work.session or 0, step.work.slots[0])
-                self._give_up(step, self._losses.get(place))
+            if has_hole:
+                self._give_up(step, None)
                 return
             self._dispatch(step)
         try:
@@ -171,8 +179,9 @@ class StagePipeline:
             elif is_alone and step.num_deaths >= _MOST_DEATHS_ALONE and step.num_rows:
                 self._give_up(
                     step,
-                    f"a stage of the target died over this row, {step.num_deaths} times with nothing beside it: out of "
-                    "memory, or a fault in a kernel that this row sets off",
+                    f"a stage of the target was lost over this row, {step.num_deaths} times with nothing beside it "
+                    "(out of memory, or a fault in a kernel that this row sets off, or a step that takes longer than "
+                    f"stages.timeout_s); the last time: {lost}",
                 )
             return
         except Exception:
@@ -189,17 +198,15 @@ class StagePipeline:
         if mirror is None:
             return
         mirror.change(work.changes)
-        for place in [place for place in self._losses if place[0] == work.session]:
-            if mirror[place[1]]:  # it stands again, or something else does
-                del self._losses[place]
         for slot, start, token_ids in zip(work.slots, work.starts, step.token_ids, strict=True):
             mirror.write(slot, start, token_ids)
 
-    def _hole(self, step: Step) -> bool:
-        """Whether something does not stand that a row of this step follows: its writing was given up."""
+    def _has_hole(self, step: Step) -> bool:
+        """Whether something will not stand that a row of this step follows: its writing was given up."""
         if step.work.session is None:
             return False
-        lengths = self._mirrors[step.work.session].lengths()
+        is_oldest = bool(self._flying) and self._flying[0] is step
+        lengths = self._mirrors[step.work.session].lengths() if is_oldest else self.lengths(step.work.session)
         change_lengths(lengths, step.work.changes)
         return any(start > lengths[slot] for slot, start in zip(step.work.slots, step.work.starts, strict=True))
 
@@ -223,10 +230,15 @@ class StagePipeline:
         return Step(alone, [step.token_ids[row]], step.finish.of_row(row))
 
     def _give_up(self, step: Step, why: str | None) -> None:
+        """Leave a row's step undone. What stood in its slot from where it begins belonged to somebody else."""
         self._flying.popleft()
         step.loss, step.is_settled = why, True
-        if why is not None and step.work.session is not None:
-            self._losses[step.work.session, step.work.slots[0]] = why
+        if step.work.session is None:
+            return
+        mirror, slot, start = self._mirrors[step.work.session], step.work.slots[0], step.work.starts[0]
+        mirror.write(slot, min(start, len(mirror[slot])), [])
+        if why is not None:
+            self._losses.append(([*mirror[slot], *step.token_ids[0]], why))
 
     def _dispatch(self, step: Step) -> None:
         number = self._next_step
@@ -249,7 +261,9 @@ class StagePipeline:
         if len(ready) < len(references):
             index = next(index for index, reference in enumerate(references) if reference not in ready)
             self.group.end(index)
-            raise StageLostError(f"stage {index} did not do a step in {self.group.settings.timeout_s:g} s")
+            raise StageLostError(
+                f"stage {index} did not do a step in {self.group.settings.timeout_s:g} s (stages.timeout_s)"
+            )
         try:
             answer = ray.get(references[-1])
             self._settled = step.number
@@ -263,14 +277,13 @@ class StagePipeline:
     def _forget_all(self) -> None:
         """After an error that is nobody's death: what was in flight is dropped, what it wrote is not relied on."""
         for session in {step.work.session for step in self._flying} - {None}:
-            mirror = self._mirrors[cast(int, session)]
-            for slot in range(mirror.num_slots):
-                mirror.clear(slot)
+            self._mirrors[cast(int, session)].clear_all()
         self._flying.clear()
 
     def _surely(self, ask: Any) -> Any:
         """What a question to all stages gives; with nothing in flight it may be asked again."""
         while True:
+            self._mend()
             try:
                 return ask()
             except StageLostError as lost:
@@ -278,6 +291,7 @@ class StagePipeline:
 
     def _recover(self, lost: StageLostError) -> None:
         """Bring the stages to where the mirrors are. What is in flight is to be sent again."""
+        self._is_whole = False
         self._let_go()
         most = self.group.settings.most_restarts
         if self._num_losses >= most:
@@ -292,12 +306,22 @@ class StagePipeline:
             before=self._count_loss,
         )
         deaths: dict[tuple[int, int], int] = {}
+        until = time.monotonic() + self.group.settings.start_timeout_s
         try:
-            attempts(self._rebuild, deaths)
+            attempts(self._rebuild, deaths, until)
         except tenacity.RetryError as error:
             raise self._gone(error.last_attempt.exception()) from lost
+        except Exception:  # nobody's death, and yet the stages do not hold what they should: out of memory, say
+            self._drop_all()
+            raise
+        self._is_whole = True
         self.num_recoveries += 1
         _log.info(Event("stages recovered", steps_in_flight=len(self._flying), losses_in_a_row=self._num_losses))
+
+    def _mend(self) -> None:
+        """Bring the stages up again that an earlier recovery left behind."""
+        if not self._is_whole:
+            self._recover(StageLostError("an earlier recovery was not completed"))
 
     def _let_go(self) -> None:
         """Wait for what is in flight, and look at its errors: those that nobody has seen Ray would log."""
@@ -321,63 +345,56 @@ class StagePipeline:
 
     def _gone(self, last: BaseException | None) -> StagesGoneError:
         num_losses, self._num_losses = self._num_losses, 0
-        self._flying.clear()
-        for mirror in self._mirrors.values():
-            for slot in range(mirror.num_slots):
-                mirror.clear(slot)
+        self._drop_all()
         return StagesGoneError(
             f"stages of the target were lost {num_losses} times in a row, and stages.most_restarts is "
             f"{self.group.settings.most_restarts}; the last time: {last}"
         )
 
+    def _drop_all(self) -> None:
+        """Nothing is in flight, and nothing stands."""
+        self._flying.clear()
+        for mirror in self._mirrors.values():
+            mirror.clear_all()
+
     def _count_loss(self, _: tenacity.RetryCallState) -> None:
         self._num_losses += 1
 
-    def _rebuild(self, deaths: dict[tuple[int, int], int]) -> None:
-        self.group.heal()
+    def _rebuild(self, deaths: dict[tuple[int, int], int], until: float) -> None:
+        self.group.heal(until)
+        goes_with = fit(self.group.facts())
         for session, mirror in self._mirrors.items():
             self.group.ask_all("allocate", session, mirror.num_slots, mirror.num_positions)
             written = [slot for slot in range(mirror.num_slots) if mirror[slot]]
-            for slots in [[slot] for slot in written] if deaths else _batches(written, mirror):
-                try:
-                    self._write(session, mirror, slots)
-                except StageLostError:
-                    for slot in slots:
-                        deaths[session, slot] = deaths.get((session, slot), 0) + (len(slots) == 1)
-                        if deaths[session, slot] >= _MOST_DEATHS_ALONE:
-                            mirror.clear(slot)  # whoever stands there has a hole, and is looked at alone
-                    raise
+            for slots in [[slot] for slot in written] if deaths else [written]:
+                for batch in batches(slots, [mirror[slot] for slot in slots], None, goes_with):
+                    self._write(session, mirror, batch, deaths)
 
-    def _write(self, session: int, mirror: SlotMirror, slots: list[int]) -> None:
-        starts = dict.fromkeys(slots, 0)
-        while starts:
-            rows = {slot: list(mirror[slot][start : start + _REPLAY_TOKENS]) for slot, start in starts.items()}
-            step = Step(
-                Work(
-                    session,
-                    slots=tuple(rows),
-                    starts=tuple(starts.values()),
-                    lengths=tuple(len(row) for row in rows.values()),
-                ),
-                list(rows.values()),
-            )
-            self._dispatch(step)
+    def _write(self, session: int, mirror: SlotMirror, batch: list[Piece], deaths: dict[tuple[int, int], int]) -> None:
+        """Write tokens of a mirror again."""
+        work = Work(
+            session,
+            slots=tuple(piece.slot for piece in batch),
+            starts=tuple(piece.start for piece in batch),
+            lengths=tuple(len(piece.tokens) for piece in batch),
+        )
+        step = Step(work, [piece.tokens for piece in batch])
+        self._dispatch(step)
+        try:
             self._answer(step)
-            starts = {
-                slot: start + len(rows[slot])
-                for slot, start in starts.items()
-                if start + len(rows[slot]) < len(mirror[slot])
-            }
+        except StageLostError:
+            for piece in batch:
+                place = session, piece.slot
+                deaths[place] = deaths.get(place, 0) + (len(batch) == 1)
+                if deaths[place] >= _MOST_DEATHS_ALONE:
+                    mirror.clear(piece.slot)  # whoever stands there has a hole, and is looked at alone
+            raise
 
 
-def _batches(slots: list[int], mirror: SlotMirror) -> list[list[int]]:
-    """Slots whose tokens fill a forward, of similar lengths."""
-    batches: list[list[int]] = []
-    num_tokens = 0
-    for slot in sorted(slots, key=lambda slot: -len(mirror[slot])):
-        if not batches or num_tokens + len(mirror[slot]) > _REPLAY_TOKENS:
-            batches.append([])
-            num_tokens = 0
-        batches[-1].append(slot)
-        num_tokens += len(mirror[slot])
-    return batches
+def fit(facts: Seq[StageFacts]) -> Callable[[list[int], list[Piece]], bool]:
+    """Whether a row may stand beside longer ones in a forward of these stages."""
+    return partial(
+        may_go_with,
+        packs_rows=all(stage.packs_rows for stage in facts),
+        is_fused=all(stage.runs_kernels for stage in facts),
+    )

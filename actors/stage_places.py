@@ -1,11 +1,15 @@
 """The places of a target's stages: a placement group that goes when the process goes that asked for it.
 
 Ray 2.60 promises that, and keeps the group of an actor that died until the job ends. So each group is named after the
-actor and the process that made it, and whoever makes one first gives back those whose makers are gone.
+actor and the process that made it, and whoever makes one, and the driver now and then, gives back those whose makers
+are gone.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -18,12 +22,19 @@ from ray.util.placement_group import (
 )
 
 from actors.settings import StageSettings
+from pipeline.logs import Event
 
 _PREFIX = "dray-stages"
+_LOOK_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 def take_places(settings: StageSettings) -> Any:
-    """The placement group, one bundle for each stage. Raises RuntimeError if the cluster has no room in time."""
+    """The placement group, one bundle for each stage.
+
+    Raises RuntimeError if the cluster has no room in `room_timeout_s`. In a run that has no end: others may work
+    meanwhile, and if nobody does, the driver ends the run (run.no_progress_timeout_s) and says what is missing.
+    """
     give_back_orphans()
     bundle = settings.bundle or {"CPU": 0.001}
     selectors = [dict(settings.label_selector)] * settings.count
@@ -33,14 +44,18 @@ def take_places(settings: StageSettings) -> Any:
         name=":".join((_PREFIX, *_maker(), ray.ObjectRef.from_random().hex())),
         **({"bundle_label_selector": selectors} if settings.label_selector else {}),
     )
-    if places.wait(settings.start_timeout_s):
-        return places
-    remove_placement_group(places)
     needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    until = time.monotonic() + settings.room_timeout_s
+    while (left_s := until - time.monotonic()) > 0:
+        if places.wait(min(left_s, _LOOK_EVERY_S)):
+            return places
+        give_back_orphans()
+        _log.warning(Event("waiting for room for stages", stages=settings.count, each=needs))
+    remove_placement_group(places)
     where = f" on nodes with {dict(settings.label_selector)}" if settings.label_selector else ""
     raise RuntimeError(
         f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each{where} beside "
-        f"what it runs, and found none in {settings.start_timeout_s:g} s (stages.start_timeout_s)"
+        f"what it runs, and found none in {settings.room_timeout_s:g} s"
     )
 
 
@@ -53,7 +68,8 @@ def give_back_orphans() -> None:
             continue
         _, _, maker, its_process, _ = name.split(":")
         if (maker == actor and its_process != process) or (maker != actor and _is_dead(maker)):
-            remove_placement_group(get_placement_group(name))
+            with suppress(ValueError):  # somebody else has just given it back
+                remove_placement_group(get_placement_group(name))
 
 
 def _maker() -> tuple[str, str, str]:
@@ -63,4 +79,5 @@ def _maker() -> tuple[str, str, str]:
 
 
 def _is_dead(actor: str) -> bool:
-    return actor != "driver" and describe_actors(actor).get("State") == "DEAD"
+    """Whether it has ended; of one that ended long ago the cluster knows nothing."""
+    return actor != "driver" and describe_actors(actor).get("State", "DEAD") == "DEAD"

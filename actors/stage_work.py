@@ -88,9 +88,11 @@ class Logits:
         """The same for one row."""
         return self
 
-    def gathered(self, answers: Seq[torch.Tensor | None]) -> torch.Tensor:
-        """Of rows that were done one by one; not a number where one was given up."""
-        like = next(answer for answer in answers if answer is not None)
+    def gathered(self, answers: Seq[torch.Tensor | None]) -> torch.Tensor | None:
+        """Of rows that were done one by one; not a number where one was given up, None if all were."""
+        like = next((answer for answer in answers if answer is not None), None)
+        if like is None:
+            return None
         return torch.cat([torch.full_like(like, float("nan")) if answer is None else answer for answer in answers])
 
 

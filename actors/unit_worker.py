@@ -90,7 +90,7 @@ class UnitWorker(ABC, Generic[_Row]):
     def _decode(self, row: _Row) -> list[dict[str, Any]]:
         """The generation rows of a row that has run. Raises RowError."""
 
-    def _facts(self) -> dict[str, str | bool]:
+    def _facts(self) -> dict[str, str | bool | int]:
         """About what generates the rows, for the footer of each part."""
         return {}
 

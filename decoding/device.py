@@ -27,3 +27,8 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def name_of(device: torch.device) -> str:
+    """As a person calls it: "cpu", or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

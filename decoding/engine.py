@@ -41,7 +41,7 @@ class Engine:
         self._refused: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         slots = share_out(options.num_slots, len(parts))
-        budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.device.type != "cpu"]
+        budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
         self.lanes = [
             Lane(
                 target,

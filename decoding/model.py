@@ -22,14 +22,13 @@ from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
 from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.packed_linear import pack_linears
-from decoding.prefill import Piece, batches
+from decoding.prefill import Piece, batches, may_go_with
 from decoding.support import load_config, max_positions, model_folder
 from decoding.target import LocalTarget
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TIMED_START = 64  # positions before tokens whose forward is timed
-_SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 
 
 @dataclass
@@ -132,15 +131,8 @@ class LanguageModel(LocalTarget):
             self._prefill_batch(batch)
 
     def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
-        width = len(batch[0].tokens)
-        if not self.packs_rows:
-            return len(row) == width
-        if self.fused is not None and self.fused.kernels is not None:  # their attention knows no rectangle
-            return True
-        rectangle = width * (len(batch) + 1)
-        return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (
-            sum(len(other.tokens) for other in batch) + len(row)
-        )
+        runs_kernels = self.fused is not None and self.fused.kernels is not None
+        return may_go_with(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
 
     def _prefill_batch(self, batch: list[Piece]) -> None:
         width = len(batch[0].tokens)

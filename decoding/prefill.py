@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+_SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
 
 
 class Piece(NamedTuple):
@@ -44,3 +45,14 @@ def batches(
                 later.append(Piece(row[num_taken:], slot, first + num_taken))
         yield batch
         rest = later
+
+
+def may_go_with(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
+    """Whether a row may stand beside longer ones: for a model that takes packed rows or not, in our kernels or not."""
+    width = len(batch[0].tokens)
+    if not packs_rows:
+        return len(row) == width
+    if is_fused:  # their attention knows no rectangle
+        return True
+    rectangle = width * (len(batch) + 1)
+    return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other.tokens) for other in batch) + len(row))

@@ -128,7 +128,8 @@ class Stage:
         slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
         positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
         is_rectangle = packing is None or not self.packs_rows
-        plan = cache.plan(slots_B, positions_BT, max(starts) + width, None if is_rectangle else packing)
+        packs = self.fused is not None or not is_rectangle  # our own layers always take packed rows
+        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing if packs else None)
         if self.max_positions is not None:
             positions_BT = positions_BT.clamp(max=self.max_positions - 1)
         fed_N = fed_N.to(self.device)

@@ -148,9 +148,12 @@ class StageNetwork:
 
     def _refuse_shared_state(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
-        handed = {name for name, value in bound.items() if value is not None and not isinstance(value, bool | int)}
-        handed |= {name for name, value in bound.get("kwargs", {}).items() if isinstance(value, torch.Tensor)}
-        foreign = sorted(handed - _MAY_BE_HANDED)
+        handed = {**bound, **bound.get("kwargs", {})}
+        foreign = sorted(
+            name
+            for name, value in handed.items()
+            if name not in _MAY_BE_HANDED and not isinstance(value, bool | int | float | str | None)
+        )
         if foreign:
             raise CannotCutError(
                 f"{type(self.network).__name__} cannot be cut into stages: its layers are handed {', '.join(foreign)}, "

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from decoding.device import to_device
+from decoding.device import name_of, to_device
 from decoding.rows import Rows
 from decoding.scoring import Answer, Decision, Question, RowVerdict, decide
 
@@ -52,6 +52,11 @@ class Target(Timed, Protocol):
     vocab_size: int
     max_positions: int | None  # the longest context, where there is a limit
     eos_token_ids: frozenset[int]
+
+    @property
+    def runs_on(self) -> str:
+        """What computes: "cpu", or the name of the GPU."""
+        ...
 
     @property
     def cache(self) -> SlotCache | None:
@@ -100,6 +105,11 @@ class LocalTarget(ABC):
 
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def runs_on(self) -> str:
+        """As `Target.runs_on`."""
+        return name_of(self.device)
 
     @abstractmethod
     def forward(

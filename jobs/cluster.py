@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -14,11 +15,15 @@ import ray
 import torch
 
 from actors.resources import settle_device, shortage
+from actors.settings import GeneratorSettings
+from actors.stage_places import give_back_orphans
 from jobs.config import RunConfig
 from jobs.stopping import keeping_sigterm
 from pipeline.dataset import ActorPool
+from pipeline.logs import Event
 
 _LONGEST_PATIENCE_S = 600.0
+_log = logging.getLogger(__name__)
 
 
 def pick_device(config: RunConfig) -> tuple[str, ActorPool]:
@@ -55,9 +60,11 @@ class ShortageWatch:
     First after some seconds, then now and then, until as many are ready as were asked for at once.
     """
 
-    def __init__(self, pool: ActorPool, ledger: Any, patience_s: float = 20.0) -> None:
-        """`ledger` is the run's Ledger, an actor, which knows who is ready."""
-        self._pool, self._ledger, self._patience_s = pool, ledger, patience_s
+    def __init__(
+        self, pool: ActorPool, ledger: Any, settings: GeneratorSettings | None = None, patience_s: float = 20.0
+    ) -> None:
+        """`ledger` is the run's Ledger, an actor, which knows who is ready; `settings` say what each actor needs."""
+        self._pool, self._ledger, self._settings, self._patience_s = pool, ledger, settings, patience_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shortage-watch", daemon=True)
 
@@ -77,7 +84,7 @@ class ShortageWatch:
         while not self._ended.wait(patience_s):
             try:
                 num_ready = ray.get(self._ledger.num_joined.remote())
-                lack = shortage(self._pool, ray.nodes())
+                lack = shortage(self._pool, ray.nodes(), self._settings)
             except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
                 return
             if num_ready >= self._pool.num_at_once:
@@ -90,6 +97,34 @@ class ShortageWatch:
                     flush=True,
                 )
             patience_s = min(3 * patience_s, _LONGEST_PATIENCE_S)
+
+
+class OrphanWatch:
+    """While it is entered: gives back the places of stages whose generators are gone, so that new ones find room."""
+
+    def __init__(self, period_s: float = 30.0) -> None:
+        """It looks every so many seconds."""
+        self._period_s = period_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="orphan-watch", daemon=True)
+
+    def __enter__(self) -> OrphanWatch:
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period_s):
+            try:
+                give_back_orphans()
+            except Exception:  # noqa: BLE001 - the cluster is busy, or the run has just ended; it looks again
+                _log.debug(Event("orphans not looked for"), exc_info=True)
 
 
 def _address(config: RunConfig) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import ray
@@ -11,7 +12,7 @@ import ray
 from actors.draft_roster import start_roster
 from actors.feed import Feed
 from actors.ledger import start_ledger
-from jobs.cluster import ShortageWatch
+from jobs.cluster import OrphanWatch, ShortageWatch
 from jobs.config import RunConfig
 from jobs.driver_metrics import publish_progress
 from jobs.progress import Progress
@@ -67,7 +68,9 @@ def drive(
         run = Location.parse(config.output.path).short_name
         arguments["roster"] = start_roster(worker_arguments["settings"], run, config.log_settings(), pool.num_at_once)
     timeout_s = config.run.no_progress_timeout_s
-    with stop, progress, publishing, ShortageWatch(pool, ledger):
+    settings = worker_arguments.get("settings")
+    orphans = OrphanWatch() if config.stages.count > 1 else nullcontext()
+    with stop, progress, publishing, ShortageWatch(pool, ledger, settings), orphans:
         try:
             for receipt in stream_units(feed, units.num_units, worker, arguments, pool, timeout_s):
                 progress.add(receipt.counts)

@@ -65,7 +65,9 @@ class StagesSection(Section):
         10, description="Stages replaced in a row, with no step done in between, before it fails."
     )
     timeout_s: float = Field(120.0, description="Seconds for a step of all stages; one that takes longer is replaced.")
-    start_timeout_s: float = Field(600.0, description="Seconds for finding room, and again for loading the weights.")
+    start_timeout_s: float = Field(
+        480.0, description="Seconds for loading the weights; a stage that takes longer is replaced."
+    )
 
 
 class ChatSection(Section):

@@ -30,7 +30,7 @@ def amend_part(
     generations: pa.Table,
     errors: Sequence[ErrorRow],
     seconds: float | None = None,
-    engine: Mapping[str, str | bool] | None = None,
+    engine: Mapping[str, str | bool | int] | None = None,
 ) -> Receipt:
     """The receipt of what this changed: `generations` of rows that had failed, `errors` of those that failed again.
 

@@ -38,7 +38,7 @@ def commit_part(
     counts: Counts,
     attempt: int,
     seconds: float | None = None,
-    engine: Mapping[str, str | bool] | None = None,
+    engine: Mapping[str, str | bool | int] | None = None,
 ) -> Receipt:
     """The receipt of the unit, whose rows are on disk when this returns, from this attempt or another.
 
@@ -84,13 +84,15 @@ def receipt_of(schema: pa.Schema) -> Receipt:
     return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
 
 
-def engine_facts(schema: pa.Schema) -> dict[str, str | bool]:
+def engine_facts(schema: pa.Schema) -> dict[str, str | bool | int]:
     """The facts in the schema of a part about what generated it; none where there are none."""
-    facts: dict[str, str | bool] = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("engine", {})
+    facts: dict[str, str | bool | int] = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("engine", {})
     return facts
 
 
-def part_content(generations: pa.Table, receipt: Receipt, engine: Mapping[str, str | bool] | None = None) -> bytes:
+def part_content(
+    generations: pa.Table, receipt: Receipt, engine: Mapping[str, str | bool | int] | None = None
+) -> bytes:
     """The part of a unit: its generations, and in the footer its receipt and facts about what generated it."""
     footer = {
         "unit": receipt.unit_id,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.chain_probe import check_chain
+from actors.draft_links import DraftLinks
 from actors.settings import StageSettings
 from actors.sharded_model import ShardedModel
 from actors.stage_actor import StageActor
@@ -29,9 +30,13 @@ PROMPTS = [
 
 
 class PoisonedStage(StageActor):
-    """Dies when it reads the token, once it is armed."""
+    """Dies when it reads the token, once it is armed. Fails once where a file beside the model says so."""
 
     is_armed = False
+
+    def load(self) -> Any:
+        self._fail_if_told("load")
+        return super().load()
 
     def arm(self) -> None:
         self.is_armed = True
@@ -39,7 +44,14 @@ class PoisonedStage(StageActor):
     def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
         if self.is_armed and isinstance(fed, list) and POISON in fed:
             os._exit(1)
+        self._fail_if_told("do")
         return super().do(step, settled, work, fed, finish)
+
+    def _fail_if_told(self, what: str) -> None:
+        told = Path(self._arguments[0]) / f"fail_{what}"
+        if told.exists():
+            told.unlink()
+            raise OSError(f"{what} failed, as it was told")
 
 
 class PoisonedGroup(StageGroup):
@@ -69,9 +81,14 @@ def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **s
 
 
 def make_engine(
-    pair: tuple[str, str], model: ShardedModel | None, drafter: str = "model", num_lanes: int = 2, **options: Any
+    pair: tuple[str, str],
+    model: ShardedModel | None,
+    drafter: str = "model",
+    num_lanes: int = 2,
+    links: DraftLinks | None = None,
+    **options: Any,
 ) -> Engine:
-    """Over stages, or over the same target in this process."""
+    """Over stages, or over the same target in this process; with `links`, drafted for by draft actors."""
     settings = {"num_slots": 5, "max_model_len": 120, "num_speculative_tokens": 4, "draft_length": "fixed", **options}
     return Engine.load(
         pair[0],
@@ -79,6 +96,7 @@ def make_engine(
         EngineOptions(drafter=drafter, **settings),
         device="cpu",
         dtype="float32",
+        remote=links,
         target_model=model,
         num_lanes=1 if model is None else num_lanes,
     )

@@ -117,7 +117,7 @@ def test_a_row_that_kills_a_stage_fails_and_its_neighbours_do_not(pair: Pair, mo
         poisoned = Sequence.create([1, 2, 3], replace(SAMPLED, logit_bias={POISON: 100.0}), row=99)
     found = texts(make_engine(pair, model), [*sequences[:3], poisoned, *sequences[3:]])
     error = found.pop(3)
-    assert "a stage of the target died over this row, 2 times with nothing beside it" in str(error)
+    assert "a stage of the target was lost over this row, 2 times with nothing beside it" in str(error)
     assert found == texts(make_engine(pair, None), make_sequences(SAMPLED))
 
 
@@ -186,7 +186,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         model.prefill([0], [[1, 2, 3]])
         ray.kill(group.actors[0], no_restart=True)
         started = time.monotonic()
-        with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in 1 s"):
+        with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in time"):
             model.logits([0], [3], [[5]], 1)
         assert time.monotonic() - started < 60
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from actors.resources import shortage
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
 from pipeline.dataset import ActorPool
 
 H100, A100 = {"ray.io/accelerator-type": "H100"}, {"ray.io/accelerator-type": "A100"}
@@ -55,6 +56,37 @@ def test_a_cluster_with_room_lacks_nothing() -> None:
 )
 def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], said: str) -> None:
     assert said in str(shortage(pool, nodes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "said"),
+    [
+        (
+            {"stages": StageSettings(count=4, num_gpus=1)},
+            [node(CPU=64, GPU=4)],
+            "room for 4 of 8 stages: each takes 1 CPU, 1 GPU and there is 4 GPU",
+        ),
+        (
+            {"stages": StageSettings(count=4, label_selector=H100)},
+            [node(A100, CPU=64)],
+            "no node has the labels {'ray.io/accelerator-type': 'H100'}",
+        ),
+        (
+            {"stages": StageSettings(count=3)},
+            [node(CPU=4), node(CPU=3)],
+            "2 actors 2 and 6 stages 6 CPU, which is 8 in all, and there is 7 CPU",
+        ),
+        (
+            {"placement": "split", "drafts": DraftSettings(num_gpus=1, per_target=0.5)},
+            [node(CPU=9)],
+            "room for 0 of 1 draft actors",
+        ),
+        ({"stages": StageSettings(count=3)}, [node(CPU=4), node(CPU=4)], "None"),
+    ],
+)
+def test_stages_and_draft_actors_count(settings: dict[str, Any], nodes: list[dict[str, Any]], said: str) -> None:
+    generator = GeneratorSettings(models=ModelSettings(target="t", draft="d"), **settings)
+    assert said in str(shortage(ActorPool(min_actors=2, max_actors=2), nodes, generator))
 
 
 def test_labels_to_fall_back_on_count() -> None:

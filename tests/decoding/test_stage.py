@@ -155,7 +155,8 @@ def test_layers_that_share_keys_and_values_are_not_cut(tmp_path):
         Stage.load(path, 0, 2, "cpu")
 
 
-def test_a_layer_that_is_handed_something_unknown_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("handed", ["in the open", "among others, in a list"])
+def test_a_layer_that_is_handed_something_unknown_is_refused(handed, tmp_path, monkeypatch):
     path = saved("llama", tmp_path)
     kind = transformers.models.llama.modeling_llama.LlamaDecoderLayer
     forward = kind.forward
@@ -163,11 +164,15 @@ def test_a_layer_that_is_handed_something_unknown_is_refused(tmp_path, monkeypat
     def with_more(self, hidden_states, *args, first_hidden_states=None, **kwargs):
         return forward(self, hidden_states, *args, **kwargs)
 
-    monkeypatch.setattr(kind, "forward", with_more)
-    model_forward = kind.__call__
-    monkeypatch.setattr(
-        kind, "__call__", lambda self, hidden, *a, **k: model_forward(self, hidden, *a, first_hidden_states=hidden, **k)
-    )
+    is_open = handed == "in the open"
+    if is_open:
+        monkeypatch.setattr(kind, "forward", with_more)
+    call = kind.__call__
+
+    def call_with_more(self, hidden, *args, **kwargs):
+        return call(self, hidden, *args, first_hidden_states=hidden if is_open else [hidden], **kwargs)
+
+    monkeypatch.setattr(kind, "__call__", call_with_more)
     stage = Stage.load(path, 0, 2, "cpu")
     with pytest.raises(CannotCutError, match="first_hidden_states"):
         stage.plain(torch.tensor([1, 2, 3]))

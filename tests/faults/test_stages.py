@@ -14,12 +14,15 @@ import pytest
 import ray
 import torch
 
-from actors.settings import StageSettings
+from actors.draft_links import DraftLinks
+from actors.draft_roster import start_roster
+from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
 from actors.slot_mirror import SlotMirror
 from actors.stage_group import StageGroup
 from actors.stage_pipeline import StagePipeline
 from actors.stage_places import give_back_orphans
 from decoding.sequence import Sequence
+from pipeline.logs import LogSettings
 from tests.actors.sharded import PARAMS, POISON, make_engine, make_sequences, save_pair, sharded, texts
 from tests.decoding.tiny import random_prompts
 from tests.jobs.runs import wait_until
@@ -58,14 +61,26 @@ def rows(params: Any) -> list[Sequence]:
     return make_sequences(params, prompts)
 
 
-# Another place of the drafter is another name here: `make_engine` makes it.
-@pytest.mark.parametrize("drafter", ["model"])
+@pytest.fixture(scope="module")
+def links(pair: Pair, ray_address: str) -> Iterator[DraftLinks]:
+    """To a draft actor, which is ready."""
+    settings = GeneratorSettings(
+        models=ModelSettings(target=pair[0], draft=pair[1], device="cpu", dtype="float32"),
+        placement="split",
+        drafts=DraftSettings(num_cpus=0, timeout_s=60.0),
+    )
+    roster = start_roster(settings, "test", LogSettings(level="error"), 1)
+    yield DraftLinks(settings, roster)
+    ray.kill(roster)
+
+
+@pytest.mark.parametrize("drafter", ["model", "remote"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_stages_that_are_killed_again_and_again_change_no_token(
-    temperature: float, drafter: str, pair: Pair, say: Callable[[str], None]
+    temperature: float, drafter: str, pair: Pair, links: DraftLinks, say: Callable[[str], None]
 ) -> None:
     params = replace(PARAMS, temperature=temperature, max_tokens=NUM_TOKENS)
-    expected = texts(make_engine(pair, None, drafter), rows(params))
+    expected = texts(make_engine(pair, None), rows(params))
     generator = random.Random(temperature)
     victims = [stage for stage in range(NUM_STAGES) for _ in range(KILLS_OF_EACH)]
     generator.shuffle(victims)
@@ -76,8 +91,11 @@ def test_stages_that_are_killed_again_and_again_change_no_token(
             if victims and step % 50 == 25 + generator.randrange(-20, 20):
                 ray.kill(group.actors[victims.pop()], no_restart=True)
 
-        found = texts(make_engine(pair, model, drafter, num_lanes=NUM_STAGES), rows(params), kill)
+        remote = links if drafter == "remote" else None
+        sequences = rows(params)
+        found = texts(make_engine(pair, model, num_lanes=NUM_STAGES, links=remote), sequences, kill)
         assert found == expected
+        assert sum(sequence.num_accepted_tokens for sequence in sequences) > len(sequences)
         assert not victims, "the run was too short for all kills"
         assert group.num_replaced == NUM_STAGES * KILLS_OF_EACH
     say(f"{group.num_replaced} kills, {sum(map(len, found))} tokens at temperature {temperature}, all as undisturbed")
@@ -93,7 +111,7 @@ def test_the_suite_sees_a_recovery_that_is_wrong(bug: str, pair: Pair, monkeypat
     params = replace(PARAMS, temperature=0.8, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params)[:20])
     with sharded(pair[0], 2) as model:
-        monkeypatch.setattr(StagePipeline, "_hole", lambda *_: False)
+        monkeypatch.setattr(StagePipeline, "_has_hole", lambda *_: False)
 
         def kill(step: int) -> None:
             if step in (20, 40):

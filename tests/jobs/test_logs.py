@@ -97,7 +97,9 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
     assert all(seconds > 0 for table in ("target_ms", "draft_ms") for seconds in loaded[table].values())
     (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     ((facts, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
-    assert json.loads(facts) == {name: loaded[name] for name in ("device", "dtype", "is_batch_invariant", "placement")}
+    assert json.loads(facts) == {
+        name: loaded[name] for name in ("device", "dtype", "is_batch_invariant", "placement", "stages")
+    }
     assert num_parts == 2
     units = [event for event in workers if event["event"] == "unit committed"]
     assert sorted(event["unit"] for event in units) == [0, 1]

@@ -44,6 +44,7 @@ def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_
         (("--stages.count=2", "--stages.num_gpus=1", "--models.device=cpu"), "stages.num_gpus is 1; drop one of them"),
         (("--stages.count=2", "--stages.strategy=ANY"), "stages.strategy"),
         (("--stages.count=2", "--stages.timeout_s=0"), "stages.timeout_s is 0"),
+        (("--stages.count=2", "--stages.start_timeout_s=600"), "an engine that replaces stages may need 960 seconds"),
     ],
 )
 def test_nonsense_is_refused_before_any_work(

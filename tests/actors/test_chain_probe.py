@@ -1,0 +1,60 @@
+"""Stages that compute something else than a plain forward are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.stage_actor import StageActor
+from actors.stage_group import StageGroup
+from decoding.kv_cache import KVCache, Packing, Plan
+from tests.actors.sharded import save_pair, sharded
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+
+
+class OffStage(StageActor):
+    """What it computes on slots is off by a thousandth."""
+
+    def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
+        answer = super().do(step, settled, work, fed, finish)
+        return answer * (1 + 1e-3) if isinstance(answer, torch.Tensor) else answer
+
+
+class PeepingStage(StageActor):
+    """Its rows see one position too many: junk, or what comes next."""
+
+    def load(self) -> Any:
+        plan_of = KVCache.plan
+
+        def plan(
+            cache: KVCache,
+            slots_B: torch.Tensor | None,
+            positions_BT: torch.Tensor,
+            longest: int,
+            packing: Packing | None,
+        ) -> Plan:
+            plan = plan_of(cache, slots_B, positions_BT, longest, packing)
+            peeping = replace(plan, positions_BT=plan.positions_BT + 1, positions_N=plan.positions_N + 1)
+            cache.use(peeping)
+            return peeping
+
+        KVCache.plan = plan
+        return super().load()
+
+
+class OffGroup(StageGroup):
+    actor_class = OffStage
+
+
+class PeepingGroup(StageGroup):
+    actor_class = PeepingStage
+
+
+@pytest.mark.parametrize("kind", [OffGroup, pytest.param(PeepingGroup, marks=pytest.mark.slow)])
+def test_stages_that_compute_something_else_are_refused(kind: type[StageGroup], tmp_path: Path) -> None:
+    path, _ = save_pair(tmp_path)
+    with pytest.raises(ValueError, match="does not compute the same in stages"), sharded(path, 1, kind):
+        raise AssertionError("they were let through")

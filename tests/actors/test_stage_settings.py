@@ -1,0 +1,62 @@
+"""What stages may hold and how a loss of one is told from an error, without any stage."""
+
+import pytest
+import ray
+import torch
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError, RuntimeEnvSetupError
+
+from actors.generator import drafting_device
+from actors.settings import StageSettings
+from actors.stage_actor import StaleStepError
+from actors.stage_group import is_loss
+from actors.stage_work import Logits
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_gpus": 1.5}, "stages.num_gpus must be a whole number, or a share of one GPU, got 1.5"),
+        ({"num_cpus": -1}, "stages.num_cpus must not be negative"),
+        ({"memory": 0}, "stages.memory must be a positive number of bytes, got 0"),
+        ({"resources": {"GPU": 1}}, "stages.resources names 'GPU'; that is what stages.num_gpus is for"),
+        ({"resources": {"disk": 1.5}}, "'disk' must be a whole number, or a share between 0 and 1, got 1.5"),
+    ],
+)
+def test_what_a_stage_cannot_hold_is_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StageSettings(count=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ActorDiedError(), True),
+        (GetTimeoutError(), True),
+        (StaleStepError(), True),
+        (RayTaskError("do", "", ActorDiedError()), True),
+        (RayTaskError("do", "", ValueError()), False),
+        (RuntimeEnvSetupError(), False),
+        (RayError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_a_loss_is_a_process_that_is_gone_or_late_and_nothing_else(error: Exception, expected: bool) -> None:
+    assert is_loss(error) is expected
+
+
+def test_logits_of_rows_that_were_all_given_up_are_none() -> None:
+    assert Logits().gathered([None, None]) is None
+    found = Logits().gathered([None, torch.ones(1, 1, 2)])
+    assert found is not None
+    assert found.isnan().tolist() == [[[True, True]], [[False, False]]]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_generator_that_holds_no_gpu_drafts_on_the_cpu_whatever_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert drafting_device("cuda") == drafting_device("auto") == "cpu"
+    context = type(ray.get_runtime_context())
+    monkeypatch.setattr(context, "get_accelerator_ids", lambda self: {"GPU": ["3"]})
+    assert drafting_device("cuda") == "cuda"
+    assert drafting_device("cpu") == "cpu"
