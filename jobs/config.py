@@ -184,6 +184,61 @@ def _check_stage_timeouts(config: RunConfig) -> None:
             "seconds for a step (3 x stages.timeout_s + stages.start_timeout_s), and would be ended over it; raise "
             "run.hang_timeout_s, or lower the others"
         )
+
+
+def _with_underscore(argument: str, kind: type[RunConfig]) -> str:
+    """`--dry-run` as its field is called; other arguments as they are."""
+    name, equals, value = argument.partition("=")
+    field = name.removeprefix("--").replace("-", "_")
+    is_flag = name.startswith("--") and field in kind.model_fields
+    return f"--{field}{equals}{value}" if is_flag else argument
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    for index, argument in enumerate(arguments):
+        name, has_value, value = argument.partition("=")
+        if name == "--config":
+            value = value if has_value else next(iter(arguments[index + 1 :]), "")
+            if not Path(value).is_file():
+                raise ValueError(f"--config {value!r}: no such file")
+            return Path(value)
+    from_environment = os.environ.get(f"{_ENV_PREFIX}CONFIG")
+    if from_environment and not Path(from_environment).is_file():
+        raise ValueError(f"{_ENV_PREFIX}CONFIG={from_environment!r}: no such file")
+    return Path(from_environment) if from_environment else None
+
+
+def _check_mapping(yaml_file: Path) -> None:
+    try:
+        content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return  # reported where the settings read it
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
+
+
+def _check_environment(kind: type[RunConfig]) -> None:
+    sections = kind.model_fields
+    for name in os.environ:
+        if not name.startswith(_ENV_PREFIX) or name in _ENGINE_VARIABLES:
+            continue
+        section, _, field = name.removeprefix(_ENV_PREFIX).lower().partition("__")
+        fields = _fields(sections[section]) if section in sections else []
+        if section not in sections or (field and field.partition("__")[0] not in fields):
+            raise ValueError(
+                f"environment variable {name} names no field; "
+                f"{_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
+            )
+
+
+def _explain(error: ValidationError) -> str:
+    lines = ["the configuration is wrong:"]
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        got = "" if problem["type"] in ("missing", "extra_forbidden") else f", got {problem['input']!r}"
+        what = {"missing": "is required", "extra_forbidden": "is not a field (see --help)"}.get(
+            problem["type"], problem["msg"].lower()
+        )
         lines.append(f"  {name}: {what}{got}")
     return "\n".join(lines)
 
