@@ -70,7 +70,9 @@ def links(pair: Pair, ray_address: str) -> Iterator[DraftLinks]:
         drafts=DraftSettings(num_cpus=0, timeout_s=60.0),
     )
     roster = start_roster(settings, "test", LogSettings(level="error"), 1)
-    yield DraftLinks(settings, roster)
+    links = DraftLinks(settings, roster)
+    yield links
+    links.close()
     ray.kill(roster)
 
 
