@@ -191,7 +191,7 @@ class DraftRoster:
 
 def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Any:
     """A new roster as an actor on the driver's node, where it lives as long as the driver."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(DraftRoster).options(num_cpus=0, scheduling_strategy=here)
     return actor.remote(settings, run, log_settings, num_generators)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from actors.ledger import Pace
 from pipeline.dataset import Ticket
+from pipeline.id_set import IdSet
 from pipeline.units import WorkUnit
 
 _MOMENT_S = 0.1
@@ -28,10 +29,13 @@ class Feed:
     units: Iterable[WorkUnit]
     ledger: Any
     backups: bool
+    done: IdSet = field(default_factory=IdSet)  # units that nobody is to be handed any more
 
     def __call__(self) -> Iterator[Ticket]:
         """The tickets, waiting between them."""
         for unit in self.units:
+            if unit.unit_id in self.done:
+                continue
             while (pace := ray.get(self.ledger.hand_out.remote(unit))) is Pace.WAIT:
                 time.sleep(_MOMENT_S)
             if pace is Pace.STOP:

@@ -140,6 +140,7 @@ class Ledger:
         self._num_dead_told = 0
         self._num_waiting = 0
         self._is_stopping = False
+        self._dismissed: set[str] = set()  # processes that did not die over what they held
 
     def stop(self) -> None:
         """Let nobody begin a unit any more."""
@@ -152,6 +153,10 @@ class Ledger:
     def num_joined(self) -> int:
         """Processes that have been ready, less those whose death was noticed."""
         return len(self._workforce)
+
+    def dismiss(self) -> None:
+        """Every process is let go, and others will come: what these leave unfinished is held against no row."""
+        self._dismissed |= self._workforce.dismiss()
 
     def hand_out(self, unit: WorkUnit) -> Pace:
         """Whether the unit may be handed out now. Once it was, or is finished, it may again."""
@@ -266,7 +271,7 @@ class Ledger:
         else:
             unit.holder = None
             suspects, unit.in_flight = unit.in_flight, ()
-        if not self._is_node_alive(before.node):
+        if before.process in self._dismissed or not self._is_node_alive(before.node):
             if suspects and unit.untried is not None:
                 unit.untried.appendleft(suspects)
             return False
@@ -285,7 +290,8 @@ class Ledger:
 
 def start_ledger(units_in_flight: int = 1, most_waiting: int = 64) -> Any:
     """A new ledger as an actor on the driver's node, where it lives as long as the driver."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    # Not softly: Ray then places an actor without CPUs anywhere, and the ledger would die with a node that is none of ours.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"units_in_flight": units_in_flight, "most_waiting": most_waiting}
     return ray.remote(Ledger).options(num_cpus=0, scheduling_strategy=here).remote(**options)
 

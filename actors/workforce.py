@@ -35,6 +35,12 @@ class Workforce:
         """It has died."""
         self._processes.pop(process, None)
 
+    def dismiss(self) -> set[str]:
+        """All are let go; who they were."""
+        names = set(self._processes)
+        self._processes.clear()
+        return names
+
     def take(self, process: str, unit_id: int, is_backup: bool) -> None:
         """It begins to work on the unit."""
         self.join(process)

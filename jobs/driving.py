@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ray
@@ -18,9 +20,19 @@ from jobs.driver_metrics import publish_progress
 from jobs.progress import Progress
 from jobs.stopping import GracefulStop
 from pipeline.dataset import ActorPool, UnitError, stream_units
+from pipeline.id_set import IdSet
 from pipeline.location import Location
+from pipeline.logs import Event
 from pipeline.receipt import Receipt
 from pipeline.units import WorkUnit
+
+_MOST_POOLS = 8  # made anew one after the other, without a unit done in between
+_LOST_FOR_GOOD = (
+    ray.exceptions.UnserializableException,
+    ray.exceptions.ActorDiedError,
+    ray.exceptions.ActorUnavailableError,
+)
+_log = logging.getLogger(__name__)
 
 
 class Units(Protocol):
@@ -72,7 +84,7 @@ def drive(
     orphans = OrphanWatch() if config.stages.count > 1 else nullcontext()
     with stop, progress, publishing, ShortageWatch(pool, ledger, settings), orphans:
         try:
-            for receipt in stream_units(feed, units.num_units, worker, arguments, pool, timeout_s):
+            for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:
@@ -81,6 +93,33 @@ def drive(
     said = describe_repeats(ray.get(ledger.summary.remote()))
     if said:
         print(said, file=sys.stderr)
+
+
+def _receipts(
+    feed: Feed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
+) -> Iterator[Receipt]:
+    """Those of `stream_units`, once each, from a new pool of actors where Ray gives up the old one.
+
+    Ray 2.60 starts an actor again whose process or node died, but not always one whose node died while it was being
+    started: that it takes for a failure of the actor's own, with an exception that is empty (ray issue 18586).
+    """
+    done, num_in_a_row = IdSet(), 0
+    while True:
+        left = replace(feed, done=IdSet(done))
+        try:
+            for receipt in stream_units(left, num_units - len(done), worker, arguments, pool, timeout_s):
+                if done.add(receipt.unit_id):
+                    num_in_a_row = 0
+                    yield receipt
+            return
+        except _LOST_FOR_GOOD as error:
+            num_in_a_row += 1
+            if num_in_a_row > _MOST_POOLS:
+                raise
+            _log.warning(
+                Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
+            )
+            ray.get(feed.ledger.dismiss.remote())
 
 
 def describe_repeats(summary: Mapping[str, int]) -> str:

@@ -158,3 +158,14 @@ def test_a_death_that_only_a_refused_backup_brings_to_light_is_told_to_the_next_
     attempt = ledger.begin(1, 4, "c", "node")
     assert attempt is not None
     assert (attempt.num_deaths, attempt.follows_death) == (1, False)
+
+
+def test_what_processes_that_were_let_go_held_is_held_against_no_row() -> None:
+    ledger = Ledger({"node"}.__contains__)
+    for pool in range(5):
+        assert ledger.begin(0, 4, f"process-{pool}", "node") == Attempt(pool, is_careful=False)
+        ledger.dismiss()
+        assert ledger.num_joined() == 0
+    assert ledger.summary()["num_deaths"] == 0
+    assert ledger.begin(0, 4, "the last one", "node") is not None
+    assert ledger.begin(0, 4, "another one", "node").follows_death, "who came later did die"
