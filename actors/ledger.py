@@ -290,7 +290,7 @@ class Ledger:
 
 def start_ledger(units_in_flight: int = 1, most_waiting: int = 64) -> Any:
     """A new ledger as an actor on the driver's node, where it lives as long as the driver."""
-    # Not softly: Ray then places an actor without CPUs anywhere, and the ledger would die with a node that is none of ours.
+    # Not softly: an actor without CPUs is then placed anywhere, and the ledger would die with a node of others.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"units_in_flight": units_in_flight, "most_waiting": most_waiting}
     return ray.remote(Ledger).options(num_cpus=0, scheduling_strategy=here).remote(**options)
