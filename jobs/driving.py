@@ -90,6 +90,9 @@ def drive(
         except UnitError:
             ledger.stop.remote()  # nobody begins what is queued behind the unit that failed
             raise
+        finally:
+            if "roster" in arguments:  # and its draft actors with it: this process may go on with something else
+                ray.kill(arguments["roster"])
     said = describe_repeats(ray.get(ledger.summary.remote()))
     if said:
         print(said, file=sys.stderr)

@@ -9,11 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup
 
 from pipeline import dataset
 from pipeline.counts import Counts
 from pipeline.dataset import ActorPool, Ticket, UnitError, stream_units
 from pipeline.receipt import Receipt
+from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -73,6 +76,10 @@ def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way() -> Non
 
 
 def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
+    # What earlier commands of this very process left (Ray keeps an actor's placement group until the job ends).
+    for group in map(bytes.fromhex, ray.util.placement_group_table()):
+        ray.util.remove_placement_group(PlacementGroup(PlacementGroupID(group)))
+    wait_until(lambda: ray.available_resources().get("CPU", 0) >= 6, 60)
     assert len(stream(tickets([0, 1]), 2, a_worker(), num_cpus=6)) == 2
 
 
