@@ -24,15 +24,15 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
 
 # The tests of decoding need no cluster and run side by side; the others share one Ray.
-test: setup  ## run the tests: no network, no GPU, under 15 minutes
+test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4 tests/decoding
 	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
 
-test-faults: setup  ## run the fault tests, the slow ones too: about 25 minutes on 2 cores
+test-faults: setup  ## run the fault tests, the slow ones too: about three quarters of an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
 	  tests/actors/test_sharded_model.py
 
-test-all: setup  ## run all tests, the slow ones too: about three quarters of an hour on 2 cores
+test-all: setup  ## run all tests, the slow ones too: over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 tests/decoding
 	$(BIN)/python -m pytest -m "not gpu" --ignore tests/decoding
 

@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import ray
 import torch
@@ -54,7 +55,30 @@ def start_ray(config: RunConfig) -> None:
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 
-class ShortageWatch:
+class _Watch(ABC):
+    """A thread that looks after something while it is entered."""
+
+    def __init__(self, name: str) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """Look, now and then, until `_ended` is set."""
+
+
+class ShortageWatch(_Watch):
     """While it is entered: says what the cluster lacks for the pool when actors fail to appear.
 
     First after some seconds, then now and then, until as many are ready as were asked for at once.
@@ -65,19 +89,7 @@ class ShortageWatch:
     ) -> None:
         """`ledger` is the run's Ledger, an actor, which knows who is ready; `settings` say what each actor needs."""
         self._pool, self._ledger, self._settings, self._patience_s = pool, ledger, settings, patience_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="shortage-watch", daemon=True)
-
-    def __enter__(self) -> ShortageWatch:
-        """Begin to watch."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Watch no more."""
-        self._ended.set()
+        super().__init__("shortage-watch")
 
     def _watch(self) -> None:
         patience_s = self._patience_s
@@ -99,25 +111,13 @@ class ShortageWatch:
             patience_s = min(3 * patience_s, _LONGEST_PATIENCE_S)
 
 
-class OrphanWatch:
+class OrphanWatch(_Watch):
     """While it is entered: gives back the places of stages whose generators are gone, so that new ones find room."""
 
     def __init__(self, period_s: float = 30.0) -> None:
         """It looks every so many seconds."""
         self._period_s = period_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="orphan-watch", daemon=True)
-
-    def __enter__(self) -> OrphanWatch:
-        """Begin to watch."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Watch no more."""
-        self._ended.set()
+        super().__init__("orphan-watch")
 
     def _watch(self) -> None:
         while not self._ended.wait(self._period_s):
