@@ -1,0 +1,38 @@
+"""Errors as the OpenAI API writes them: a status, and an object with message, type, param and code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. Its message is for the client: no path, prompt or traceback in it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`status` is the HTTP status, `param` the request's field that is wrong."""
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.status, self.message, self.type, self.param, self.code, self.headers)
+
+    def envelope(self) -> dict[str, Any]:
+        """The body of the answer."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _again(
+    status: int, message: str, type: str, param: str | None, code: str | None, headers: dict[str, str]
+) -> ApiError:
+    return ApiError(status, message, type=type, param=param, code=code, headers=headers)
