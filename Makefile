@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := actors benchmarks decoding jobs pipeline
+PACKAGES := actors benchmarks decoding endpoint jobs pipeline
 PEER_PIP := -m pip install --quiet --disable-pip-version-check
 
 # Ray hands its own environment to its workers: no token authentication and no memory monitor in local runs.
