@@ -7,13 +7,15 @@ a chain of plain forwards computes what the whole model computes is what `tests/
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-import ray
 import torch
 
 from actors.sharded_model import ShardedModel
 from actors.stage_actor import unpacked
+from actors.stage_answers import answer_of
 from actors.stage_group import StageGroup
+from actors.stage_pipeline import StagesGoneError
 from decoding.probe import FUSED_TOLERANCE, TOLERANCE
 
 _PROMPT_LENGTHS = (5, 1, 41)
@@ -33,11 +35,13 @@ def check_chain(model: ShardedModel, name: str) -> float:
     group = model.pipeline.group
     rows, junk = _tokens(model, _prompt_lengths(model))
     try:
-        plain = [_plain(group, row) for row in rows]
+        plain = [model.pipeline.surely(partial(_plain, group, row)) for row in rows]
         deviation = _measured(model, rows, junk, plain)
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
             group.tell_all("set_packs_rows", False)
             deviation = _measured(model, rows, junk, plain)
+    except StagesGoneError:
+        raise
     except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run in stages: {type(error).__name__}: {error}") from error
     if not deviation <= TOLERANCE[model.dtype]:
@@ -79,12 +83,11 @@ def _tokens(model: ShardedModel, prompt_lengths: list[int]) -> tuple[list[list[i
 def _plain(group: StageGroup, row: list[int]) -> torch.Tensor:
     """The last logits [_NUM_REAL, V] of a row, by one forward through all stages with transformers' own attention."""
     fed: object = row
-    for actor in group.actors:
-        fed = actor.plain_eager.remote(fed, _NUM_REAL)
-    try:
-        return unpacked(ray.get(fed, timeout=group.settings.start_timeout_s)).float()
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+    answers = []
+    for stage in range(group.settings.count):
+        answers.append(group.run(stage, "plain_eager", fed, _NUM_REAL))
+        fed = answers[-1][0]
+    return unpacked(answer_of(group, answers)).float()
 
 
 def _measured(model: ShardedModel, rows: list[list[int]], junk: list[list[int]], plain: list[torch.Tensor]) -> float:

@@ -46,7 +46,7 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
     `links` lead to the draft actors of placement "split".
     """
     models = settings.models
-    if settings.stages.count == 1:
+    if not settings.stages.is_apart:
         return Engine.load(
             models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
         )

@@ -64,7 +64,7 @@ def shortage(
 
 def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Part]:
     stages, drafts, parts = settings.stages, settings.drafts, []
-    if stages.count > 1:
+    if stages.is_apart:
         parts.append(_Part("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
     if settings.placement == "split":
         num_drafts = -(-num_actors * drafts.num_per_generator // drafts.num_sharing)
@@ -111,10 +111,12 @@ def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | No
 
 def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
     """Where target and draft model stand, for a person."""
-    num_stages = settings.stages.count
-    target = "one actor" if num_stages == 1 else f"{num_stages} stages and an actor that drives them"
+    stages = settings.stages
+    ranks = "" if stages.tensor_parallel == 1 else f" of {stages.tensor_parallel} processes"
+    parts = "1 stage" if stages.count == 1 else f"{stages.count} stages"
+    target = f"{parts}{ranks} and an actor that drives them" if stages.is_apart else "one actor"
     if settings.placement == "colocated":
-        return "colocated (all models of an engine in one actor)" if num_stages == 1 else f"target in {target}"
+        return f"target in {target}" if stages.is_apart else "colocated (all models of an engine in one actor)"
     drafts = settings.drafts
     shared = f"{drafts.num_per_generator} for each engine"
     if drafts.num_sharing > 1:

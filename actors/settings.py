@@ -122,8 +122,9 @@ class DraftSettings:
 class StageSettings:
     """How the target is cut, and what each stage holds. A ValueError says which value is wrong."""
 
-    count: int = 1  # 1: the target stays in the generator's process
-    num_cpus: float = 1.0
+    count: int = 1
+    tensor_parallel: int = 1  # ranks of each stage: processes of one node that share out every layer's weights
+    num_cpus: float = 1.0  # of each process
     num_gpus: float = 0.0
     memory: int | None = None  # bytes
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -137,12 +138,24 @@ class StageSettings:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
+        if self.tensor_parallel < 1:
+            raise ValueError(f"stages.tensor_parallel is {self.tensor_parallel}; a stage has at least 1 process")
+        if self.tensor_parallel > 1 and self.num_gpus != int(self.num_gpus):
+            raise ValueError(
+                f"stages.num_gpus is {self.num_gpus:g} and stages.tensor_parallel {self.tensor_parallel}; processes "
+                "that share out a layer cannot share a GPU: give each a whole one, or use stages.count"
+            )
         if self.most_restarts < 0:
             raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
         for name in ("timeout_s", "start_timeout_s", "room_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
         _check_holdings("stages", self.num_cpus, self.num_gpus, self.memory, self.resources)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the target has processes of its own; otherwise it stays in the generator's."""
+        return self.count > 1 or self.tensor_parallel > 1
 
     @property
     def longest_step_s(self) -> float:
@@ -154,9 +167,9 @@ class StageSettings:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one stage holds, as Ray counts it."""
-        bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0), **self.resources}
-        return {name: amount for name, amount in bundle.items() if amount}
+        """What one stage holds with all its ranks, as Ray counts it: on one node, since it is one bundle."""
+        rank = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0), **self.resources}
+        return {name: amount * self.tensor_parallel for name, amount in rank.items() if amount}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from actors.stage_work import Finish, Nothing, Work, do
 from decoding.device import Device, name_of
 from decoding.memory import give_back_freed_memory
 from decoding.model import DType
+from decoding.rank import meet, open_meeting_place
 from decoding.stage import Stage
 
 
@@ -44,17 +45,44 @@ class StageFacts:
 class StageActor:
     """Does steps in the order in which they come. What it keeps of them is the answers of those not settled yet."""
 
-    def __init__(self, path: str, index: int, num_stages: int, device: Device, dtype: DType) -> None:
-        """Stage `index` of the model at `path`, not loaded yet: what an actor's constructor raises, Ray garbles."""
+    def __init__(
+        self,
+        path: str,
+        index: int,
+        num_stages: int,
+        device: Device,
+        dtype: DType,
+        rank: int = 0,
+        num_ranks: int = 1,
+        timeout_s: float = 0.0,
+        port: int | None = None,
+    ) -> None:
+        """Stage `index` of the model at `path`, not loaded yet: what an actor's constructor raises, Ray garbles.
+
+        One of `num_ranks` processes that share the stage out, and meet at `port`; rank 0 opens it. In a forward they
+        wait `timeout_s` for each other.
+        """
         self._arguments = (path, index, num_stages, device, dtype)
+        self._rank, self._num_ranks, self._timeout_s, self._port = rank, num_ranks, timeout_s, port
+        self._meeting_place: Any = None
         self._loaded: Stage | None = None
         self._answers: dict[int, Any] = {}
         self._newest = -1
 
+    def open_meeting_place(self) -> int:
+        """The port where the ranks of this stage meet."""
+        self._meeting_place = open_meeting_place(self._num_ranks)
+        self._port = self._meeting_place.port
+        return self._port
+
     def load(self) -> StageFacts:
         """Load it, once; a ValueError says why it cannot run."""
         if self._loaded is None:
-            self._loaded = Stage.load(*self._arguments)
+            if self._port is not None:
+                *_, device, _ = self._arguments
+                meet(self._port, self._rank, self._num_ranks, device, self._timeout_s)
+                self._port = None
+            self._loaded = Stage.load(*self._arguments, self._num_ranks)
         return self.facts()
 
     @property
@@ -113,8 +141,9 @@ class StageActor:
         return self._stage.cache(session).is_finite(slot, length)
 
     def plain_eager(self, fed: Any, num_logits: int) -> Any:
-        """As `Stage.plain_eager`."""
-        return packed(self._stage.plain_eager(unpacked(fed), num_logits).cpu())
+        """As `Stage.plain_eager`; from ranks but the first, nothing."""
+        answer = self._stage.plain_eager(unpacked(fed), num_logits)
+        return packed(answer.cpu()) if self._rank == 0 else None
 
     def do(self, step: int, settled: int, work: Work, fed: Any, finish: Finish | None = None) -> Any:
         """What comes of a step's work here. The same step again has the same answer, and is not done again.
@@ -129,8 +158,9 @@ class StageActor:
         if step <= self._newest:
             raise StaleStepError(f"step {step} came after step {self._newest}")
         self._newest = step
-        answer = do(self._stage, work, unpacked(fed), finish or Nothing())
-        answer = packed(answer) if not self._stage.layers.has_head else answer
+        is_heard = self._rank == 0  # the other ranks have computed the same
+        answer = do(self._stage, work, unpacked(fed), finish if finish and is_heard else Nothing())
+        answer = packed(answer) if is_heard and not self._stage.layers.has_head else answer if is_heard else None
         self._answers[step] = answer
         return answer
 

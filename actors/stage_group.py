@@ -1,12 +1,14 @@
-"""StageGroup: the stage actors of one target, each in its place of a placement group: started, replaced and ended.
+"""StageGroup: the stage actors of one target, each stage in its place of a placement group: started, replaced, ended.
 
-The group belongs to the process that makes it: when that dies, Ray ends the actors.
+The group belongs to the process that makes it: when that dies, Ray ends the actors. The ranks of a stage begin and end
+together: one that is lost leaves the others in the middle of a forward.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import ray
@@ -55,7 +57,7 @@ class StageGroup:
     actor_class: type = StageActor
 
     def __init__(self, path: str, settings: StageSettings, device: Device, dtype: DType) -> None:
-        """Start one actor for each stage of the model at `path`.
+        """Start the actors of every stage of the model at `path`.
 
         Raises ValueError for a model that cannot be run or cut, RuntimeError if the cluster has no room in time, or the
         stages do not come up.
@@ -65,10 +67,10 @@ class StageGroup:
         self._arguments = (path, settings.count, device, dtype)
         self._places = take_places(settings)
         self._setup: list[tuple[Any, ...]] = [("load",)]  # what all stages are told, and whoever takes their place
-        self.actors: list[Any] = []
+        self.ranks: list[list[Any]] = []  # of each stage, its actors
         self._num_told = [0] * settings.count  # of the setup, so much is done on each stage
         try:
-            self.actors += [self._start(index) for index in range(settings.count)]
+            self.ranks += [self._start(index) for index in range(settings.count)]
             self._tell(time.monotonic() + settings.start_timeout_s)
         except StageLostError as error:
             self.close()
@@ -82,27 +84,37 @@ class StageGroup:
         """Of the placement group, as Ray lists it."""
         return str(self._places.id.hex())
 
+    @property
+    def actors(self) -> list[Any]:
+        """All of them, stage by stage."""
+        return [actor for ranks in self.ranks for actor in ranks]
+
     def facts(self) -> list[StageFacts]:
         """What there is to know of each stage by now."""
-        return self.ask_all("facts")
+        return self.ask_all("facts")[:: self.settings.tensor_parallel]
+
+    def run(self, stage: int, method: str, *args: Any) -> list[Any]:
+        """Have all ranks of a stage do this; references to their answers, of which the first is the stage's."""
+        return [getattr(actor, method).remote(*args) for actor in self.ranks[stage]]
 
     def tell_all(self, method: str, *args: Any) -> None:
-        """Call this on every stage, and on every one that comes in the place of another.
+        """Call this on every actor, and on every one that comes in the place of another.
 
-        A stage may be told twice: the second time changes nothing.
+        An actor may be told twice: the second time changes nothing.
         """
         self._setup.append((method, *args))
         self._tell(time.monotonic() + self.settings.start_timeout_s)
 
     def ask_all(self, method: str, *args: Any) -> list[Any]:
-        """What every stage answers to this call. Raises StageLostError; errors of the call itself as they are."""
+        """What every actor answers to this call. Raises StageLostError; errors of the call itself as they are."""
         until = time.monotonic() + self.settings.timeout_s
-        references = [getattr(actor, method).remote(*args) for actor in self.actors]
-        return [self._get(index, reference, until) for index, reference in enumerate(references)]
+        asked = [(stage, answer) for stage in range(len(self.ranks)) for answer in self.run(stage, method, *args)]
+        return [self._get(stage, answer, until) for stage, answer in asked]
 
-    def end(self, index: int) -> None:
-        """End the process of a stage that hangs."""
-        ray.kill(self.actors[index], no_restart=True)
+    def end(self, stage: int) -> None:
+        """End the processes of a stage that hangs."""
+        for actor in self.ranks[stage]:
+            ray.kill(actor, no_restart=True)
 
     def heal(self, until: float | None = None) -> None:
         """Replace every stage that does not answer, and tell each what it has not been told.
@@ -111,15 +123,17 @@ class StageGroup:
         """
         if until is None:
             until = time.monotonic() + self.settings.start_timeout_s
-        asked = [actor.pid.remote() for actor in self.actors]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=self.settings.timeout_s, fetch_local=False)
-        for index, reference in enumerate(asked):
+        asked = [self.run(stage, "pid") for stage in range(len(self.ranks))]
+        every = [reference for references in asked for reference in references]
+        answered, _ = ray.wait(every, num_returns=len(every), timeout=self.settings.timeout_s, fetch_local=False)
+        for stage, references in enumerate(asked):
             try:
-                ray.get(reference, timeout=self.settings.timeout_s if reference in answered else 0)
+                for reference in references:
+                    ray.get(reference, timeout=self.settings.timeout_s if reference in answered else 0)
             except RayError as error:
-                _log.warning(Event("stage replaced", stage=index, cause=type(error).__name__))
-                self.end(index)
-                self.actors[index], self._num_told[index] = self._start(index), 0
+                _log.warning(Event("stage replaced", stage=stage, cause=type(error).__name__))
+                self.end(stage)
+                self.ranks[stage], self._num_told[stage] = self._start(stage), 0
                 self.num_replaced += 1
         try:
             self._tell(until)
@@ -137,50 +151,59 @@ class StageGroup:
     def _tell(self, until: float) -> None:
         """Do what is left of the setup, on all stages at once."""
         told = [
-            (index, getattr(actor, method).remote(*args))
-            for index, actor in enumerate(self.actors)
-            for method, *args in self._setup[self._num_told[index] :]
+            (stage, self.run(stage, method, *args))
+            for stage in range(len(self.ranks))
+            for method, *args in self._setup[self._num_told[stage] :]
         ]
         failed: dict[int, Exception] = {}
-        for index, reference in told:
+        for stage, references in told:
             try:
-                self._get(index, reference, until)
+                for reference in references:
+                    self._get(stage, reference, until)
             except Exception as error:  # noqa: BLE001 - raised below, when the others have been heard
-                failed.setdefault(index, error)
+                failed.setdefault(stage, error)
             else:
-                self._num_told[index] += index not in failed
+                self._num_told[stage] += stage not in failed
         if failed:
             raise next(iter(failed.values()))
 
-    def _get(self, index: int, reference: Any, until: float) -> Any:
+    def _get(self, stage: int, reference: Any, until: float) -> Any:
         timeout_s = max(0.0, until - time.monotonic())
         try:
             return ray.get(reference, timeout=timeout_s)
         except GetTimeoutError as error:
             raise StageLostError(
-                f"stage {index} did not answer in time (stages.timeout_s is {self.settings.timeout_s:g} s, "
+                f"stage {stage} did not answer in time (stages.timeout_s is {self.settings.timeout_s:g} s, "
                 f"start_timeout_s {self.settings.start_timeout_s:g} s)"
             ) from error
         except RayError as error:
             if is_loss(error):
-                raise StageLostError(f"stage {index} is lost: {_words(error)}") from error
+                raise StageLostError(f"stage {stage} is lost: {_words(error)}") from error
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
 
-    def _start(self, index: int) -> Any:
+    def _start(self, stage: int) -> list[Any]:
         path, count, device, dtype = self._arguments
         settings = self.settings
-        options = {
+        options: dict[str, Any] = {
             "num_cpus": settings.num_cpus,
             "num_gpus": settings.num_gpus,
             "resources": dict(settings.resources),
             "max_restarts": 0,  # a new one starts empty: only we know what stood in it
             "max_task_retries": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=index),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=stage),
         }
         if settings.memory:
             options["memory"] = settings.memory
-        return ray.remote(self.actor_class).options(**options).remote(path, index, count, device, dtype)
+        make = ray.remote(self.actor_class).options(**options).remote
+        arguments = (path, stage, count, device, dtype)
+        if settings.tensor_parallel == 1:
+            return [make(*arguments)]
+        # Longer than we wait for a step: it is we who find out which stage hangs.
+        share = partial(make, *arguments, num_ranks=settings.tensor_parallel, timeout_s=2 * settings.timeout_s)
+        first = share(rank=0)
+        port = first.open_meeting_place.remote()
+        return [first, *(share(rank=rank, port=port) for rank in range(1, settings.tensor_parallel))]
 
 
 def is_loss(error: BaseException | None) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import ray
@@ -26,7 +27,8 @@ from ray.exceptions import RayError
 
 from actors.slot_mirror import SlotMirror, change_lengths
 from actors.stage_actor import StageFacts
-from actors.stage_group import StageGroup, StageLostError, is_loss
+from actors.stage_answers import answer_of
+from actors.stage_group import StageGroup, StageLostError
 from actors.stage_work import Finish, Nothing, Work
 from decoding.prefill import Piece, batches, may_go_with
 from pipeline.logs import Event
@@ -52,7 +54,7 @@ class Step:
     answer: Any = None  # of the last stage, when it is settled
     is_settled: bool = False
     loss: str | None = None  # why it was given up; only a step of a single row ever is
-    references: list[Any] | None = None  # the answers of the stages; None: not sent, or to be sent again
+    references: list[list[Any]] | None = None  # to what each stage's ranks answer; None: not sent, or to be sent again
     num_deaths: int = 0  # while it ran alone
     number: int = -1  # under which the stages know it
     rows: list[Step] | None = None  # its rows, where each had to be done alone
@@ -81,20 +83,20 @@ class StagePipeline:
         """Fresh slots for a session."""
         self.drain()
         self._mirrors[session] = SlotMirror(num_slots, num_positions)
-        self._surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
+        self.surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
 
     def release(self, session: int) -> None:
         """Give a session's slots back."""
         self.drain()
         self._mirrors.pop(session, None)
-        self._surely(lambda: self.group.ask_all("release", session))
+        self.surely(lambda: self.group.ask_all("release", session))
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
         """Whether so many positions of a slot stand, and hold numbers only."""
         self.drain()
         if len(self._mirrors[session][slot]) < length:
             return False
-        return all(self._surely(lambda: self.group.ask_all("is_finite", session, slot, length)))
+        return all(self.surely(lambda: self.group.ask_all("is_finite", session, slot, length)))
 
     def lengths(self, session: int) -> list[int]:
         """How many tokens each slot will hold when all that is in flight is settled."""
@@ -129,7 +131,7 @@ class StagePipeline:
             return True
         if step.references is None or self._flying[0].references is None:
             return False
-        ready, _ = ray.wait(step.references[-1:], timeout=0, fetch_local=False)
+        ready, _ = ray.wait(step.references[-1][:1], timeout=0, fetch_local=False)
         return bool(ready)
 
     def settle(self, step: Step) -> Any:
@@ -245,43 +247,36 @@ class StagePipeline:
         self._next_step += 1
         step.references = []
         fed: Any = [token for token_ids in step.token_ids for token in token_ids]
-        *others, last = self.group.actors
-        for actor in others:
-            fed = actor.do.remote(number, self._settled, step.work, fed)
-            step.references.append(fed)
-        step.references.append(last.do.remote(number, self._settled, step.work, fed, step.finish))
+        last = len(self.group.ranks) - 1
+        for stage in range(last + 1):
+            finish = step.finish if stage == last else None
+            answers = self.group.run(stage, "do", number, self._settled, step.work, fed, finish)
+            step.references.append(answers)
+            fed = answers[0]
         step.number = number
 
     def _answer(self, step: Step) -> Any:
         """Of the last stage."""
-        references = step.references or []
-        ready, _ = ray.wait(
-            references, num_returns=len(references), timeout=self.group.settings.timeout_s, fetch_local=False
-        )
-        if len(ready) < len(references):
-            index = next(index for index, reference in enumerate(references) if reference not in ready)
-            self.group.end(index)
-            raise StageLostError(
-                f"stage {index} did not do a step in {self.group.settings.timeout_s:g} s (stages.timeout_s)"
-            )
-        try:
-            answer = ray.get(references[-1])
-            self._settled = step.number
-            return answer
-        except RayError as error:
-            if is_loss(error):
-                raise StageLostError(f"a stage is lost: {type(error).__name__}") from error
-            cause = getattr(error, "cause", None)
-            raise (cause if isinstance(cause, Exception) else error) from None
+        assert step.references is not None, "it was sent"
+        answer = answer_of(self.group, step.references)
+        self._settled = step.number
+        return answer
 
     def _forget_all(self) -> None:
-        """After an error that is nobody's death: what was in flight is dropped, what it wrote is not relied on."""
+        """After an error that is nobody's death: what was in flight is dropped, what it wrote is not relied on.
+
+        Ranks that raised one have been ended (`answer_of`).
+        """
+        self._is_whole = self.group.settings.tensor_parallel == 1
         for session in {step.work.session for step in self._flying} - {None}:
             self._mirrors[cast(int, session)].clear_all()
         self._flying.clear()
 
-    def _surely(self, ask: Any) -> Any:
-        """What a question to all stages gives; with nothing in flight it may be asked again."""
+    def surely(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` gives, which asks all stages something; where one is lost over it, it is asked again.
+
+        Nothing may be in flight.
+        """
         while True:
             self._mend()
             try:
@@ -325,7 +320,7 @@ class StagePipeline:
 
     def _let_go(self) -> None:
         """Wait for what is in flight, and look at its errors: those that nobody has seen Ray would log."""
-        flying = [step.references for step in self._flying if step.references]
+        flying = [list(chain.from_iterable(step.references)) for step in self._flying if step.references]
         every = [reference for references in flying for reference in references]
         ready = (
             set(ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)[0])

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding import attention
@@ -234,11 +235,16 @@ class LanguageModel(LocalTarget):
 
 
 def load_network(
-    path: str, device: Device, dtype: DType, network_class: Callable[[PretrainedConfig], Any] | None = None
+    path: str,
+    device: Device,
+    dtype: DType,
+    network_class: Callable[[PretrainedConfig], Any] | None = None,
+    num_ranks: int = 1,
 ) -> tuple[PreTrainedModel, frozenset[int]]:
     """The network at `path` with its weights, and the token ids that end a text; as `LanguageModel.load`.
 
-    `network_class` says which class to make of the configuration; transformers' own unless given.
+    `network_class` says which class to make of the configuration; transformers' own unless given. With `num_ranks`
+    above 1, this process's share of the weights (`decoding/rank.py` comes first).
     """
     path = model_folder(path)
     config = load_config(path)
@@ -256,13 +262,14 @@ def load_network(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load the model at {path!r}: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
         raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
-    return model.to(place), _eos_token_ids(path, model)
+    return model if num_ranks > 1 else model.to(place), _eos_token_ids(path, model)
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from decoding.kv_cache import KVCache, Packing
 from decoding.layer_range import LayerRange, cut
 from decoding.model import DType, load_network
 from decoding.packed_linear import pack_linears
+from decoding.rank import check_can_be_shared_out, own
 from decoding.stage_network import StageNetwork, check_can_be_cut, num_layers, stage_class
 from decoding.support import max_positions, model_folder
 
@@ -27,8 +28,14 @@ from decoding.support import max_positions, model_folder
 class Stage:
     """Some of a model's layers; the first of them with the embedding, the last with the head."""
 
-    def __init__(self, network: PreTrainedModel, layers: LayerRange, eos_token_ids: frozenset[int]) -> None:
-        """Take over `network`, of the class that `stage_class` gives for these layers."""
+    def __init__(
+        self, network: PreTrainedModel, layers: LayerRange, eos_token_ids: frozenset[int], num_ranks: int = 1
+    ) -> None:
+        """Take over `network`, of the class that `stage_class` gives for these layers.
+
+        With `num_ranks` above 1 it is this process's share: all ranks must run the same forwards in the same order.
+        """
+        self.num_ranks = num_ranks
         self.network = network.eval().requires_grad_(False)
         self.layers = layers
         self.eos_token_ids = eos_token_ids
@@ -40,7 +47,7 @@ class Stage:
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         self.fused: FusedDecoder | None = None
         self.is_sped_up = False
-        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in network.parameters())
+        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(own, network.parameters()))
         self.vocab_size: int | None = None  # of the logits; only the last stage has any
         self._caches: dict[int, KVCache] = {}
         self._logits_at_BJ: torch.Tensor | None = None
@@ -50,10 +57,19 @@ class Stage:
             head.register_forward_pre_hook(self._keep_wanted_positions)
 
     @classmethod
-    def load(cls, path: str, index: int, num_stages: int, device: Device = "auto", dtype: DType = "auto") -> "Stage":
+    def load(
+        cls,
+        path: str,
+        index: int,
+        num_stages: int,
+        device: Device = "auto",
+        dtype: DType = "auto",
+        num_ranks: int = 1,
+    ) -> "Stage":
         """Stage `index` of so many of the model at `path`, or a ValueError saying why it cannot be run.
 
-        The weights of the other stages are not read.
+        The weights of the other stages are not read. With `num_ranks` above 1 each of so many processes, which have
+        met (`decoding/rank.py`), has its share of every layer.
         """
         path = model_folder(path)
         layers: LayerRange | None = None
@@ -63,11 +79,13 @@ class Stage:
             layers = cut(num_layers(config), num_stages)[index]
             if num_stages > 1:
                 check_can_be_cut(config, path)
+            if num_ranks > 1:
+                check_can_be_shared_out(config, path, num_ranks)
             return stage_class(config, layers)
 
-        network, eos_token_ids = load_network(path, device, dtype, network_class)
+        network, eos_token_ids = load_network(path, device, dtype, network_class, num_ranks)
         assert layers is not None
-        return cls(network, layers, eos_token_ids)
+        return cls(network, layers, eos_token_ids, num_ranks)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -89,9 +107,12 @@ class Stage:
             torch.cuda.empty_cache()
 
     def speed_up(self) -> None:
-        """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are gone."""
+        """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are gone.
+
+        Weights that are shared out stay as transformers left them: its hooks know their layout.
+        """
         self._caches.clear()
-        if self.is_sped_up:
+        if self.is_sped_up or self.num_ranks > 1:
             return
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network)

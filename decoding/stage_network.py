@@ -39,24 +39,31 @@ class CannotCutError(ValueError):
     """The model's layers share more than hidden states."""
 
 
-class _StandIn(torch.nn.Module):
-    """In the place of a layer that is on another stage: hands on what it gets.
+class _Absent(torch.nn.Module):
+    """In the place of a module that is on another stage, with its plain attributes.
+
+    Models look their mask up by a layer's attention_type, and transformers' tensor parallelism a head's out_features.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(module).items():
+            if not name.startswith("_") and isinstance(value, str | int | float | bool | None):
+                setattr(self, name, value)
+
+
+class _StandIn(_Absent):
+    """In the place of a layer: hands on what it gets.
 
     As a tuple, which is what some models unpack; to others it is what the next stand-in gets. No one computes with it.
     """
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        super().__init__()
-        for name, value in vars(layer).items():  # attention_type and such: models look their mask up by it
-            if not name.startswith("_") and isinstance(value, str | int | float | bool | None):
-                setattr(self, name, value)
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         return hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
 
 
-class _Nothing(torch.nn.Module):
-    """In the place of an embedding or a head that is on another stage."""
+class _Nothing(_Absent):
+    """In the place of an embedding or a head."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("only the first stage embeds, and only the last one has a head")
@@ -194,12 +201,10 @@ def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:
     is_tied = bool(network.all_tied_weights_keys)
     network._keys_to_ignore_on_load_unexpected = {".*"}  # the other stages' weights; what is missing is refused
     if not layers.has_head:
-        _replace(network, head, _Nothing())
+        _replace(network, head, _Nothing(head))
         network.all_tied_weights_keys = {}  # nothing left to be tied, and the loader would look for it
     if not layers.has_embedding and not (layers.has_head and is_tied):  # there it is the head's own weight
-        nothing: Any = _Nothing()
-        nothing.embedding_dim = embedding.embedding_dim
-        _replace(network, embedding, nothing)
+        _replace(network, embedding, _Nothing(embedding))
 
 
 def _replace(network: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:

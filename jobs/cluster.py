@@ -34,9 +34,8 @@ def pick_device(config: RunConfig) -> tuple[str, ActorPool]:
     num_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else float(torch.cuda.device_count())
     if config.models.device == "cuda" and _address(config):
         num_gpus = max(num_gpus, 1.0)  # the cluster's, not this machine's
-    if (
-        config.stages.count > 1 and config.models.device != "cpu"
-    ):  # the stages take the GPUs; a generator none of itself
+    is_apart = config.generator_settings().stages.is_apart
+    if is_apart and config.models.device != "cpu":  # the stages take the GPUs; a generator none of itself
         gpus = num_gpus + config.stages.num_gpus + config.actors.num_gpus
         return ("cuda" if gpus or config.models.device == "cuda" else "cpu"), config.actor_pool()
     return settle_device(config.models.device, config.actor_pool(), num_gpus)

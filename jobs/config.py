@@ -177,8 +177,9 @@ def _check_draft_timeouts(settings: GeneratorSettings, hang_timeout_s: float) ->
 
 def _check_stage_timeouts(config: RunConfig) -> None:
     """A generator must outlive the replacing of its stages."""
-    longest_s, hang_timeout_s = config.generator_settings().stages.longest_step_s, config.run.hang_timeout_s
-    if config.stages.count > 1 and hang_timeout_s <= longest_s:
+    stages, hang_timeout_s = config.generator_settings().stages, config.run.hang_timeout_s
+    longest_s = stages.longest_step_s
+    if stages.is_apart and hang_timeout_s <= longest_s:
         raise ValueError(
             f"run.hang_timeout_s is {hang_timeout_s:g}, but an engine that replaces stages may need {longest_s:g} "
             "seconds for a step (3 x stages.timeout_s + stages.start_timeout_s), and would be ended over it; raise "

@@ -81,7 +81,7 @@ def drive(
         arguments["roster"] = start_roster(worker_arguments["settings"], run, config.log_settings(), pool.num_at_once)
     timeout_s = config.run.no_progress_timeout_s
     settings = worker_arguments.get("settings")
-    orphans = OrphanWatch() if config.stages.count > 1 else nullcontext()
+    orphans = OrphanWatch() if config.generator_settings().stages.is_apart else nullcontext()
     with stop, progress, publishing, ShortageWatch(pool, ledger, settings), orphans:
         try:
             for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):

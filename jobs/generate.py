@@ -123,8 +123,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     models, engine = plan.settings.models, plan.settings.engine
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
-    stages = f", {plan.settings.stages.count} stages" if plan.settings.stages.count > 1 else ""
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{stages})")
+    console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
     console.print(f"  placement: {describe_placement(plan.settings, pool)}")

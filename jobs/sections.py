@@ -52,10 +52,11 @@ class ModelsSection(Section):
 
 
 class StagesSection(Section):
-    """The target cut by layers over processes of their own, for one that is too large for a node or a GPU."""
+    """The target over processes of its own, by layers and within them, if it is too large for a node or a GPU."""
 
-    count: int = Field(1, description="Stages of each engine's target; 1 keeps it in the generator's process.")
-    num_cpus: float = Field(1.0, ge=0, description="Logical CPUs a stage holds; its threads on CPU.")
+    count: int = Field(1, description="Stages of each engine's target: ranges of its layers.")
+    tensor_parallel: int = Field(1, description="Processes of one node that share out every layer of a stage.")
+    num_cpus: float = Field(1.0, ge=0, description="Logical CPUs a stage's process holds; its threads on CPU.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs a stage holds; 1 when the device is cuda and this is 0.")
     memory: ByteSize | None = Field(None, description="Memory a stage holds, such as 80GiB.")
     resources: dict[str, float] = Field({}, description="Custom resources a stage holds, by their names.")

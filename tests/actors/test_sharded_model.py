@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import ray
@@ -165,14 +166,11 @@ class GoneGroup(StageGroup):
 
     has_room = True
 
-    def _start(self, index: int) -> object:
+    def _start(self, stage: int) -> list[Any]:
         if self.has_room:
-            return super()._start(index)
-        return (
-            ray.remote(self.actor_class)
-            .options(resources={"nowhere": 1})
-            .remote(*self._arguments[:1], 0, 1, "cpu", "auto")
-        )
+            return super()._start(stage)
+        make = ray.remote(self.actor_class).options(resources={"nowhere": 1}).remote
+        return [make(*self._arguments[:1], 0, 1, "cpu", "auto")]
 
 
 @pytest.mark.slow

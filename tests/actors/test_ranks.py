@@ -1,0 +1,141 @@
+"""A target whose layers are shared out over processes writes the same tokens, alone and in stages, whoever dies."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import ray
+
+from actors.settings import StageSettings
+from actors.sharded_model import ShardedModel
+from actors.stage_actor import StageActor
+from actors.stage_group import StageGroup
+from decoding.model import LanguageModel
+from tests.actors.sharded import PARAMS, PROMPTS, make_engine, make_sequences, save_pair, sharded, texts
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+SAMPLED = replace(PARAMS, temperature=0.8)
+Pair = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+class FailingStage(StageActor):
+    """It runs out of memory, or fails otherwise, once, before it computes anything: its second rank, or both."""
+
+    will_fail: BaseException | None = None
+
+    def fail_once(self, error: BaseException, both: bool = False) -> None:
+        self.will_fail = error if both or self._rank == 1 else None
+
+    def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
+        error, self.will_fail = self.will_fail, None
+        if error is not None:
+            raise error
+        return super().do(step, settled, work, fed, finish)
+
+
+class FailingGroup(StageGroup):
+    """Of such."""
+
+    actor_class = FailingStage
+
+
+@pytest.fixture(scope="module")
+def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
+    """Two ranks."""
+    with sharded(pair[0], 1, FailingGroup, tensor_parallel=2) as model:
+        yield model
+
+
+def test_the_text_is_the_one_of_the_same_target_in_one_process(pair: Pair, model: ShardedModel) -> None:
+    for params in (SAMPLED, replace(PARAMS, temperature=0.0, repetition_penalty=1.2, logprobs=1)):
+        expected = texts(make_engine(pair, None), make_sequences(params))
+        assert texts(make_engine(pair, model, num_lanes=1), make_sequences(params)) == expected
+
+
+def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel) -> None:
+    whole = LanguageModel.load(pair[0], "cpu", "float32").num_weight_bytes
+    shares = [facts.num_weight_bytes for facts in model.pipeline.group.ask_all("facts")]
+    assert all(share < 0.8 * whole for share in shares), (shares, whole)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "its second process dies",
+        pytest.param("its first process dies", marks=pytest.mark.slow),
+        pytest.param("a process fails alone", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
+    pair: Pair, model: ShardedModel, fault: str
+) -> None:
+    group = model.pipeline.group
+    before = group.num_replaced
+
+    def strike(step: int) -> None:
+        if step == 6:
+            if fault == "a process fails alone":
+                group.ask_all("fail_once", OSError("the disk is gone"))
+            else:
+                ray.kill(group.ranks[0][fault == "its second process dies"], no_restart=True)
+
+    expected = texts(make_engine(pair, None), make_sequences(SAMPLED, PROMPTS[:6]))
+    assert texts(make_engine(pair, model, num_lanes=1), make_sequences(SAMPLED, PROMPTS[:6]), strike) == expected
+    assert group.num_replaced - before == 1
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_one_rank_is_said_to_have_run_out_and_the_next_step_works(model: ShardedModel) -> None:
+    model.allocate(2, 60)
+    model.prefill([0], [[1, 2, 3]])
+    expected = model.logits([0], [3], [[5]], 1)
+    model.pipeline.group.ask_all("fail_once", MemoryError("no room"))
+    with pytest.raises(MemoryError, match="no room"):
+        model.logits([0], [3], [[5]], 1)
+    model.prefill([0], [[1, 2, 3]])
+    assert (model.logits([0], [3], [[5]], 1) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.slow
+def test_an_error_of_the_step_itself_is_raised_as_it_is(model: ShardedModel) -> None:
+    model.allocate(2, 60)
+    model.pipeline.group.ask_all("fail_once", KeyError("a bug"), True)
+    with pytest.raises(KeyError, match="a bug"):
+        model.logits([0], [0], [[5]], 1)
+    assert model.logits([0], [0], [[5]], 1).isfinite().all()
+
+
+def test_what_cannot_be_shared_out_is_refused(pair: Pair) -> None:
+    with (
+        pytest.raises(ValueError, match=r"shared out over 3 processes .* num_attention_heads is 4"),
+        sharded(pair[0], 1, tensor_parallel=3),
+    ):
+        raise AssertionError("it was let through")
+    with pytest.raises(ValueError, match="give each a whole one"):
+        StageSettings(tensor_parallel=2, num_gpus=0.5)
+
+
+@pytest.mark.slow
+def test_ranks_in_stages_write_the_same_whoever_dies_or_hangs(pair: Pair) -> None:
+    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
+    with sharded(pair[0], 2, tensor_parallel=2, timeout_s=10.0) as model:
+        group = model.pipeline.group
+
+        def strike(step: int) -> None:
+            if step == 4:
+                ray.kill(group.ranks[0][1], no_restart=True)
+            if step == 8:
+                ray.kill(group.ranks[1][0], no_restart=True)
+            if step == 12:
+                os.kill(group.ask_all("pid")[3], signal.SIGSTOP)
+
+        assert texts(make_engine(pair, model), make_sequences(SAMPLED), strike) == expected
+        assert group.num_replaced == 3
