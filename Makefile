@@ -23,18 +23,19 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
 
-# The tests of decoding need no cluster and run side by side; the others share one Ray.
-test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4 tests/decoding
-	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/decoding
+# Tests that need no cluster run side by side; the others share one Ray.
+test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 
-test-faults: setup  ## run the fault tests, the slow ones too: about three quarters of an hour on 2 cores
+test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
-	  tests/actors/test_sharded_model.py
+	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/test_split.py \
+	  tests/actors/test_sharded_model.py tests/actors/test_ranks.py tests/actors/test_lost_rows.py
 
-test-all: setup  ## run all tests, the slow ones too: over an hour on 2 cores
-	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 tests/decoding
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/decoding
+test-all: setup  ## run all tests, the slow ones too: well over an hour on 2 cores
+	$(BIN)/python -m pytest -m "not gpu and not ray" -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -m "ray and not gpu"
 
 check: setup  ## lint, format, types, imports
 	$(BIN)/ruff check .

@@ -41,7 +41,7 @@ def test_an_impossible_pool_is_refused(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-@pytest.mark.parametrize("num_cpus", [1, 3])
+@pytest.mark.parametrize("num_cpus", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus: int) -> None:
     dataset = map_rows(ray.data.from_items([{"row": 0}]), _Threads, {}, ActorPool(num_cpus=num_cpus), rows_per_batch=1)
     (found,) = dataset.take_all()

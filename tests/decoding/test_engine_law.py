@@ -93,7 +93,7 @@ def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int
 def _in_every_way() -> Iterator[Any]:
     """Every drafter with every kind of parameters; where these change nothing about the drafter, in the slow tests."""
     for name, kind, verification in product(PARAMS, KINDS, ["coupled", "rejection"]):
-        is_slow = name != "plain" and kind in ("ngram", "suffix", "unrelated_draft", "broken_draft")
+        is_slow = name != "plain" and kind != "good_draft"
         yield pytest.param(kind, verification, name, marks=[pytest.mark.slow] if is_slow else [])
 
 

@@ -43,6 +43,7 @@ def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
     assert int(repeated[1]) <= len(POINTS)
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_process_becomes_an_error_row_and_its_neighbours_do_not(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
     assert problems(output) == []
 
 
+@pytest.mark.slow
 def test_sigterm_commits_what_is_in_flight_and_begins_nothing_new(
     tmp_path: Path, text_pair: Pair, ray_address: str
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
     "changed",
     [
         ("--engine.drafter=none",),
-        ("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"),
+        pytest.param(("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"), marks=pytest.mark.slow),
         ("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--actors.min_actors=2", "--actors.max_actors=2"),
         ("--run.rows_per_unit=5", "--actors.units_in_flight=4"),
     ],
@@ -300,6 +300,7 @@ def test_a_model_that_cannot_load_is_one_readable_line(
     assert first_line.startswith(f"error: cannot load the model at '{broken}'")
 
 
+@pytest.mark.slow
 def test_an_interrupted_driver_says_so_and_can_go_on(tmp_path: Path, text_pair: Pair, ray_address: str) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", prompts(64)), tmp_path / "out"
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=2", "--actors.units_in_flight=1")

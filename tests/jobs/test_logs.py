@@ -136,6 +136,7 @@ def test_prompts_are_logged_when_somebody_asks_for_them(
     assert "prompt" not in by_id["read"], "a row that could not be read has none"
 
 
+@pytest.mark.slow
 def test_a_death_and_the_unit_that_was_begun_again_are_logged_and_counted(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

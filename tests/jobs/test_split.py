@@ -27,6 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("split") / "in.jsonl", prompts(24))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_split_placement_writes_what_it_would_have_written(
     tmp_path: Path, source: Path, text_pair: Pair
 ) -> None:

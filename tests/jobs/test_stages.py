@@ -19,6 +19,7 @@ def tokens(output: Path) -> list[tuple[int, list[int]]]:
     return [(row["row_id"], row["token_ids"]) for row in generations(output)]
 
 
+@pytest.mark.slow
 def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_actor(
     text_pair: Pair, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ sys.exit(generate.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sigterm_between_the_start_of_ray_and_the_first_unit_is_exit_code_3(
     tmp_path: Path, text_pair: tuple[str, str], ray_address: str

@@ -63,6 +63,7 @@ def test_what_is_missing_in_s3_is_what_has_no_part(s3_folder: str) -> None:
     assert len(check_run(run_directory).problems) == 2
 
 
+@pytest.mark.slow
 def test_more_parts_than_one_listing_answers_are_all_seen(s3_folder: str) -> None:
     run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(1003)])
     with ThreadPoolExecutor(8) as threads:
