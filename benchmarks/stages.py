@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--draft", help="folder of the draft; without one nothing is drafted")
     parser.add_argument("--stages", type=_numbers, default=[2, 3], help="numbers of stages")
+    parser.add_argument("--tensor-parallel", type=_numbers, default=[], help="numbers of ranks of a single stage")
     parser.add_argument("--rows", type=int, default=8, help="rows at once, and in all")
     parser.add_argument("--tokens", type=int, default=48, help="output tokens of a row")
     options = parser.parse_args()
@@ -56,6 +57,10 @@ def main() -> None:
                 _print_row(f"{count} stages, {num_lanes} lanes", f"{threads} each", speed, whole)
             if count == options.stages[0]:
                 _print_hops(options.target, model, options.rows)
+    for num_ranks in options.tensor_parallel:
+        threads = max(1, cores // num_ranks)
+        with _sharded(options.target, 1, threads, num_ranks) as model:
+            _print_row(f"1 stage of {num_ranks} ranks", f"{threads} each", _measured(options, model, 1), whole)
 
 
 def _print_row(name: str, threads: str, speed: float, whole: float) -> None:
@@ -67,9 +72,9 @@ def _numbers(text: str) -> list[int]:
 
 
 @contextmanager
-def _sharded(target: str, count: int, num_threads: int) -> Iterator[ShardedModel]:
+def _sharded(target: str, count: int, num_threads: int, num_ranks: int = 1) -> Iterator[ShardedModel]:
     models = ModelSettings(target=target, device="cpu", dtype="float32")
-    model = load_sharded(models, StageSettings(count=count, num_cpus=num_threads))
+    model = load_sharded(models, StageSettings(count=count, num_cpus=num_threads, tensor_parallel=num_ranks))
     try:
         yield model
     finally:
