@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from actors.draft_messages import MOST_SLOTS
+from decoding.checkpoint import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
-from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 

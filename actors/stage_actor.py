@@ -11,9 +11,9 @@ import ray
 import torch
 
 from actors.stage_work import Finish, Nothing, Work, do
+from decoding.checkpoint import DType
 from decoding.device import Device, name_of
 from decoding.memory import give_back_freed_memory
-from decoding.model import DType
 from decoding.rank import meet, open_meeting_place
 from decoding.stage import Stage
 

@@ -30,8 +30,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.settings import StageSettings
 from actors.stage_actor import StageActor, StageFacts, StaleStepError
 from actors.stage_places import take_places
+from decoding.checkpoint import DType
 from decoding.device import Device
-from decoding.model import DType
 from pipeline.logs import Event
 
 # A process, a node or an object is gone. OutOfMemoryError is Ray's: it ended a worker.

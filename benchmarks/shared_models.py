@@ -13,9 +13,10 @@ from unittest.mock import patch
 import torch
 
 from decoding import Engine, EngineOptions
+from decoding.checkpoint import DType
 from decoding.costs import measure_costs
 from decoding.device import Device
-from decoding.model import DType, LanguageModel
+from decoding.model import LanguageModel
 from decoding.probe import check_model
 
 

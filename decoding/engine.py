@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+from decoding.checkpoint import DType
 from decoding.cost_table import CostTable
 from decoding.costs import measure_costs
 from decoding.device import Device
@@ -15,7 +16,6 @@ from decoding.drafters import Drafter
 from decoding.lane import Lane, share_out
 from decoding.load import Parts, RemoteDrafts, load_parts
 from decoding.memory import give_back_freed_memory
-from decoding.model import DType
 from decoding.options import EngineOptions
 from decoding.overhead import with_overhead
 from decoding.remote_costs import with_remote_drafts

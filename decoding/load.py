@@ -4,9 +4,10 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from decoding.checkpoint import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
-from decoding.model import DType, LanguageModel
+from decoding.model import LanguageModel
 from decoding.options import EngineOptions
 from decoding.probe import check_model
 from decoding.target import Target

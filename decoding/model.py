@@ -1,72 +1,42 @@
 """LanguageModel: an unmodified transformers model over slots, the only thing the engine calls to get logits.
 
-Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary, H hidden size.
+Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 """
 
 import os
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.distributed import DistributedConfig
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
-from decoding import attention
-from decoding.device import Device, pick_device, synchronize, to_device
-from decoding.forward_graphs import ForwardGraphs, Inputs, cuda_recorder
-from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
+from decoding.checkpoint import DType, load_network
+from decoding.device import Device, synchronize, to_device
+from decoding.forward_graphs import ForwardGraphs, cuda_recorder
 from decoding.kv_cache import KVCache, Packing
-from decoding.packed_linear import pack_linears
 from decoding.prefill import Piece, batches, may_go_with
-from decoding.support import load_config, max_positions, model_folder
+from decoding.slot_network import SlotNetwork
 from decoding.target import LocalTarget
-
-DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TIMED_START = 64  # positions before tokens whose forward is timed
 
 
-@dataclass
-class _Wanted:
-    """Which positions the network's head is to multiply: all who share a network ask it by this."""
-
-    logits_at_BJ: torch.Tensor | None = None
-
-
-class LanguageModel(LocalTarget):
+class LanguageModel(SlotNetwork, LocalTarget):
     """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
+
+    vocab_size: int
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
         """Take over `model`; it must not be used by anyone else (its head carries our hook)."""
-        self.network = model.eval().requires_grad_(False)
-        attention.install(self.network)
-        self.eos_token_ids = eos_token_ids
-        # Asked for every round; the network would go through its parameters each time.
-        self.device: torch.device = model.device  # where the weights are
-        self.dtype: torch.dtype = model.dtype  # what they are
-        self.max_positions: int | None = max_positions(model.config)
-        # Models with attention of their own see no packed rows; they get a rectangle.
-        self.packs_rows: bool = model.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
+        super().__init__(model, eos_token_ids)
         self.cache: KVCache | None = None
-        self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
-        self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
-        self.is_sped_up = False
-        self._wanted = _Wanted()
-        head = model.get_output_embeddings()
-        self.vocab_size: int = head.weight.shape[0]
-        # Counted while they are all parameters. A forward reads each once, but only a few rows of an input embedding.
-        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in model.parameters())
-        embedding = model.get_input_embeddings().weight
+        # A forward reads each weight once, but only a few rows of an input embedding.
         self.num_bytes_read: int = self.num_weight_bytes
-        if embedding is not head.weight:
+        embedding = model.get_input_embeddings().weight
+        if embedding is not model.get_output_embeddings().weight:
             self.num_bytes_read -= embedding.numel() * embedding.element_size()
-        head.register_forward_pre_hook(self._keep_wanted_positions)
 
     @classmethod
     def load(cls, path: str, device: Device = "auto", dtype: DType = "auto") -> "LanguageModel":
@@ -76,11 +46,6 @@ class LanguageModel(LocalTarget):
         checkpoint's own dtype.
         """
         return cls(*load_network(path, device, dtype))
-
-    @property
-    def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
-        return self.fused is not None and self.fused.is_batch_invariant
 
     def facts(self) -> dict[str, bool | int]:
         """Whether our layers run, and whether their forwards are recorded."""
@@ -112,14 +77,8 @@ class LanguageModel(LocalTarget):
         self.cache = None
         if self.is_sped_up:
             return
-        self.is_sped_up = True
-        fits = FusedDecoder.fits(self.network)
-        pack_linears(self.network, FUSED_LINEARS if fits else ())
-        if self.device.type == "cpu":  # what is left still points into the file, and keeps all of it mapped
-            for parameter in self.network.parameters():
-                parameter.data = parameter.data.clone()
-        self.fused = FusedDecoder(self.network) if fits else None
-        if fits and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
+        self._lay_out()
+        if self.fused is not None and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
             self.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
@@ -162,40 +121,14 @@ class LanguageModel(LocalTarget):
         end to end, so that what is not there costs nothing; logits beyond a row's tokens are those of its last one.
         """
         assert self.cache is not None, "allocate() comes first"
-        starts_B = to_device(starts, self.device)
-        packing = (
-            Packing.of(lengths, self.device, token_ids_BT.shape[1]) if lengths is not None and self.packs_rows else None
-        )
-        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
-        num_tokens = token_ids_BT.shape[1]
-        positions_BT = starts_B[:, None] + torch.arange(num_tokens, device=self.device)
-        plan = self.cache.plan(slots_B, positions_BT, max(starts) + num_tokens, packing)
-        if self.max_positions is not None:
-            positions_BT = positions_BT.clamp(max=self.max_positions - 1)
-        tokens_N, positions_N, wanted_BJ = token_ids_BT.flatten(), positions_BT.flatten(), logits_at_BJ
-        if packing is not None:
-            tokens_N, positions_N = tokens_N[packing.packed_N], positions_N[packing.packed_N]
-            wanted_BJ = packing.unpacked_BT.gather(1, logits_at_BJ)
-        if self.fused is not None:
-            if packing is None:
-                wanted_BJ = logits_at_BJ + torch.arange(0, len(tokens_N), num_tokens, device=self.device)[:, None]
-            run = self._run_fused if self.graphs is None else self.graphs.run
-            logits_MV = run(Inputs(tokens_N, positions_N, wanted_BJ, plan), self.cache)
-            return logits_MV.view(*logits_at_BJ.shape, self.vocab_size)
-        arguments: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
-        if packing is None:
-            return self._logits(token_ids_BT, positions_BT, logits_at_BJ, **arguments)
-        wanted_1J = wanted_BJ.flatten()[None]
-        logits_1JV = self._logits(tokens_N[None], positions_N[None], wanted_1J, slot_plan=plan, **arguments)
-        return logits_1JV.view(*logits_at_BJ.shape, self.vocab_size)
+        width = token_ids_BT.shape[1]
+        packing = Packing.of(lengths, self.device, width) if lengths is not None and self.packs_rows else None
+        tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
+        return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
 
-    @torch.inference_mode()
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         """Logits [V] after `token_ids`, from one forward without any cache: a function of the tokens alone."""
-        tokens_1T = to_device([list(token_ids)], self.device)
-        positions_1T = torch.arange(len(token_ids), device=self.device)[None]
-        last_11 = positions_1T[:, -1:]
-        return self._logits(tokens_1T, positions_1T, last_11, use_cache=False)[0, 0]
+        return self.plain(to_device(list(token_ids), self.device))[0]
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """As `Target.seconds`."""
@@ -209,88 +142,6 @@ class LanguageModel(LocalTarget):
         synchronize(self.device)
         return time.perf_counter() - started
 
-    def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
-        assert self.fused is not None
-        return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
-
-    def _logits(
-        self, token_ids_BT: torch.Tensor, positions_BT: torch.Tensor, logits_at_BJ: torch.Tensor, **kwargs: Any
-    ) -> torch.Tensor:
-        self._wanted.logits_at_BJ = logits_at_BJ
-        try:
-            output = self.network(input_ids=token_ids_BT, position_ids=positions_BT, **kwargs)
-        finally:
-            self._wanted.logits_at_BJ = None
-        logits_BJV: torch.Tensor = output.logits
+    def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        logits_BJV: torch.Tensor = self.network(input_ids=fed_BT, position_ids=positions_BT, **kwargs).logits
         return logits_BJV
-
-    def _keep_wanted_positions(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Run before the output head: it then multiplies only the positions somebody wants."""
-        hidden_BTH, *rest = args
-        logits_at_BJ = self._wanted.logits_at_BJ
-        if logits_at_BJ is None:
-            return args
-        index_BJH = logits_at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
-        return (hidden_BTH.gather(1, index_BJH), *rest)
-
-
-def load_network(
-    path: str,
-    device: Device,
-    dtype: DType,
-    network_class: Callable[[PretrainedConfig], Any] | None = None,
-    num_ranks: int = 1,
-) -> tuple[PreTrainedModel, frozenset[int]]:
-    """The network at `path` with its weights, and the token ids that end a text; as `LanguageModel.load`.
-
-    `network_class` says which class to make of the configuration; transformers' own unless given. With `num_ranks`
-    above 1, this process's share of the weights (`decoding/rank.py` comes first).
-    """
-    path = model_folder(path)
-    config = load_config(path)
-    place = pick_device(device)
-    wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
-    _refuse_coarse_float32(path, wanted, place)
-    transformers_logging.disable_progress_bar()
-    loader = AutoModelForCausalLM if network_class is None else network_class(config)
-    try:
-        model, report = loader.from_pretrained(
-            path,
-            config=config,
-            dtype=wanted,
-            attn_implementation="eager",  # until ours is installed
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"cannot load the model at {path!r}: {error}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would fill them with random numbers
-        raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
-    return model if num_ranks > 1 else model.to(place), _eos_token_ids(path, model)
-
-
-def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
-    """Raise a ValueError if float32 matrix products are set to round as bfloat16 or TF32: equality would be lost."""
-    if dtype is not torch.float32:
-        return
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest" or (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
-        raise ValueError(
-            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
-            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
-            "or choose dtype bfloat16 knowingly"
-        )
-
-
-def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
-    try:
-        generation = GenerationConfig.from_pretrained(path)
-    except OSError:
-        generation = model.generation_config
-    ids = (
-        generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
-    )
-    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from actors.settings import DraftStrategy, Strategy
+from decoding.checkpoint import DType
 from decoding.device import Device
 from decoding.drafters import DrafterName
-from decoding.model import DType
 from decoding.options import DraftLength
 from decoding.verify import Verification
 from pipeline.input_options import Format

@@ -1,0 +1,78 @@
+"""A transformers network with its weights, from its folder or its hub name; or a ValueError saying why not."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging as transformers_logging
+
+from decoding.device import Device, pick_device
+from decoding.support import load_config, model_folder
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def load_network(
+    path: str,
+    device: Device,
+    dtype: DType,
+    network_class: Callable[[PretrainedConfig], Any] | None = None,
+    num_ranks: int = 1,
+) -> tuple[PreTrainedModel, frozenset[int]]:
+    """The network at `path` with its weights, and the token ids that end a text. Raises ValueError if it cannot be.
+
+    Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the checkpoint's
+    own dtype. `network_class` says which class to make of the configuration; transformers' own unless given. With
+    `num_ranks` above 1, this process's share of the weights (`decoding/rank.py` comes first).
+    """
+    path = model_folder(path)
+    config = load_config(path)
+    place = pick_device(device)
+    wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+    _refuse_coarse_float32(path, wanted, place)
+    transformers_logging.disable_progress_bar()
+    loader = AutoModelForCausalLM if network_class is None else network_class(config)
+    try:
+        model, report = loader.from_pretrained(
+            path,
+            config=config,
+            dtype=wanted,
+            attn_implementation="eager",  # until ours is installed
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
+    return model if num_ranks > 1 else model.to(place), _eos_token_ids(path, model)
+
+
+def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
+    """Raise a ValueError if float32 matrix products are set to round as bfloat16 or TF32: equality would be lost."""
+    if dtype is not torch.float32:
+        return
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest" or (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
+        raise ValueError(
+            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
+            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
+            "or choose dtype bfloat16 knowingly"
+        )
+
+
+def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:
+        generation = model.generation_config
+    ids = (
+        generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    )
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

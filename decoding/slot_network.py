@@ -1,0 +1,151 @@
+"""SlotNetwork: a transformers network over slot caches, whole or some of its layers.
+
+It computes with transformers' own code, or in our few large operations where they fit (`speed_up`). Nobody here
+remembers how long a row is: each forward names its rows' slots and starts.
+
+Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
+size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from decoding import attention
+from decoding.device import to_device
+from decoding.forward_graphs import ForwardGraphs, Inputs
+from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
+from decoding.kv_cache import KVCache, Packing
+from decoding.layer_range import LayerRange
+from decoding.packed_linear import pack_linears
+from decoding.rank import own
+from decoding.support import max_positions
+
+
+class SlotNetwork(ABC):
+    """What a model in one process and a stage of one have in common."""
+
+    layers: LayerRange | None  # None: all of them
+    vocab_size: int | None  # of the logits; None where there is no head
+
+    def __init__(
+        self, network: PreTrainedModel, eos_token_ids: frozenset[int], layers: LayerRange | None = None
+    ) -> None:
+        """Take over `network`, of which these layers are here (all by default): its head carries our hook."""
+        self.network = network.eval().requires_grad_(False)
+        attention.install(self.network)
+        self.eos_token_ids = eos_token_ids
+        # Asked for every round; the network would go through its parameters each time.
+        self.device: torch.device = network.device  # where the weights are
+        self.dtype: torch.dtype = network.dtype  # what they are
+        self.max_positions: int | None = max_positions(network.config)
+        # Models with attention of their own see no packed rows; they get a rectangle.
+        self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
+        # Counted while they are all parameters.
+        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(own, network.parameters()))
+        self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
+        self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
+        self.is_sped_up = False
+        self.layers = layers
+        self._wanted = _Wanted()
+        self.vocab_size = None
+        if layers is None or layers.has_head:
+            head = network.get_output_embeddings()
+            self.vocab_size = head.weight.shape[0]
+            head.register_forward_pre_hook(self._wanted.keep)
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether what comes out for a token is the same, bit for bit, in any batch, slot and cut of its row."""
+        return self.fused is not None and self.fused.is_batch_invariant
+
+    @torch.inference_mode()
+    def plain(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
+        """One row from its beginning, without any cache: its last logits [J, V], or hidden states [T, H]."""
+        fed_T = fed_T.to(self.device)
+        positions_1T = torch.arange(len(fed_T), device=self.device)[None]
+        return self._run(fed_T[None], positions_1T, positions_1T[:, len(fed_T) - num_logits :], use_cache=False)[0]
+
+    @abstractmethod
+    def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """What the network makes of tokens [B, T] or hidden states [B, T, H]: the wanted logits, or hidden states."""
+
+    def _lay_out(self) -> None:
+        """Lay the weights out for this device, and fuse the layers of a network that fits. Caches are to be new."""
+        self.is_sped_up = True
+        fits = FusedDecoder.fits(self.network)
+        pack_linears(self.network, FUSED_LINEARS if fits else ())
+        if self.device.type == "cpu":  # what is left still points into the file, and keeps all of it mapped
+            for parameter in self.network.parameters():
+                parameter.data = parameter.data.clone()
+        self.fused = FusedDecoder(self.network, self.layers) if fits else None
+
+    def _forward(
+        self,
+        fed_N: torch.Tensor,
+        starts: Seq[int],
+        width: int,
+        packing: Packing | None,
+        wanted_BJ: torch.Tensor,
+        slots: Seq[int] | None,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Logits [B, J, V], or hidden states of all tokens [..., H], after writing the rows' keys and values.
+
+        `fed_N` are the rows' tokens end to end, packed, or `width` of each; they stand at starts[b], starts[b] + 1, ...
+        of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
+        """
+        starts_B = to_device(starts, self.device)
+        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
+        positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
+        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing)
+        if self.max_positions is not None:
+            positions_BT = positions_BT.clamp(max=self.max_positions - 1)
+        if self.fused is None and packing is None:
+            fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
+            return self._run(fed_BT, positions_BT, wanted_BJ, past_key_values=cache, use_cache=True)
+        positions_N = positions_BT.flatten()
+        if packing is None:
+            wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
+        else:
+            positions_N = positions_N[packing.packed_N]
+            wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
+        if self.fused is not None:
+            run = self._run_fused if self.graphs is None else self.graphs.run
+            out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan), cache)
+        else:
+            wanted_1J = wanted_at_BJ.flatten()[None]
+            arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
+            out = self._run(fed_N[None], positions_N[None], wanted_1J, **arguments)
+        return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
+
+    def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
+        assert self.fused is not None
+        return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
+
+    def _run(
+        self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, wanted_BJ: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        self._wanted.at_BJ = wanted_BJ
+        try:
+            return self._call(fed_BT, positions_BT, **kwargs)
+        finally:
+            self._wanted.at_BJ = None
+
+
+class _Wanted:
+    """Which positions the network's head is to multiply: all who share a network ask it by this."""
+
+    def __init__(self) -> None:
+        self.at_BJ: torch.Tensor | None = None  # None: all
+
+    def keep(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Run before the output head: of what comes in, only the positions somebody wants."""
+        hidden_BTH, *rest = args
+        if self.at_BJ is None:
+            return args
+        index_BJH = self.at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
+        return (hidden_BTH.gather(1, index_BJH), *rest)
