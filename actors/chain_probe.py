@@ -1,7 +1,8 @@
 """The measurement that decides whether a chain of stages may run: its slots against its own plain forwards.
 
 As `decoding/probe.py` does for a model in one process: ragged prefill, junk tokens, a rollback and a continuation. That
-a chain of plain forwards computes what the whole model computes is what `tests/decoding/test_stage.py` shows.
+a chain of plain forwards computes what the whole model computes is what `tests/decoding/test_stage.py` shows, and
+`tests/decoding/test_rank.py` where layers are shared out.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def check_chain(model: ShardedModel, name: str) -> float:
     if not deviation <= TOLERANCE[model.dtype]:
         raise ValueError(
             f"{name!r} does not compute the same in stages on the slot cache as alone: after a rollback its logits are "
-            f"off by {deviation:.1e} of their size, where {TOLERANCE[model.dtype]:.0e} is rounding; run it whole, with "
-            "1 stage"
+            f"off by {deviation:.1e} of their size, where {TOLERANCE[model.dtype]:.0e} is rounding; run it whole "
+            "(stages.count 1, stages.tensor_parallel 1)"
         )
     group.tell_all("speed_up")
     fused = _measured(model, rows, junk, plain)
@@ -87,7 +88,7 @@ def _plain(group: StageGroup, row: list[int]) -> torch.Tensor:
     for stage in range(group.settings.count):
         answers.append(group.run(stage, "plain_eager", fed, _NUM_REAL))
         fed = answers[-1][0]
-    return unpacked(answer_of(group, answers)).float()
+    return unpacked(answer_of(group, answers, group.settings.start_timeout_s)).float()  # the first forward starts much
 
 
 def _measured(model: ShardedModel, rows: list[list[int]], junk: list[list[int]], plain: list[torch.Tensor]) -> float:

@@ -22,6 +22,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
         "is_batch_invariant": target.is_batch_invariant,
         "placement": "split" if engine.has_remote_drafts else "colocated",
         "stages": target.facts().get("stages", 1),
+        "ranks": target.facts().get("ranks", 1),
     }
 
 

@@ -140,10 +140,10 @@ class StageSettings:
             raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
         if self.tensor_parallel < 1:
             raise ValueError(f"stages.tensor_parallel is {self.tensor_parallel}; a stage has at least 1 process")
-        if self.tensor_parallel > 1 and self.num_gpus != int(self.num_gpus):
+        if self.tensor_parallel > 1 and self.num_gpus not in (0, 1):
             raise ValueError(
-                f"stages.num_gpus is {self.num_gpus:g} and stages.tensor_parallel {self.tensor_parallel}; processes "
-                "that share out a layer cannot share a GPU: give each a whole one, or use stages.count"
+                f"stages.num_gpus is {self.num_gpus:g} and stages.tensor_parallel {self.tensor_parallel}; each of the "
+                "processes that share out a layer takes one whole GPU, so use 1 (or 0 without GPUs)"
             )
         if self.most_restarts < 0:
             raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")

@@ -56,11 +56,12 @@ class ShardedModel:
         return len(self.facts_of_stages)
 
     def facts(self) -> dict[str, bool | int]:
-        """Whether our layers run, and on how many stages."""
+        """Whether our layers run, and on how many stages, and by how many processes each."""
         return {
             "fused": all(facts.is_fused for facts in self.facts_of_stages),
             "graphs": False,
             "stages": len(self.facts_of_stages),
+            "ranks": self.pipeline.group.settings.tensor_parallel,
         }
 
     def share(self) -> ShardedModel:

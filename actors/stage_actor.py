@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,10 @@ from decoding.stage import Stage
 
 class StaleStepError(RuntimeError):
     """A step that came late: a newer one has been done, and its answer is not kept any more."""
+
+
+class RankFailedError(RuntimeError):
+    """This process has failed where the others of its stage went on: what they compute together is worth nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class StageActor:
         self._arguments = (path, index, num_stages, device, dtype)
         self._rank, self._num_ranks, self._timeout_s, self._port = rank, num_ranks, timeout_s, port
         self._meeting_place: Any = None
+        self._has_failed = False  # where others went on without it: it must join no forward of theirs any more
         self._loaded: Stage | None = None
         self._answers: dict[int, Any] = {}
         self._newest = -1
@@ -78,11 +85,12 @@ class StageActor:
     def load(self) -> StageFacts:
         """Load it, once; a ValueError says why it cannot run."""
         if self._loaded is None:
-            if self._port is not None:
-                *_, device, _ = self._arguments
-                meet(self._port, self._rank, self._num_ranks, device, self._timeout_s)
-                self._port = None
-            self._loaded = Stage.load(*self._arguments, self._num_ranks)
+            with self._together():
+                if self._num_ranks > 1:
+                    assert self._port is not None, "somebody opens the place where ranks meet"
+                    *_, device, _ = self._arguments
+                    meet(self._port, self._rank, self._num_ranks, device, self._timeout_s)
+                self._loaded = Stage.load(*self._arguments, self._num_ranks)
         return self.facts()
 
     @property
@@ -112,8 +120,9 @@ class StageActor:
         )
 
     def pid(self) -> int:
-        """Of its process."""
-        return os.getpid()
+        """Of its process. Raises RankFailedError once it has failed."""
+        with self._together():
+            return os.getpid()
 
     def speed_up(self) -> None:
         """As `Stage.speed_up`."""
@@ -142,7 +151,8 @@ class StageActor:
 
     def plain_eager(self, fed: Any, num_logits: int) -> Any:
         """As `Stage.plain_eager`; from ranks but the first, nothing."""
-        answer = self._stage.plain_eager(unpacked(fed), num_logits)
+        with self._together():
+            answer = self._stage.plain_eager(unpacked(fed), num_logits)
         return packed(answer.cpu()) if self._rank == 0 else None
 
     def do(self, step: int, settled: int, work: Work, fed: Any, finish: Finish | None = None) -> Any:
@@ -158,11 +168,25 @@ class StageActor:
         if step <= self._newest:
             raise StaleStepError(f"step {step} came after step {self._newest}")
         self._newest = step
-        is_heard = self._rank == 0  # the other ranks have computed the same
-        answer = do(self._stage, work, unpacked(fed), finish if finish and is_heard else Nothing())
-        answer = packed(answer) if is_heard and not self._stage.layers.has_head else answer if is_heard else None
+        with self._together():
+            answer = do(self._stage, work, unpacked(fed), finish or Nothing())
+        if self._rank > 0:
+            answer = None  # the first one's is the same
+        elif not self._stage.layers.has_head:
+            answer = packed(answer)
         self._answers[step] = answer
         return answer
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What all ranks of the stage do, or none. Whoever fails may be anywhere in it, and never goes on."""
+        if self._has_failed:
+            raise RankFailedError(f"rank {self._rank} of a stage has failed, and must be replaced")
+        try:
+            yield
+        except BaseException:
+            self._has_failed = self._num_ranks > 1
+            raise
 
 
 def packed(hidden: torch.Tensor | None) -> Any:

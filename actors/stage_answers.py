@@ -15,53 +15,62 @@ from decoding.memory import is_out_of_memory
 _LOOK_EVERY_S = 1.0  # whether a rank has failed for which the others of its stage wait
 
 
-def answer_of(group: StageGroup, references: Seq[Seq[Any]]) -> Any:
+def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | None = None) -> Any:
     """The last stage's answer, when all ranks of all stages have answered; `references[s]` are those of stage s.
 
-    Raises StageLostError where a process or an object is gone, or late; a stage that is late is ended. An error of the
-    step itself is raised as it is; ranks of a stage that raise one are ended, since they may be anywhere in a forward.
+    Raises StageLostError where a process or an object is gone, or late (`stages.timeout_s` unless given); a stage that
+    is late is ended. An error of the step itself is raised as it is. Where ranks share stages out, that is one that all
+    of them raise, or memory that runs out in any; what only some raise is a loss. They are ended in every case, since
+    they may be anywhere in a forward.
     """
-    shortage = _wait(group, references)
+    _wait(group, references, group.settings.timeout_s if timeout_s is None else timeout_s)
+    if group.settings.tensor_parallel > 1:
+        _look_at_all(group, references)
     try:
-        answer = ray.get(references[-1][0])
+        return ray.get(references[-1][0])
     except RayError as error:
-        errors = [error] if group.settings.tensor_parallel == 1 else _errors(group, references)
-        if shortage is None and any(is_loss(each) for each in errors):
+        if is_loss(error):
             raise StageLostError(f"a stage is lost: {type(error).__name__}") from error
-        raise shortage or _cause(error) from None
-    return answer
+        raise _cause(error) from None
 
 
-def _wait(group: StageGroup, references: Seq[Seq[Any]]) -> Exception | None:
-    """Return when all have answered, or can no more; with the error of a rank that ran out of memory."""
-    shortage: Exception | None = None
-    settings = group.settings
-    look_every_s = settings.timeout_s if settings.tensor_parallel == 1 else _LOOK_EVERY_S
-    until = time.monotonic() + settings.timeout_s
+def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> None:
+    """Return when all have answered. A stage in which some have failed is ended: the others wait for them."""
+    look_every_s = timeout_s if group.settings.tensor_parallel == 1 else _LOOK_EVERY_S
+    until = time.monotonic() + timeout_s
     pending = [reference for answers in references for reference in answers]
     while pending:
         left_s = until - time.monotonic()
         if left_s <= 0:
             late = next(stage for stage, answers in enumerate(references) if set(answers) & set(pending))
             group.end(late)
-            raise StageLostError(f"stage {late} did not do a step in {settings.timeout_s:g} s (stages.timeout_s)")
+            raise StageLostError(f"stage {late} did not do a step in {timeout_s:g} s (stages.timeout_s)")
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=min(look_every_s, left_s), fetch_local=False)
         for stage, answers in enumerate(references):
             here = [reference for reference in answers if reference not in pending]
-            if 0 < len(here) < len(answers) and (errors := [error for each in here if (error := _error(each))]):
-                shortage = next((_cause(error) for error in errors if is_out_of_memory(_cause(error))), shortage)
-                group.end(stage)  # the others wait for what will not come
-    return shortage
+            if 0 < len(here) < len(answers) and any(_error(reference) for reference in here):
+                group.end(stage)
 
 
-def _errors(group: StageGroup, references: Seq[Seq[Any]]) -> list[RayError]:
-    """Those of the first stage that has any, which is ended; those behind it did not begin the step."""
+def _look_at_all(group: StageGroup, references: Seq[Seq[Any]]) -> None:
+    """Raise what the ranks of a stage raised; of several stages the first, since those behind it did not begin.
+
+    An answer is worth something only if every rank has one: a sum in which a part is missing is an answer, too.
+    """
     for stage, answers in enumerate(references):
-        errors = [error for reference in answers if (error := _error(reference)) is not None]
-        if errors:
-            group.end(stage)
-            return errors
-    return []
+        # The first rank's may be large, and lie on another node: it is not fetched to see that it is there.
+        heard = answers if stage == len(references) - 1 else answers[1:]
+        errors = [error for reference in heard if (error := _error(reference)) is not None]
+        if not errors:
+            continue
+        if len(heard) < len(answers) and (first := _error(answers[0])) is not None:
+            errors.insert(0, first)
+        group.end(stage)
+        own = [_cause(error) for error in errors if not is_loss(error)]
+        shortage = next((error for error in own if is_out_of_memory(error)), None)
+        if shortage is not None or len(own) == len(answers):
+            raise shortage or own[0]
+        raise StageLostError(f"stage {stage} is lost: {errors[-1]}") from errors[-1]
 
 
 def _error(reference: Any) -> RayError | None:

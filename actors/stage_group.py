@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import ray
+import tenacity
 from ray.exceptions import (
     ActorUnschedulableError,
     GetTimeoutError,
@@ -28,7 +29,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
-from actors.stage_actor import StageActor, StageFacts, StaleStepError
+from actors.stage_actor import RankFailedError, StageActor, StageFacts, StaleStepError
 from actors.stage_places import take_places
 from decoding.checkpoint import DType
 from decoding.device import Device
@@ -44,6 +45,7 @@ _LOSSES = (
     RayActorError,
     WorkerCrashedError,
 )
+_LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +73,7 @@ class StageGroup:
         self._num_told = [0] * settings.count  # of the setup, so much is done on each stage
         try:
             self.ranks += [self._start(index) for index in range(settings.count)]
-            self._tell(time.monotonic() + settings.start_timeout_s)
+            self._come_up()
         except StageLostError as error:
             self.close()
             raise RuntimeError(f"the stages did not load: {error}") from error
@@ -93,9 +95,14 @@ class StageGroup:
         """What there is to know of each stage by now."""
         return self.ask_all("facts")[:: self.settings.tensor_parallel]
 
-    def run(self, stage: int, method: str, *args: Any) -> list[Any]:
-        """Have all ranks of a stage do this; references to their answers, of which the first is the stage's."""
-        return [getattr(actor, method).remote(*args) for actor in self.ranks[stage]]
+    def run(self, stage: int, method: str, *args: Any, to_first: tuple[Any, ...] = ()) -> list[Any]:
+        """Have all ranks of a stage do this; references to their answers, of which the first is the stage's.
+
+        `to_first` is told to the first one only, behind the other arguments.
+        """
+        first, *others = self.ranks[stage]
+        answer = getattr(first, method).remote(*args, *to_first)
+        return [answer, *(getattr(actor, method).remote(*args) for actor in others)]
 
     def tell_all(self, method: str, *args: Any) -> None:
         """Call this on every actor, and on every one that comes in the place of another.
@@ -148,6 +155,26 @@ class StageGroup:
             ray.kill(actor, no_restart=True)
         remove_placement_group(self._places)
 
+    def _come_up(self) -> None:
+        """Load the stages; those that are lost over it are replaced, as later."""
+        until = time.monotonic() + self.settings.start_timeout_s
+        try:
+            self._tell(until)
+        except StageLostError as lost:
+            _log.warning(Event("stage lost while loading", cause=str(lost)))
+        else:
+            return
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StageLostError),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+            stop=tenacity.stop_any(
+                tenacity.stop_before_delay(self.settings.start_timeout_s),
+                tenacity.stop_after_attempt(max(1, self.settings.most_restarts)),
+            ),
+            reraise=True,
+        )
+        attempts(self.heal)
+
     def _tell(self, until: float) -> None:
         """Do what is left of the setup, on all stages at once."""
         told = [
@@ -158,14 +185,23 @@ class StageGroup:
         failed: dict[int, Exception] = {}
         for stage, references in told:
             try:
-                for reference in references:
-                    self._get(stage, reference, until)
+                self._get_all(stage, references, until)
             except Exception as error:  # noqa: BLE001 - raised below, when the others have been heard
                 failed.setdefault(stage, error)
+                if len(references) > 1:
+                    self.end(stage)  # some ranks have done it, and wait for the others in what comes next
             else:
                 self._num_told[stage] += stage not in failed
         if failed:
             raise next(iter(failed.values()))
+
+    def _get_all(self, stage: int, references: list[Any], until: float) -> None:
+        """Return when all ranks have answered; raises the first error, also while others wait for who failed."""
+        pending = references
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+            for reference in ready or pending[:1]:
+                self._get(stage, reference, until)
 
     def _get(self, stage: int, reference: Any, until: float) -> Any:
         timeout_s = max(0.0, until - time.monotonic())
@@ -199,8 +235,9 @@ class StageGroup:
         arguments = (path, stage, count, device, dtype)
         if settings.tensor_parallel == 1:
             return [make(*arguments)]
-        # Longer than we wait for a step: it is we who find out which stage hangs.
-        share = partial(make, *arguments, num_ranks=settings.tensor_parallel, timeout_s=2 * settings.timeout_s)
+        # Longer than we wait for anything: it is we who find out which stage hangs.
+        patience_s = 2 * max(settings.timeout_s, settings.start_timeout_s)
+        share = partial(make, *arguments, num_ranks=settings.tensor_parallel, timeout_s=patience_s)
         first = share(rank=0)
         port = first.open_meeting_place.remote()
         return [first, *(share(rank=rank, port=port) for rank in range(1, settings.tensor_parallel))]
@@ -210,7 +247,7 @@ def is_loss(error: BaseException | None) -> bool:
     """Whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
     if isinstance(error, RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError))
+    return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError, RankFailedError))
 
 
 def _words(error: RayError) -> str:

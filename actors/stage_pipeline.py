@@ -249,8 +249,8 @@ class StagePipeline:
         fed: Any = [token for token_ids in step.token_ids for token in token_ids]
         last = len(self.group.ranks) - 1
         for stage in range(last + 1):
-            finish = step.finish if stage == last else None
-            answers = self.group.run(stage, "do", number, self._settled, step.work, fed, finish)
+            finish = (step.finish,) if stage == last else ()
+            answers = self.group.run(stage, "do", number, self._settled, step.work, fed, to_first=finish)
             step.references.append(answers)
             fed = answers[0]
         step.number = number
@@ -334,7 +334,8 @@ class StagePipeline:
                         ray.get(reference)
                     except RayError:
                         continue
-                    break  # what came before it is no error either
+                    if self.group.settings.tensor_parallel == 1:
+                        break  # what came before it is no error either
         for step in self._flying:
             step.references = None
 

@@ -2,47 +2,66 @@
 
 All ranks run the same forwards in the same order, each over its share of the heads and of the inner neurons; within a
 forward they add up what they have (torch.distributed: NCCL between GPUs, gloo on CPU). Each keeps the keys and values
-of its own heads, so a slot cache holds for shared-out layers as it does for whole ones.
+of the heads that it computes, so a slot cache holds for shared-out layers as it does for whole ones.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and not declared so
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from decoding.device import Device, pick_device
 
+# Types of models of which tests/decoding/test_rank.py shows that shared-out layers compute what whole ones do. A plan
+# of transformers that were wrong would be as wrong in a measurement at load, which has nothing whole to compare with.
+SHARED_OUT = frozenset(
+    {
+        "gemma2",
+        "gemma3_text",
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def open_meeting_place(num_ranks: int) -> TCPStore:
-    """Where so many ranks of this host meet: `meet` its `port`. It ends with the process that holds it."""
+    """Where so many ranks of this host meet: `meet` its `port`. It ends with the process that holds it.
+
+    Whoever reaches the port may read and write there, as with every process group of torch.distributed.
+    """
     return TCPStore("127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False)
 
 
 def meet(port: int, rank: int, num_ranks: int, device: Device, timeout_s: float) -> None:
     """Return when all ranks have met, each on a device of its own (the first that this process sees).
 
-    In a forward, a rank waits so long for the others, and then raises. Raises ValueError where `device` is not what
-    torch would share layers out over.
+    Here, and in a forward, a rank waits so long for the others, and then raises. Raises ValueError where `device` is
+    not what torch would share layers out over.
     """
-    place, shared = pick_device(device).type, torch._C._get_accelerator().type
-    if place not in _BACKENDS or place != shared:
-        raise ValueError(
-            f"stages.tensor_parallel is {num_ranks} and the device {place!r}, but here torch shares layers out over "
-            f"{shared!r} devices; run them there, or use stages.count"
-        )
-    if place == "cuda":
+    check_device(device, num_ranks)
+    place = pick_device(device)
+    os.environ["LOCAL_RANK"] = "0"  # transformers takes the device of this number; each process sees only its own
+    if place.type == "cuda":
         torch.cuda.set_device(0)
     distributed.init_process_group(
-        _BACKENDS[place],
+        _BACKENDS[place.type],
         store=TCPStore("127.0.0.1", port, num_ranks, is_master=False),
         rank=rank,
         world_size=num_ranks,
@@ -50,15 +69,28 @@ def meet(port: int, rank: int, num_ranks: int, device: Device, timeout_s: float)
     )
 
 
+def check_device(device: Device, num_ranks: int) -> None:
+    """Raise ValueError where torch would share layers out over other devices than this one."""
+    place, shared = pick_device(device).type, torch._C._get_accelerator().type
+    if place not in _BACKENDS or place != shared:
+        raise ValueError(
+            f"stages.tensor_parallel is {num_ranks} and the device is {place!r}, but this torch "
+            f"({torch.__version__}) was built to share layers out over {shared!r} devices: CPU ranks need a CPU build "
+            "of torch; or use stages.count"
+        )
+
+
 def check_can_be_shared_out(config: PretrainedConfig, name: str, num_ranks: int) -> None:
     """Raise ValueError for a model whose layers cannot be shared out over so many ranks."""
     text_config: Any = config.get_text_config()
-    head = getattr(AutoModelForCausalLM._model_mapping[type(config)], "_tp_plan", None)
-    if not isinstance(text_config.base_model_tp_plan, Mapping) and not head:
+    if text_config.model_type not in SHARED_OUT:
         raise ValueError(
-            f"{name!r} ({config.model_type}) has no plan by which transformers could share its layers out; use "
-            "stages.tensor_parallel 1, and stages.count for a model that is too large"
+            f"{name!r} ({text_config.model_type}) is of a type whose layers are not known to compute the same when "
+            f"they are shared out (known: {', '.join(sorted(SHARED_OUT))}); use stages.tensor_parallel 1, and "
+            "stages.count for a model that is too large"
         )
+    if not _shares_heads(text_config.base_model_tp_plan):
+        return
     for field in ("num_attention_heads", "num_key_value_heads"):
         num_heads = getattr(text_config, field, None)
         if isinstance(num_heads, int) and num_heads % num_ranks:
@@ -68,6 +100,12 @@ def check_can_be_shared_out(config: PretrainedConfig, name: str, num_ranks: int)
             )
 
 
-def own(parameter: torch.Tensor) -> torch.Tensor:
+def _shares_heads(plan: Mapping[str, str] | None) -> bool:
+    """Whether each rank has heads of its own; some plans put queries, keys and values together again on all of them."""
+    projections = ("q_proj", "k_proj", "qkv_proj", "query_key_value")
+    return any(rule.rsplit(".", 1)[-1] in projections and style == "colwise" for rule, style in (plan or {}).items())
+
+
+def local_share(parameter: torch.Tensor) -> torch.Tensor:
     """What of a parameter lies in this process."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -21,7 +21,7 @@ from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
 from decoding.kv_cache import KVCache, Packing
 from decoding.layer_range import LayerRange
 from decoding.packed_linear import pack_linears
-from decoding.rank import own
+from decoding.rank import local_share
 from decoding.support import max_positions
 
 
@@ -45,7 +45,7 @@ class SlotNetwork(ABC):
         # Models with attention of their own see no packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         # Counted while they are all parameters.
-        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(own, network.parameters()))
+        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(local_share, network.parameters()))
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False

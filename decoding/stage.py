@@ -63,7 +63,7 @@ class Stage(SlotNetwork):
         def network_class(config: PretrainedConfig) -> type[PreTrainedModel]:
             nonlocal layers
             layers = cut(num_layers(config), num_stages)[index]
-            if num_stages > 1:
+            if num_stages > 1 or num_ranks > 1:
                 check_can_be_cut(config, path)
             if num_ranks > 1:
                 check_can_be_shared_out(config, path, num_ranks)

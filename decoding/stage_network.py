@@ -89,7 +89,7 @@ def check_can_be_cut(config: PretrainedConfig, name: str) -> None:
         if isinstance(value, int) and value > 0:
             raise CannotCutError(
                 f"{name!r} ({config.model_type}) cannot be cut into stages: its layers share more than hidden states "
-                f"({field} is {value}); run it whole, with 1 stage"
+                f"({field} is {value}); run it whole (stages.count 1, stages.tensor_parallel 1)"
             )
 
 
@@ -164,7 +164,7 @@ class StageNetwork:
         if foreign:
             raise CannotCutError(
                 f"{type(self.network).__name__} cannot be cut into stages: its layers are handed {', '.join(foreign)}, "
-                "which no stage but the first has; run it whole, with 1 stage"
+                "which no stage but the first has; run it whole (stages.count 1, stages.tensor_parallel 1)"
             )
 
 
@@ -178,7 +178,7 @@ def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList
     if len(lists) != 1:
         raise CannotCutError(
             f"{type(network).__name__} cannot be cut into stages: it has {len(lists)} lists of {num_layers} layers; "
-            "run it whole, with 1 stage"
+            "run it whole (stages.count 1, stages.tensor_parallel 1)"
         )
     return lists[0]
 

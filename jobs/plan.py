@@ -18,7 +18,7 @@ from actors.generator import load_codec
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
 from decoding.drafters import NEED_A_MODEL
 from decoding.layer_range import cut
-from decoding.rank import check_can_be_shared_out
+from decoding.rank import check_can_be_shared_out, check_device
 from decoding.stage_network import check_can_be_cut, num_layers
 from decoding.support import load_config as load_model_config
 from decoding.support import max_positions, model_folder
@@ -173,11 +173,13 @@ def _check_models(settings: GeneratorSettings) -> None:
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     _check_limits(settings, target_config, vocab_size)
-    if settings.stages.count > 1:
+    if settings.stages.is_apart:
         cut(num_layers(target_config), settings.stages.count)
         check_can_be_cut(target_config, models.target)
     if settings.stages.tensor_parallel > 1:
         check_can_be_shared_out(target_config, models.target, settings.stages.tensor_parallel)
+        if models.device == "cpu":  # of GPUs, which are elsewhere, this process knows nothing
+            check_device(models.device, settings.stages.tensor_parallel)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)
         check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)

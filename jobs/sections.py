@@ -57,9 +57,11 @@ class StagesSection(Section):
     count: int = Field(1, description="Stages of each engine's target: ranges of its layers.")
     tensor_parallel: int = Field(1, description="Processes of one node that share out every layer of a stage.")
     num_cpus: float = Field(1.0, ge=0, description="Logical CPUs a stage's process holds; its threads on CPU.")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs a stage holds; 1 when the device is cuda and this is 0.")
-    memory: ByteSize | None = Field(None, description="Memory a stage holds, such as 80GiB.")
-    resources: dict[str, float] = Field({}, description="Custom resources a stage holds, by their names.")
+    num_gpus: float = Field(
+        0.0, ge=0, description="GPUs a stage's process holds; 1 where the device is cuda and this 0."
+    )
+    memory: ByteSize | None = Field(None, description="Memory a stage's process holds, such as 80GiB.")
+    resources: dict[str, float] = Field({}, description="Custom resources a stage's process holds, by their names.")
     label_selector: dict[str, str] = Field({}, description="Labels of the nodes that stages may run on.")
     strategy: Strategy = Field("PACK", description="Stages of an engine on few nodes, or on many.")
     most_restarts: int = Field(

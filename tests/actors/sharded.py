@@ -30,7 +30,7 @@ PROMPTS = [
 
 
 class PoisonedStage(StageActor):
-    """Dies when it reads the token, once it is armed. Fails once where a file beside the model says so."""
+    """Dies when it reads the token, once it is armed. Fails or dies once where a file beside the model says so."""
 
     is_armed = False
 
@@ -52,6 +52,10 @@ class PoisonedStage(StageActor):
         if told.exists():
             told.unlink()
             raise OSError(f"{what} failed, as it was told")
+        fatal = Path(self._arguments[0]) / f"die_{what}"
+        if fatal.exists():
+            fatal.unlink()
+            os._exit(1)
 
 
 class PoisonedGroup(StageGroup):

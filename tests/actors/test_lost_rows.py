@@ -96,3 +96,13 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
     assert other._standing() == [0, 0], "nothing is taken to stand that was not written again"
     model.prefill([0], [LONG[:50]])
     assert (model.logits([0], [50], [[5]], 1) - expected).abs().max() < 1e-4
+
+
+def test_a_stage_that_dies_while_it_loads_is_replaced(pair: tuple[str, str], ray_address: str) -> None:
+    (Path(pair[0]) / "die_load").touch()
+    with sharded(pair[0], 1, PoisonedGroup) as model:
+        assert model.pipeline.group.num_replaced == 1
+        sequences = make_sequences(SAMPLED, PROMPTS[:2])
+        assert texts(make_engine(pair, model, "none", num_lanes=1), sequences) == texts(
+            make_engine(pair, None, "none"), make_sequences(SAMPLED, PROMPTS[:2])
+        )

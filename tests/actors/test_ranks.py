@@ -117,8 +117,33 @@ def test_an_error_of_the_step_itself_is_raised_as_it_is(model: ShardedModel) -> 
 def test_what_cannot_be_shared_out_is_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"shared out over 3 processes .* num_attention_heads is 4"):
         Stage.load(pair[0], 0, 1, "cpu", "float32", num_ranks=3)
-    with pytest.raises(ValueError, match="give each a whole one"):
-        StageSettings(tensor_parallel=2, num_gpus=0.5)
+    for num_gpus in (0.5, 2.0):
+        with pytest.raises(ValueError, match="takes one whole GPU"):
+            StageSettings(tensor_parallel=2, num_gpus=num_gpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behind", ["another forward of that shape", "nothing", "nothing, and it has no forward"])
+def test_what_one_rank_did_not_do_is_worth_nothing_however_soon_the_others_are_done(
+    pair: Pair, model: ShardedModel, behind: str
+) -> None:
+    """Without a guard, the others' sums would meet the next forward's, and nobody would ask who was missing."""
+    model.allocate(2, 60)
+    model.prefill([0, 1], [PROMPTS[0], PROMPTS[2][:9]])
+    expected = model.logits([1], [9], [[5]], 1)
+    assert model.cache is not None
+    if behind == "nothing, and it has no forward":
+        model.cache.swap(0, 1, 9, 9)
+        model.pipeline.group.ask_all("fail_once", OSError("not now"))
+        model.cache.is_finite(0, 9)
+        found = model.logits([0], [9], [[5]], 1)
+    else:
+        model.pipeline.group.ask_all("fail_once", OSError("not now"))
+        model.prefill([1], [PROMPTS[2][:9]])
+        if behind == "another forward of that shape":
+            model.prefill([0], [PROMPTS[0]])
+        found = model.logits([1], [9], [[5]], 1)
+    assert (found - expected).abs().max() < 1e-4
 
 
 @pytest.mark.slow

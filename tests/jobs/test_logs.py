@@ -98,7 +98,7 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
     (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     ((facts, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
     assert json.loads(facts) == {
-        name: loaded[name] for name in ("device", "dtype", "is_batch_invariant", "placement", "stages")
+        name: loaded[name] for name in ("device", "dtype", "is_batch_invariant", "placement", "stages", "ranks")
     }
     assert num_parts == 2
     units = [event for event in workers if event["event"] == "unit committed"]

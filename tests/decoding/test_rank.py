@@ -1,0 +1,112 @@
+"""Layers that two processes share out compute what the whole model computes, in every family that is let through."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from decoding.model import LanguageModel
+from decoding.rank import SHARED_OUT, check_can_be_shared_out, meet, open_meeting_place
+from decoding.stage import Stage
+from decoding.support import load_config
+from tests.decoding.test_families import FAMILIES, GROUPED
+from tests.decoding.test_stage import saved
+
+# The class name of the configuration, and its settings.
+TABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    **FAMILIES,
+    "llama_tied": ("LlamaConfig", {**GROUPED, "tie_word_embeddings": True}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
+    "olmo2": ("Olmo2Config", GROUPED),
+    "granite": ("GraniteConfig", GROUPED),
+}
+NO_PLAN = {"gpt2", "opt", "falcon", "falcon_alibi", "bloom", "gptj"}
+NUM_RANKS, NUM_STAGES = 2, 2
+TOKENS = torch.arange(12) * 5 % 48
+
+
+def main(rank: int, port: int, folder: Path) -> None:
+    """One of the processes: what each model gives on its slots, in pieces, as the tests find it in a file."""
+    torch.set_num_threads(1)
+    meet(port, rank, NUM_RANKS, "cpu", 120.0)
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        stages = [Stage.load(str(path), k, NUM_STAGES, "cpu", "float32", NUM_RANKS) for k in range(NUM_STAGES)]
+        found[path.name] = _in_pieces(stages), sum(stage.num_weight_bytes for stage in stages)
+    if rank == 0:
+        (folder / "found.pickle").write_bytes(pickle.dumps(found))
+
+
+def _in_pieces(stages: list[Stage]) -> torch.Tensor:
+    """Logits of the tokens: a prompt, junk, a rollback, the rest."""
+    junk = torch.tensor([7, 7, 7])
+    for stage in stages:
+        stage.allocate(2, 64)
+    logits = []
+    for start, piece in ((0, TOKENS[:5]), (5, junk), (5, TOKENS[5:9]), (9, TOKENS[9:])):
+        out = piece
+        for stage in stages:
+            out = stage.forward(out, [start], [len(piece)], torch.arange(len(piece))[None], [1])
+        logits.append(out[0])
+    return torch.cat([logits[0], *logits[2:]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a model of each family that has a plan."""
+    folder = tmp_path_factory.mktemp("families")
+    for name in sorted(TABLE.keys() - NO_PLAN):
+        (folder / name).mkdir()
+        saved(name, folder / name, TABLE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, tuple[torch.Tensor, int]]:
+    """What two processes found of each: its logits, and the bytes of the weights in the first of them."""
+    place = open_meeting_place(NUM_RANKS)
+    arguments = [sys.executable, "-m", "tests.decoding.test_rank"]
+    ranks = [subprocess.Popen([*arguments, str(rank), str(place.port), str(folder)]) for rank in range(NUM_RANKS)]
+    assert [rank.wait(240) for rank in ranks] == [0, 0]
+    logits: dict[str, tuple[torch.Tensor, int]] = pickle.loads((folder / "found.pickle").read_bytes())
+    return logits
+
+
+@pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
+def test_shared_out_layers_compute_what_whole_ones_do(
+    family: str, folder: Path, found: dict[str, tuple[torch.Tensor, int]]
+) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = whole(TOKENS[None]).logits[0]
+    logits, num_bytes = found[family]
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert num_bytes < 0.7 * LanguageModel.load(str(folder / family), "cpu", "float32").num_weight_bytes
+
+
+def test_every_type_that_is_let_through_is_one_that_was_compared(folder: Path) -> None:
+    types = {load_config(str(folder / name)).get_text_config().model_type for name in TABLE.keys() - NO_PLAN}
+    assert types == SHARED_OUT
+
+
+@pytest.mark.parametrize("family", sorted(NO_PLAN))
+def test_a_model_without_a_plan_is_refused(family: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"not known to compute the same when they are shared out .*use stages.tensor_parallel 1"
+    ):
+        check_can_be_shared_out(load_config(saved(family, tmp_path, TABLE)), family, NUM_RANKS)
+
+
+def test_heads_must_divide_where_they_are_shared_out(folder: Path) -> None:
+    with pytest.raises(ValueError, match="num_attention_heads is 4, which is no multiple of it"):
+        check_can_be_shared_out(load_config(str(folder / "llama")), "llama", 3)
+    check_can_be_shared_out(load_config(str(folder / "phi3")), "phi3", 3)  # its plan gathers them
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
