@@ -23,9 +23,9 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | N
     of them raise, or memory that runs out in any; what only some raise is a loss. They are ended in every case, since
     they may be anywhere in a forward.
     """
-    _wait(group, references, group.settings.timeout_s if timeout_s is None else timeout_s)
+    torn = _wait(group, references, group.settings.timeout_s if timeout_s is None else timeout_s)
     if group.settings.tensor_parallel > 1:
-        _look_at_all(group, references)
+        _look_at_all(group, references, torn)
     try:
         return ray.get(references[-1][0])
     except RayError as error:
@@ -34,8 +34,9 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | N
         raise _cause(error) from None
 
 
-def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> None:
-    """Return when all have answered. A stage in which some have failed is ended: the others wait for them."""
+def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set[int]:
+    """Return when all have answered. A stage in which some have failed is ended, and returned: others wait for them."""
+    torn: set[int] = set()
     look_every_s = timeout_s if group.settings.tensor_parallel == 1 else _LOOK_EVERY_S
     until = time.monotonic() + timeout_s
     pending = [reference for answers in references for reference in answers]
@@ -50,12 +51,15 @@ def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> Non
             here = [reference for reference in answers if reference not in pending]
             if 0 < len(here) < len(answers) and any(_error(reference) for reference in here):
                 group.end(stage)
+                torn.add(stage)
+    return torn
 
 
-def _look_at_all(group: StageGroup, references: Seq[Seq[Any]]) -> None:
+def _look_at_all(group: StageGroup, references: Seq[Seq[Any]], torn: set[int]) -> None:
     """Raise what the ranks of a stage raised; of several stages the first, since those behind it did not begin.
 
-    An answer is worth something only if every rank has one: a sum in which a part is missing is an answer, too.
+    An answer is worth something only if every rank has one: a sum in which a part is missing is an answer, too. In a
+    stage that was torn apart, what the others raise is that they lost each other.
     """
     for stage, answers in enumerate(references):
         # The first rank's may be large, and lie on another node: it is not fetched to see that it is there.
@@ -68,7 +72,7 @@ def _look_at_all(group: StageGroup, references: Seq[Seq[Any]]) -> None:
         group.end(stage)
         own = [_cause(error) for error in errors if not is_loss(error)]
         shortage = next((error for error in own if is_out_of_memory(error)), None)
-        if shortage is not None or len(own) == len(answers):
+        if shortage is not None or (len(own) == len(answers) and stage not in torn):
             raise shortage or own[0]
         raise StageLostError(f"stage {stage} is lost: {errors[-1]}") from errors[-1]
 
