@@ -38,7 +38,8 @@ class FailingStage(StageActor):
     def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
         error, self.will_fail = self.will_fail, None
         if error is not None:
-            raise error
+            with self._together():
+                raise error
         return super().do(step, settled, work, fed, finish)
 
 
