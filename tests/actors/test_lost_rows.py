@@ -82,7 +82,7 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
         session.allocate(2, 60)
     other.prefill([1], [OTHER])
     model.prefill([0], [LONG[:50]])
-    expected = model.logits([0], [50], [[5]], 1)
+    expected = model.logits([0], [50], [[5]])
     folder, group = Path(pair[0]), model.pipeline.group
     (folder / "fail_load").touch()
     (folder / "fail_do").touch()
@@ -90,9 +90,9 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
     ray.kill(group.actors[0], no_restart=True)
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     with pytest.raises(OSError, match="do failed, as it was told"):
-        model.logits([0], [50], [[6]], 1)
+        model.logits([0], [50], [[6]])
     assert not (folder / "fail_load").exists()
     assert group.num_replaced == num_replaced + 1, "the stage whose loading failed was told again"
     assert other._standing() == [0, 0], "nothing is taken to stand that was not written again"
     model.prefill([0], [LONG[:50]])
-    assert (model.logits([0], [50], [[5]], 1) - expected).abs().max() < 1e-4
+    assert (model.logits([0], [50], [[5]]) - expected).abs().max() < 1e-4

@@ -97,12 +97,12 @@ def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
 def test_memory_that_runs_out_in_one_rank_is_said_to_have_run_out_and_the_next_step_works(model: ShardedModel) -> None:
     model.allocate(2, 60)
     model.prefill([0], [[1, 2, 3]])
-    expected = model.logits([0], [3], [[5]], 1)
+    expected = model.logits([0], [3], [[5]])
     model.pipeline.group.ask_all("fail_once", MemoryError("no room"))
     with pytest.raises(MemoryError, match="no room"):
-        model.logits([0], [3], [[5]], 1)
+        model.logits([0], [3], [[5]])
     model.prefill([0], [[1, 2, 3]])
-    assert (model.logits([0], [3], [[5]], 1) - expected).abs().max() < 1e-4
+    assert (model.logits([0], [3], [[5]]) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.slow
@@ -110,8 +110,8 @@ def test_an_error_of_the_step_itself_is_raised_as_it_is(model: ShardedModel) -> 
     model.allocate(2, 60)
     model.pipeline.group.ask_all("fail_once", KeyError("a bug"), True)
     with pytest.raises(KeyError, match="a bug"):
-        model.logits([0], [0], [[5]], 1)
-    assert model.logits([0], [0], [[5]], 1).isfinite().all()
+        model.logits([0], [0], [[5]])
+    assert model.logits([0], [0], [[5]]).isfinite().all()
 
 
 def test_what_cannot_be_shared_out_is_refused(pair: Pair) -> None:

@@ -21,6 +21,7 @@ from actors.slot_mirror import SlotMirror
 from actors.stage_group import StageGroup
 from actors.stage_pipeline import StagePipeline
 from actors.stage_places import give_back_orphans
+from actors.stage_recovery import StageRecovery
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings
 from tests.actors.sharded import PARAMS, POISON, make_engine, make_sequences, save_pair, sharded, texts
@@ -106,14 +107,14 @@ def test_stages_that_are_killed_again_and_again_change_no_token(
 @pytest.mark.parametrize("bug", ["nothing is written again", "it is written from one too far"])
 def test_the_suite_sees_a_recovery_that_is_wrong(bug: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "nothing is written again":
-        monkeypatch.setattr(StagePipeline, "_write", lambda *_: None)
+        monkeypatch.setattr(StageRecovery, "_write", lambda *_: None)
     else:
         read = SlotMirror.__getitem__
         monkeypatch.setattr(SlotMirror, "__getitem__", lambda mirror, slot: read(mirror, slot)[1:])
     params = replace(PARAMS, temperature=0.8, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params)[:20])
     with sharded(pair[0], 2) as model:
-        monkeypatch.setattr(StagePipeline, "_has_hole", lambda *_: False)
+        monkeypatch.setattr(StagePipeline, "_has_hole", lambda *_, **__: False)
 
         def kill(step: int) -> None:
             if step in (20, 40):
