@@ -150,7 +150,7 @@ class ShardedModel:
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
-        """Logits [B, J, V] at the tokens of each row, at the last one of a shorter row again. Large: for measurements."""
+        """Logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
         step = self._send(slots, starts, token_ids, max(len(tokens) for tokens in token_ids), Logits())
         logits_BJV: torch.Tensor | None = self.pipeline.settle(step)
         if logits_BJV is None:

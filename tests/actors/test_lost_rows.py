@@ -1,7 +1,6 @@
 """A row that kills the target's stages fails, whatever stood in its slot before; what follows it there is right."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,24 @@ from actors.sharded_model import ShardedModel
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     FIRST,
-    PARAMS,
     POISON,
     PROMPTS,
+    SAMPLED,
+    Pair,
     PoisonedGroup,
     make_engine,
     make_sequences,
-    save_pair,
     sharded,
     texts,
 )
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-SAMPLED = replace(PARAMS, temperature=0.8)
 LONG, OTHER = PROMPTS[6], PROMPTS[2]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    return save_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def model(ray_address: str, pair: tuple[str, str]) -> Iterator[ShardedModel]:
+def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
     """One stage, which dies over the poisonous token."""
     with sharded(pair[0], 1, PoisonedGroup, most_restarts=20) as model:
         yield model
@@ -59,7 +52,7 @@ def model(ray_address: str, pair: tuple[str, str]) -> Iterator[ShardedModel]:
     ],
 )
 def test_a_row_whose_prompt_kills_a_stage_is_not_written_over_what_stood_in_its_slot(
-    pair: tuple[str, str], model: ShardedModel, prompts: list[list[int]], options: dict[str, int]
+    pair: Pair, model: ShardedModel, prompts: list[list[int]], options: dict[str, int]
 ) -> None:
     engine = make_engine(pair, model, "none", num_lanes=1, **options)
     found = texts(engine, make_sequences(SAMPLED, prompts))
@@ -74,7 +67,7 @@ def test_a_row_whose_prompt_kills_a_stage_is_not_written_over_what_stood_in_its_
 
 
 def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_comes_then_is_right(
-    pair: tuple[str, str], model: ShardedModel
+    pair: Pair, model: ShardedModel
 ) -> None:
     """Loading fails once, which may pass; then writing the tokens again does, which is no stage's death."""
     other = model.share()

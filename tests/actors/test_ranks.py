@@ -15,16 +15,9 @@ from actors.stage_actor import StageActor
 from actors.stage_group import StageGroup
 from decoding.model import LanguageModel
 from decoding.stage import Stage
-from tests.actors.sharded import PARAMS, PROMPTS, make_engine, make_sequences, save_pair, sharded, texts
+from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, make_engine, make_sequences, sharded, texts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-SAMPLED = replace(PARAMS, temperature=0.8)
-Pair = tuple[str, str]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 class FailingStage(StageActor):

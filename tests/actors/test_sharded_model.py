@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from actors.sharded_model import ShardedModel
 from actors.stage_actor import StaleStepError
@@ -21,31 +20,17 @@ from tests.actors.sharded import (
     PARAMS,
     POISON,
     PROMPTS,
+    SAMPLED,
+    Pair,
     PoisonedGroup,
     make_engine,
     make_sequences,
-    save_pair,
     sharded,
     texts,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)
-Pair = tuple[str, str]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Beside the stages, which compute on the same cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return save_pair(tmp_path_factory.mktemp("pair"))
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address", "one_thread")]
+GREEDY = replace(PARAMS, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
