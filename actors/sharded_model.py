@@ -10,7 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from actors.slot_mirror import change_lengths
-from actors.stage_pipeline import StagePipeline, Step, fit
+from actors.stage_facts import goes_with
+from actors.stage_pipeline import StagePipeline
+from actors.stage_step import Step
 from actors.stage_work import Change, Copy, Decide, Judge, Logits, Nothing, Swap, Work, Zero, for_travel, question_of
 from decoding.prefill import batches
 from decoding.rows import Rows
@@ -82,7 +84,7 @@ class ShardedModel:
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """As `Target.prefill`; it is under way when this returns."""
-        for batch in batches(slots, token_ids, starts, fit(self.facts_of_stages)):
+        for batch in batches(slots, token_ids, starts, goes_with(self.facts_of_stages)):
             standing = self._standing()
             whole = [piece for piece in batch if piece.start <= standing[piece.slot]]
             if whole:
@@ -148,9 +150,9 @@ class ShardedModel:
         self.pipeline.drain()
         return time.perf_counter() - started
 
-    def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]], num_logits: int) -> torch.Tensor:
-        """Logits [B, J, V] at the first positions of each row: for measurements, since they are large."""
-        step = self._send(slots, starts, token_ids, num_logits, Logits())
+    def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
+        """Logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
+        step = self._send(slots, starts, token_ids, max(len(tokens) for tokens in token_ids), Logits())
         logits_BJV: torch.Tensor | None = self.pipeline.settle(step)
         if logits_BJV is None:
             raise RuntimeError(f"the target's stages were lost over these rows: {step.loss or 'over each alone'}")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
+from actors.stage_facts import StageFacts
 from actors.stage_work import Finish, Nothing, Work, do
 from decoding.checkpoint import DType
 from decoding.device import Device, name_of
 from decoding.memory import give_back_freed_memory
 from decoding.rank import meet, open_meeting_place
 from decoding.stage import Stage
+from decoding.support import own_window
 
 
 class StaleStepError(RuntimeError):
@@ -26,26 +27,6 @@ class StaleStepError(RuntimeError):
 
 class RankFailedError(RuntimeError):
     """This process has failed where the others of its stage went on: what they compute together is worth nothing."""
-
-
-@dataclass(frozen=True)
-class StageFacts:
-    """What there is to know of a stage."""
-
-    eos_token_ids: frozenset[int]
-    dtype: torch.dtype
-    device_name: str  # "cpu", or the GPU's name
-    max_positions: int | None
-    vocab_size: int | None  # None where there is no head
-    num_layers: int
-    num_weight_bytes: int
-    packs_rows: bool
-    is_fused: bool
-    runs_kernels: bool
-    is_batch_invariant: bool
-    num_all_layers: int
-    window: int  # that the model file cuts by itself; 0 if there is none
-    node_id: str
 
 
 class StageActor:
@@ -101,7 +82,6 @@ class StageActor:
     def facts(self) -> StageFacts:
         """What there is to know of it by now."""
         stage = self._stage
-        window = getattr(stage.network.config.get_text_config(), "window_size", None)
         return StageFacts(
             eos_token_ids=stage.eos_token_ids,
             dtype=stage.dtype,
@@ -115,7 +95,7 @@ class StageActor:
             runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
             is_batch_invariant=stage.is_batch_invariant,
             num_all_layers=stage.layers.num_layers,
-            window=max(window, 0) if isinstance(window, int) else 0,
+            window=own_window(stage.network.config),
             node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
         )
 

@@ -29,7 +29,8 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
-from actors.stage_actor import RankFailedError, StageActor, StageFacts, StaleStepError
+from actors.stage_actor import RankFailedError, StageActor, StaleStepError
+from actors.stage_facts import StageFacts
 from actors.stage_places import take_places
 from decoding.checkpoint import DType
 from decoding.device import Device

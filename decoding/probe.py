@@ -10,13 +10,11 @@ import logging
 import torch
 
 from decoding import attention
+from decoding.device import to_device
 from decoding.model import LanguageModel
+from decoding.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
+from decoding.support import own_window
 
-_PROMPT_LENGTHS = (5, 1, 41)  # the last one longer than any block of positions that a kernel takes at once
-_SLOTS = (2, 0, 1)
-_NUM_JUNK = 4
-_NUM_REAL = 3
-_RAGGED = (3, 1, 2)
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 # Close calls (`scoring.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
@@ -80,25 +78,18 @@ def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> floa
     return deviation
 
 
-def _tokens(model: LanguageModel) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """Rows of real tokens, rows of junk, and how many of the real ones are prompt."""
-    generator = torch.Generator().manual_seed(0)
-    prompt_lengths = _prompt_lengths(model)
-    length = max(prompt_lengths) + _NUM_REAL
-    tokens_BL = torch.randint(model.vocab_size, (len(_SLOTS), length), generator=generator).to(model.device)
-    junk_BT = torch.randint(model.vocab_size, (len(_SLOTS), _NUM_JUNK), generator=generator).to(model.device)
-    return tokens_BL, junk_BT, prompt_lengths
+def _rows(model: LanguageModel) -> ProbeRows:
+    return ProbeRows.of(model.vocab_size, own_window(model.network.config), model.max_positions)
 
 
 @torch.inference_mode()
 def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
-    """Each row's logits [_NUM_REAL, V] by one forward of the network itself, with transformers' own eager attention."""
-    tokens_BL, _, prompt_lengths = _tokens(model)
+    """Each row's last logits [J, V] by one forward of the network itself, with transformers' own eager attention."""
     attention.uninstall(model.network)
     try:
         return [
-            model.network(input_ids=tokens_L[None, : n - 1 + _NUM_REAL], use_cache=False).logits[0, n - 1 :]
-            for tokens_L, n in zip(tokens_BL, prompt_lengths, strict=True)
+            model.network(input_ids=to_device([text], model.device), use_cache=False).logits[0, -NUM_REAL:]
+            for text in _rows(model).texts
         ]
     finally:
         attention.install(model.network)
@@ -106,55 +97,36 @@ def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
 
 @torch.inference_mode()
 def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
-    tokens_BL, junk_BT, prompt_lengths = _tokens(model)
-    model.allocate(len(_SLOTS), max(prompt_lengths) + _NUM_JUNK)
+    rows = _rows(model)
+    model.allocate(len(SLOTS), rows.num_positions)
     may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: they are what packing is measured against
-    prompts = [row[: n - 1] for row, n in zip(tokens_BL.tolist(), prompt_lengths, strict=True)]
-    model.prefill(_SLOTS, prompts)
-    starts = [n - 1 for n in prompt_lengths]
-    every_BT = torch.arange(_NUM_JUNK, device=model.device).expand(len(_SLOTS), -1)
-    model.forward(starts, junk_BT, every_BT, slots=_SLOTS)
-    real_BT = torch.stack([row[s : s + _NUM_REAL] for row, s in zip(tokens_BL, starts, strict=True)])
+    model.prefill(SLOTS, rows.prompts)
+    junk_BJ, real_BJ = to_device(rows.junk, model.device), to_device(rows.real, model.device)
+    model.forward(rows.starts, junk_BJ, _every(junk_BJ), slots=SLOTS)
     for _ in range(_num_times(model)):
-        found_BTV = model.forward(starts, real_BT, every_BT[:, :_NUM_REAL], slots=_SLOTS)
+        found_BJV = model.forward(rows.starts, real_BJ, _every(real_BJ), slots=SLOTS)
     if may_pack:
-        model.packs_rows = _packs(model, starts, real_BT, found_BTV)
+        model.packs_rows = _packs(model, rows.starts, real_BJ, found_BJV)
     model.cache = None
-    size = max(float(plain_TV.abs().max()) for plain_TV in plain)
-    difference = max(
-        float((found_TV - plain_TV).abs().max()) for found_TV, plain_TV in zip(found_BTV, plain, strict=True)
-    )
-    return difference / size if size else float("inf")
+    return relative_deviation(list(found_BJV), plain)
 
 
-def _packs(model: LanguageModel, starts: list[int], real_BT: torch.Tensor, found_BTV: torch.Tensor) -> bool:
+def _packs(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found_BJV: torch.Tensor) -> bool:
     """Whether ragged rows, packed end to end, get the logits they got in a rectangle."""
-    every_BT = torch.arange(_NUM_REAL, device=model.device).expand(len(_SLOTS), -1)
     model.packs_rows = True
     try:
         for _ in range(_num_times(model)):
-            packed_BTV = model.forward(starts, real_BT, every_BT, slots=_SLOTS, lengths=_RAGGED)
+            packed_BJV = model.forward(starts, real_BJ, _every(real_BJ), slots=SLOTS, lengths=RAGGED)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return False
-    differences = [
-        float((packed_TV[:length] - found_TV[:length]).abs().max())
-        for packed_TV, found_TV, length in zip(packed_BTV, found_BTV, _RAGGED, strict=True)
-    ]
-    return max(differences) <= TOLERANCE[model.dtype] * float(found_BTV.abs().max())
+    return relative_deviation(ragged(packed_BJV), ragged(found_BJV)) <= TOLERANCE[model.dtype]
+
+
+def _every(token_ids_BJ: torch.Tensor) -> torch.Tensor:
+    """The indexes of all tokens of each row."""
+    return torch.arange(token_ids_BJ.shape[1], device=token_ids_BJ.device).expand_as(token_ids_BJ)
 
 
 def _num_times(model: LanguageModel) -> int:
     """How often to run a forward to see all of its ways: as it is, recorded, replayed."""
     return 1 if model.graphs is None else 3
-
-
-def _prompt_lengths(model: LanguageModel) -> tuple[int, ...]:
-    """`_PROMPT_LENGTHS`, the last one longer than a window that the model file cuts by itself (GPT-Neo: `window_size`).
-
-    Windows under other names go through transformers' mask rules, which `attention` evaluates for each row.
-    """
-    window = getattr(model.network.config.get_text_config(), "window_size", None)
-    reach = max(window, 0) if isinstance(window, int) else 0
-    if model.max_positions is not None:
-        reach = max(0, min(reach, model.max_positions - max(_PROMPT_LENGTHS) - _NUM_JUNK))
-    return (*_PROMPT_LENGTHS[:-1], _PROMPT_LENGTHS[-1] + reach)

@@ -67,6 +67,15 @@ def max_positions(config: PretrainedConfig) -> int | None:
     return limit
 
 
+def own_window(config: PretrainedConfig) -> int:
+    """How far back a model sees that cuts its window by itself (GPT-Neo: `window_size`); 0 if it does not.
+
+    Windows under other names go through transformers' mask rules, which `attention` evaluates for each row.
+    """
+    window = getattr(config.get_text_config(), "window_size", None)
+    return max(window, 0) if isinstance(window, int) else 0
+
+
 def _check_files(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ValueError(f"no model in {str(folder)!r}: it has no config.json")

@@ -1,8 +1,9 @@
-"""What tests of a target in stages share: a model of three layers, sequences, and stages that die over a token."""
+"""What tests of a target in stages share: sequences, engines over stages, and stages that die over a token."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from actors.stage_group import StageGroup
 from actors.stage_pipeline import StagePipeline
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.sequence import Sequence
-from tests.decoding.tiny import build, llama_config, noised, random_prompts, save
+from tests.decoding.tiny import random_prompts
 
+Pair = tuple[str, str]  # paths of a target and a draft (`conftest.pair`)
 POISON = 47  # a token that nobody draws unless it is told to
 PARAMS = SamplingParams(max_tokens=24, logit_bias={POISON: -100.0})
+SAMPLED = replace(PARAMS, temperature=0.8)
 FIRST = random_prompts([50], vocab_size=POISON, seed=4)[0]
 # Of many lengths, so that rows change slots; some begin alike, so that slots are copied.
 PROMPTS = [
@@ -64,12 +67,6 @@ class PoisonedGroup(StageGroup):
     actor_class = PoisonedStage
 
 
-def save_pair(folder: Path) -> tuple[str, str]:
-    """Paths of a target of three layers and of a draft that guesses well."""
-    target = build(llama_config(num_hidden_layers=3, max_position_embeddings=128), seed=1)
-    return save(target, folder / "target"), save(noised(target, 0.1), folder / "draft")
-
-
 @contextmanager
 def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **settings: Any) -> Iterator[ShardedModel]:
     """The model in stages, checked; its processes end with the block."""
@@ -85,7 +82,7 @@ def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **s
 
 
 def make_engine(
-    pair: tuple[str, str],
+    pair: Pair,
     model: ShardedModel | None,
     drafter: str = "model",
     num_lanes: int = 2,

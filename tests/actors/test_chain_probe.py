@@ -1,7 +1,6 @@
 """Stages that compute something else than a plain forward are refused."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from actors.stage_actor import StageActor
 from actors.stage_group import StageGroup
 from decoding.kv_cache import KVCache, Packing, Plan
-from tests.actors.sharded import save_pair, sharded
+from tests.actors.sharded import Pair, sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
@@ -54,7 +53,6 @@ class PeepingGroup(StageGroup):
 
 
 @pytest.mark.parametrize("kind", [OffGroup, pytest.param(PeepingGroup, marks=pytest.mark.slow)])
-def test_stages_that_compute_something_else_are_refused(kind: type[StageGroup], tmp_path: Path) -> None:
-    path, _ = save_pair(tmp_path)
-    with pytest.raises(ValueError, match="does not compute the same in stages"), sharded(path, 1, kind):
+def test_stages_that_compute_something_else_are_refused(kind: type[StageGroup], pair: Pair) -> None:
+    with pytest.raises(ValueError, match="does not compute the same in stages"), sharded(pair[0], 1, kind):
         raise AssertionError("they were let through")

@@ -1,7 +1,6 @@
 """A row that kills the target's stages fails, whatever stood in its slot before; what follows it there is right."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,24 @@ from actors.sharded_model import ShardedModel
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     FIRST,
-    PARAMS,
     POISON,
     PROMPTS,
+    SAMPLED,
+    Pair,
     PoisonedGroup,
     make_engine,
     make_sequences,
-    save_pair,
     sharded,
     texts,
 )
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-SAMPLED = replace(PARAMS, temperature=0.8)
 LONG, OTHER = PROMPTS[6], PROMPTS[2]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    return save_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def model(ray_address: str, pair: tuple[str, str]) -> Iterator[ShardedModel]:
+def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
     """One stage, which dies over the poisonous token."""
     with sharded(pair[0], 1, PoisonedGroup, most_restarts=20) as model:
         yield model
@@ -59,7 +52,7 @@ def model(ray_address: str, pair: tuple[str, str]) -> Iterator[ShardedModel]:
     ],
 )
 def test_a_row_whose_prompt_kills_a_stage_is_not_written_over_what_stood_in_its_slot(
-    pair: tuple[str, str], model: ShardedModel, prompts: list[list[int]], options: dict[str, int]
+    pair: Pair, model: ShardedModel, prompts: list[list[int]], options: dict[str, int]
 ) -> None:
     engine = make_engine(pair, model, "none", num_lanes=1, **options)
     found = texts(engine, make_sequences(SAMPLED, prompts))
@@ -74,7 +67,7 @@ def test_a_row_whose_prompt_kills_a_stage_is_not_written_over_what_stood_in_its_
 
 
 def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_comes_then_is_right(
-    pair: tuple[str, str], model: ShardedModel
+    pair: Pair, model: ShardedModel
 ) -> None:
     """Loading fails once, which may pass; then writing the tokens again does, which is no stage's death."""
     other = model.share()
@@ -82,7 +75,7 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
         session.allocate(2, 60)
     other.prefill([1], [OTHER])
     model.prefill([0], [LONG[:50]])
-    expected = model.logits([0], [50], [[5]], 1)
+    expected = model.logits([0], [50], [[5]])
     folder, group = Path(pair[0]), model.pipeline.group
     (folder / "fail_load").touch()
     (folder / "fail_do").touch()
@@ -90,12 +83,12 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
     ray.kill(group.actors[0], no_restart=True)
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     with pytest.raises(OSError, match="do failed, as it was told"):
-        model.logits([0], [50], [[6]], 1)
+        model.logits([0], [50], [[6]])
     assert not (folder / "fail_load").exists()
     assert group.num_replaced == num_replaced + 1, "the stage whose loading failed was told again"
     assert other._standing() == [0, 0], "nothing is taken to stand that was not written again"
     model.prefill([0], [LONG[:50]])
-    assert (model.logits([0], [50], [[5]], 1) - expected).abs().max() < 1e-4
+    assert (model.logits([0], [50], [[5]]) - expected).abs().max() < 1e-4
 
 
 def test_a_stage_that_dies_while_it_loads_is_replaced(pair: tuple[str, str], ray_address: str) -> None:

@@ -15,16 +15,9 @@ from actors.stage_actor import StageActor
 from actors.stage_group import StageGroup
 from decoding.model import LanguageModel
 from decoding.stage import Stage
-from tests.actors.sharded import PARAMS, PROMPTS, make_engine, make_sequences, save_pair, sharded, texts
+from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, make_engine, make_sequences, sharded, texts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-SAMPLED = replace(PARAMS, temperature=0.8)
-Pair = tuple[str, str]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 class FailingStage(StageActor):
@@ -98,12 +91,12 @@ def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
 def test_memory_that_runs_out_in_one_rank_is_said_to_have_run_out_and_the_next_step_works(model: ShardedModel) -> None:
     model.allocate(2, 60)
     model.prefill([0], [[1, 2, 3]])
-    expected = model.logits([0], [3], [[5]], 1)
+    expected = model.logits([0], [3], [[5]])
     model.pipeline.group.ask_all("fail_once", MemoryError("no room"))
     with pytest.raises(MemoryError, match="no room"):
-        model.logits([0], [3], [[5]], 1)
+        model.logits([0], [3], [[5]])
     model.prefill([0], [[1, 2, 3]])
-    assert (model.logits([0], [3], [[5]], 1) - expected).abs().max() < 1e-4
+    assert (model.logits([0], [3], [[5]]) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.slow
@@ -111,8 +104,8 @@ def test_an_error_of_the_step_itself_is_raised_as_it_is(model: ShardedModel) -> 
     model.allocate(2, 60)
     model.pipeline.group.ask_all("fail_once", KeyError("a bug"), True)
     with pytest.raises(KeyError, match="a bug"):
-        model.logits([0], [0], [[5]], 1)
-    assert model.logits([0], [0], [[5]], 1).isfinite().all()
+        model.logits([0], [0], [[5]])
+    assert model.logits([0], [0], [[5]]).isfinite().all()
 
 
 def test_what_cannot_be_shared_out_is_refused(pair: Pair) -> None:
@@ -131,19 +124,19 @@ def test_what_one_rank_did_not_do_is_worth_nothing_however_soon_the_others_are_d
     """Without a guard, the others' sums would meet the next forward's, and nobody would ask who was missing."""
     model.allocate(2, 60)
     model.prefill([0, 1], [PROMPTS[0], PROMPTS[2][:9]])
-    expected = model.logits([1], [9], [[5]], 1)
+    expected = model.logits([1], [9], [[5]])
     assert model.cache is not None
     if behind == "nothing, and it has no forward":
         model.cache.swap(0, 1, 9, 9)
         model.pipeline.group.ask_all("fail_once", OSError("not now"))
         model.cache.is_finite(0, 9)
-        found = model.logits([0], [9], [[5]], 1)
+        found = model.logits([0], [9], [[5]])
     else:
         model.pipeline.group.ask_all("fail_once", OSError("not now"))
         model.prefill([1], [PROMPTS[2][:9]])
         if behind == "another forward of that shape":
             model.prefill([0], [PROMPTS[0]])
-        found = model.logits([1], [9], [[5]], 1)
+        found = model.logits([1], [9], [[5]])
     assert (found - expected).abs().max() < 1e-4
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from actors.sharded_model import ShardedModel
 from actors.stage_actor import StaleStepError
 from actors.stage_group import StageGroup
-from actors.stage_pipeline import StagesGoneError
+from actors.stage_recovery import StagesGoneError
 from actors.stage_work import Logits, Work
 from decoding.model import LanguageModel
 from decoding.rows import Rows, sampling_batch
@@ -21,31 +20,17 @@ from tests.actors.sharded import (
     PARAMS,
     POISON,
     PROMPTS,
+    SAMPLED,
+    Pair,
     PoisonedGroup,
     make_engine,
     make_sequences,
-    save_pair,
     sharded,
     texts,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)
-Pair = tuple[str, str]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Beside the stages, which compute on the same cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return save_pair(tmp_path_factory.mktemp("pair"))
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address", "one_thread")]
+GREEDY = replace(PARAMS, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +124,7 @@ def test_a_step_that_comes_again_is_not_done_again_and_one_that_comes_late_is_re
     ray.get(actor.do.remote(late + 2, late + 1, other, [4, 5]))
     with pytest.raises(StaleStepError, match=f"step {late} came after step {late + 2}"):
         ray.get(actor.do.remote(late, late - 1, first, [1, 2, 3]))
-    model.pipeline._next_step = late + 3
+    model.pipeline._sender._next_number = late + 3
 
 
 def test_slots_that_are_copied_and_swapped_hold_what_they_should_after_a_death(pair: Pair, model: ShardedModel) -> None:
@@ -151,14 +136,14 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_after_a_death(p
     model.cache.copy(0, 2, 20)
     model.cache.swap(1, 2, 12, 20)
     model.cache.swap(0, 3, 30, 0)
-    places = ([1, 2, 3], [20, 12, 30], [[5], [5], [5]], 1)
+    places = ([1, 2, 3], [20, 12, 30], [[5], [5], [5]])
     before = model.logits(*places)
     ray.kill(model.pipeline.group.actors[1], no_restart=True)
     model.prefill([0], [[8, 8]])
     after = model.logits(*places)
     assert (before - after).abs().max() < 1e-4 < (before[0] - before[1]).abs().max()
     expected = [first[:20], second[:12], first]
-    assert [list(model.pipeline._mirrors[model._session][slot])[:-1] for slot in (1, 2, 3)] == expected
+    assert [list(model.pipeline._recovery.mirrors[model._session][slot])[:-1] for slot in (1, 2, 3)] == expected
 
 
 class GoneGroup(StageGroup):
@@ -185,7 +170,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         ray.kill(group.actors[0], no_restart=True)
         started = time.monotonic()
         with pytest.raises(StagesGoneError, match=r"lost \d times in a row.*did not answer in time"):
-            model.logits([0], [3], [[5]], 1)
+            model.logits([0], [3], [[5]])
         assert time.monotonic() - started < 60
 
 
@@ -193,9 +178,9 @@ def test_an_error_of_the_step_itself_is_no_death(pair: Pair, model: ShardedModel
     model.allocate(2, 60)
     before = model.pipeline.group.num_replaced
     with pytest.raises(IndexError):
-        model.logits([0], [0], [[10**6]], 1)
+        model.logits([0], [0], [[10**6]])
     model.prefill([0], [[1, 2, 3]])
-    assert model.logits([0], [3], [[5]], 1).isfinite().all()
+    assert model.logits([0], [3], [[5]]).isfinite().all()
     assert model.pipeline.group.num_replaced == before
     assert Logits().of_row(0) == Logits()
 

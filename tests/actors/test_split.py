@@ -26,7 +26,7 @@ from decoding.rows import Rows, sampling_batch
 from pipeline.logs import LogSettings
 from tests.jobs.runs import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
 Pair = tuple[str, str]
 NUM_SLOTS, MAX_LEN, K = 4, 96, 5
 PROMPTS = [[5, 6, 7, 8, 9] * n + [20 + n] for n in (1, 3, 2, 6, 1, 4, 9, 2)]
@@ -38,15 +38,6 @@ PARAMS = {
     ),
     "stopped": SamplingParams(temperature=0.8, max_tokens=24, stop_token_ids=tuple(range(0, 300, 9))),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny matrices: threads only cost, and others work on this machine, too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

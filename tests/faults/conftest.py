@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.actors.conftest import one_thread as one_thread
+from tests.actors.conftest import pair as pair
 from tests.faults.cluster import RayCluster, running_cluster
 from tests.faults.runs import Corpus, FaultRun, NewRun, undisturbed
 from tests.jobs.runs import prompts, write_jsonl

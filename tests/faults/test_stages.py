@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from actors.draft_links import DraftLinks
 from actors.draft_roster import start_roster
@@ -21,9 +20,10 @@ from actors.slot_mirror import SlotMirror
 from actors.stage_group import StageGroup
 from actors.stage_pipeline import StagePipeline
 from actors.stage_places import give_back_orphans
+from actors.stage_recovery import StageRecovery
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings
-from tests.actors.sharded import PARAMS, POISON, make_engine, make_sequences, save_pair, sharded, texts
+from tests.actors.sharded import PARAMS, POISON, Pair, make_engine, make_sequences, sharded, texts
 from tests.decoding.tiny import random_prompts
 from tests.jobs.runs import wait_until
 
@@ -31,25 +31,11 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.usefixtures("ray_address", "_one_thread"),
+    pytest.mark.usefixtures("ray_address", "one_thread"),
 ]
 NUM_STAGES = 3
 KILLS_OF_EACH = 2  # in each of the two runs
 NUM_ROWS, NUM_TOKENS = 180, 72
-Pair = tuple[str, str]
-
-
-@pytest.fixture(scope="module")
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 def rows(params: Any) -> list[Sequence]:
@@ -106,14 +92,14 @@ def test_stages_that_are_killed_again_and_again_change_no_token(
 @pytest.mark.parametrize("bug", ["nothing is written again", "it is written from one too far"])
 def test_the_suite_sees_a_recovery_that_is_wrong(bug: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "nothing is written again":
-        monkeypatch.setattr(StagePipeline, "_write", lambda *_: None)
+        monkeypatch.setattr(StageRecovery, "_write", lambda *_: None)
     else:
         read = SlotMirror.__getitem__
         monkeypatch.setattr(SlotMirror, "__getitem__", lambda mirror, slot: read(mirror, slot)[1:])
     params = replace(PARAMS, temperature=0.8, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params)[:20])
     with sharded(pair[0], 2) as model:
-        monkeypatch.setattr(StagePipeline, "_has_hole", lambda *_: False)
+        monkeypatch.setattr(StagePipeline, "_has_hole", lambda *_, **__: False)
 
         def kill(step: int) -> None:
             if step in (20, 40):
