@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
 from actors.stage_facts import StageFacts
@@ -44,6 +43,7 @@ class StageActor:
         wait `timeout_s` for each other.
         """
         self._arguments = (path, index, num_stages, device, dtype)
+        self._device: Device = device
         self._rank, self._num_ranks, self._timeout_s, self._port = rank, num_ranks, timeout_s, port
         self._meeting_place: Any = None
         self._loaded: Stage | None = None
@@ -60,8 +60,7 @@ class StageActor:
         """Load it, once; a ValueError says why it cannot run."""
         if self._loaded is None:
             if self._port is not None:
-                *_, device, _ = self._arguments
-                meet(self._port, self._rank, self._num_ranks, device, self._timeout_s)
+                meet(self._port, self._rank, self._num_ranks, self._device, self._timeout_s)
                 self._port = None
             self._loaded = Stage.load(*self._arguments, self._num_ranks)
         return self.facts()
@@ -80,15 +79,12 @@ class StageActor:
             device_name=name_of(stage.device),
             max_positions=stage.max_positions,
             vocab_size=stage.vocab_size,
-            num_layers=stage.layers.end - stage.layers.first,
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,
             runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
             is_batch_invariant=stage.is_batch_invariant,
-            num_all_layers=stage.layers.num_layers,
             window=own_window(stage.network.config),
-            node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
         )
 
     def pid(self) -> int:
@@ -138,9 +134,12 @@ class StageActor:
         if step <= self._newest:
             raise StaleStepError(f"step {step} came after step {self._newest}")
         self._newest = step
-        is_heard = self._rank == 0  # the other ranks have computed the same
+        is_heard = self._rank == 0  # the other ranks compute the same
         answer = do(self._stage, work, unpacked(fed), finish if finish and is_heard else Nothing())
-        answer = packed(answer) if is_heard and not self._stage.layers.has_head else answer if is_heard else None
+        if not is_heard:
+            answer = None
+        elif not self._stage.layers.has_head:
+            answer = packed(answer)
         self._answers[step] = answer
         return answer
 

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.stage_group import StageGroup, StageLostError, is_loss
+from actors.stage_group import StageGroup, StageLostError, cause_of, is_loss
 from decoding.memory import is_out_of_memory
 
 _LOOK_EVERY_S = 1.0  # whether a rank has failed for which the others of its stage wait
@@ -23,13 +23,12 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]]) -> Any:
     """
     shortage = _wait(group, references)
     try:
-        answer = ray.get(references[-1][0])
+        return ray.get(references[-1][0])
     except RayError as error:
-        errors = [error] if group.settings.tensor_parallel == 1 else _errors(group, references)
+        errors = [error] if group.settings.tensor_parallel == 1 else _first_errors(group, references)
         if shortage is None and any(is_loss(each) for each in errors):
             raise StageLostError(f"a stage is lost: {type(error).__name__}") from error
-        raise shortage or _cause(error) from None
-    return answer
+        raise shortage or cause_of(error) from None
 
 
 def _wait(group: StageGroup, references: Seq[Seq[Any]]) -> Exception | None:
@@ -48,31 +47,29 @@ def _wait(group: StageGroup, references: Seq[Seq[Any]]) -> Exception | None:
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=min(look_every_s, left_s), fetch_local=False)
         for stage, answers in enumerate(references):
             here = [reference for reference in answers if reference not in pending]
-            if 0 < len(here) < len(answers) and (errors := [error for each in here if (error := _error(each))]):
-                shortage = next((_cause(error) for error in errors if is_out_of_memory(_cause(error))), shortage)
+            errors = _errors(here) if len(here) < len(answers) else []
+            if errors:
                 group.end(stage)  # the others wait for what will not come
+                shortage = next((cause for cause in map(cause_of, errors) if is_out_of_memory(cause)), shortage)
     return shortage
 
 
-def _errors(group: StageGroup, references: Seq[Seq[Any]]) -> list[RayError]:
+def _first_errors(group: StageGroup, references: Seq[Seq[Any]]) -> list[RayError]:
     """Those of the first stage that has any, which is ended; those behind it did not begin the step."""
     for stage, answers in enumerate(references):
-        errors = [error for reference in answers if (error := _error(reference)) is not None]
+        errors = _errors(answers)
         if errors:
             group.end(stage)
             return errors
     return []
 
 
-def _error(reference: Any) -> RayError | None:
-    try:
-        ray.get(reference)
-    except RayError as error:
-        return error
-    return None
-
-
-def _cause(error: RayError) -> Exception:
-    """What the step raised."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
+def _errors(answers: Seq[Any]) -> list[RayError]:
+    """Of the ranks that failed, which have answered."""
+    errors: list[RayError] = []
+    for reference in answers:
+        try:
+            ray.get(reference)
+        except RayError as error:
+            errors.append(error)
+    return errors
