@@ -3,6 +3,7 @@
 Prompts of many lengths are prefilled into scattered slots; junk tokens follow and are rolled back; then come real ones.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -65,6 +66,6 @@ def relative_deviation(found: Seq[torch.Tensor], expected: Seq[torch.Tensor]) ->
     return float(torch.stack(differences).max()) / size if size else float("inf")
 
 
-def ragged(logits: Seq[torch.Tensor]) -> list[torch.Tensor]:
+def ragged(logits_BJV: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Of each row's logits [J, V], those at the tokens that it has where rows are ragged."""
-    return [row_JV[:length] for row_JV, length in zip(logits, RAGGED, strict=True)]
+    return [row_JV[:length] for row_JV, length in zip(logits_BJV, RAGGED, strict=True)]
