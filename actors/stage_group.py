@@ -172,7 +172,7 @@ class StageGroup:
             ),
             reraise=True,
         )
-        attempts(self.heal)
+        attempts(lambda: self.heal(time.monotonic() + self.settings.start_timeout_s))
 
     def _tell(self, until: float) -> None:
         """Do what is left of the setup, on all stages at once."""
