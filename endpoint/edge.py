@@ -10,7 +10,8 @@ from endpoint.auth import Auth, Keys
 from endpoint.handlers import Failures, install_handlers
 from endpoint.headers import RequestIds
 from endpoint.limits import BodyLimits, HeaderLimits, JsonBodies, Limits
-from endpoint.metrics import RequestCounts, ServingMetrics, install_metrics
+from endpoint.metrics import ServingMetrics
+from endpoint.metrics_page import RequestCounts, install_metrics
 from endpoint.page import PATHS as PAGE_PATHS
 from endpoint.page import install_page
 

@@ -1,4 +1,4 @@
-"""What becomes of an exception: an answer in the OpenAI form that says what to change, or that we failed, and no more."""
+"""What becomes of an exception: an answer in the OpenAI form: what to change, or that we failed, and no more."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _said(error: Mapping[str, Any]) -> str:
 
 
 def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
-    """The way to the field in the body itself: pydantic's own steps, such as the names of a union's members, are left out."""
+    """The way to the field in the body itself, without pydantic's own steps (the names of a union's members)."""
     if not loc or loc[0] != "body":  # a query or a path parameter
         return str(loc[-1])[:_MAX_NAME_CHARS] if loc else ""
     path, value = "", body
