@@ -19,6 +19,7 @@ from endpoint.refusal import refuse
 
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
+_READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are short where many processes start at once
 _HEALTH = "/-/healthz"  # what the controller and Kubernetes ask of a proxy
 
 
@@ -28,6 +29,7 @@ def environment(limits: Limits) -> dict[str, str]:
         _CALLBACK: "endpoint.gate:middlewares",
         _MAX_BODY_BYTES: str(limits.max_body_bytes),
         _BODY_SECONDS: str(limits.body_seconds),
+        _READY_SECONDS: "60",
     }
 
 

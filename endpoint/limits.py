@@ -69,15 +69,16 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        incoming = _Incoming(receive)
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(scope, incoming)
         except ApiError as error:
-            await self._refuse_and_linger(receive, send, error)
+            await _refuse_and_linger(incoming, send, error)
             return
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(self, scope: Scope, incoming: _Incoming) -> bytes | None:
         """The body; None if the client left."""
         encoding = _header(scope, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
@@ -85,22 +86,18 @@ class BodyLimits:
         length = _header(scope, b"content-length")
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes):
             raise self._too_large()
-        chunks, num_bytes, is_whole = [], 0, False
+        chunks, num_bytes = [], 0
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                while not is_whole:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    chunks.append(message.get("body", b""))
+                while not incoming.is_over:
+                    chunks.append(await incoming.chunk())
                     num_bytes += len(chunks[-1])
                     if num_bytes > self._max_bytes:
                         raise self._too_large()
-                    is_whole = not message.get("more_body", False)
         except TimeoutError:
             seconds = f"{self._limits.body_seconds:g} s"
             raise ApiError(408, f"The body did not arrive within {seconds}.", headers=_CLOSE) from None
-        return b"".join(chunks)
+        return None if incoming.has_left else b"".join(chunks)
 
     @property
     def _max_bytes(self) -> int:
@@ -110,17 +107,32 @@ class BodyLimits:
         message = f"The body is larger than {self._max_bytes} bytes."
         return ApiError(413, message, code="body_too_large", headers=_CLOSE)
 
-    async def _refuse_and_linger(self, receive: Receive, send: Send, error: ApiError) -> None:
-        """Answer, then read on for a moment: a client that is still writing would otherwise see a reset, no answer."""
-        await refuse(send, error, is_last=False)
-        num_bytes, is_over = 0, error.status == 408
+
+class _Incoming:
+    """A body as it comes."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_over = self.has_left = False  # the body is; the client has
+
+    async def chunk(self) -> bytes:
+        """What came next, maybe nothing."""
+        message = await self._receive()
+        self.has_left = message["type"] == "http.disconnect"
+        self.is_over = self.has_left or not message.get("more_body", False)
+        return bytes(message.get("body", b""))
+
+
+async def _refuse_and_linger(incoming: _Incoming, send: Send, error: ApiError) -> None:
+    """Answer, then read on for a moment: a client that is still writing would otherwise see a reset, no answer."""
+    await refuse(send, error, is_last=False)
+    num_bytes = 0
+    if error.status != 408:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
-                while not is_over and num_bytes < _LINGER_BYTES:
-                    message = await receive()
-                    num_bytes += len(message.get("body", b""))
-                    is_over = message["type"] == "http.disconnect" or not message.get("more_body", False)
-        await finish(send)
+                while not incoming.is_over and num_bytes < _LINGER_BYTES:
+                    num_bytes += len(await incoming.chunk())
+    await finish(send)
 
 
 class JsonBodies:

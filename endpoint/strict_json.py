@@ -28,7 +28,7 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise ApiError(400, f"The body is not JSON: {error.msg} at {place}.", code="invalid_json") from None
+        raise ApiError(400, f"The body is not JSON at {place}.", code="invalid_json") from None
     except ValueError:  # Python reads no integer of more than 4,300 digits
         raise ApiError(400, "The body has a number with too many digits.", code="invalid_json") from None
     if not isinstance(value, dict):
