@@ -31,7 +31,7 @@ class EdgeSettings:
 def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> None:
     """Put the edge on `app`, once, when its routes are there. No path is answered around it; CORS is off.
 
-    A request meets, in this order: its id and the steering headers, the request counts, the catch-all for failures,
+    A request meets, in this order: the request counts, its id and the steering headers, the catch-all for failures,
     header limits, the key, body limits, strict JSON, and then the application's own handlers.
     """
     if not settings.has_docs:
@@ -49,8 +49,8 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> No
         app.add_middleware(Auth, keys=settings.keys, public_paths=public_paths)
     app.add_middleware(HeaderLimits, limits=settings.limits)
     app.add_middleware(Failures)
-    app.add_middleware(RequestCounts, metrics=metrics)
     app.add_middleware(RequestIds)
+    app.add_middleware(RequestCounts, metrics=metrics)
 
 
 def _remove_docs(app: FastAPI) -> None:

@@ -125,25 +125,22 @@ class Failures:
             await self._app(scope, receive, watched_send)
         except Exception as error:  # noqa: BLE001 - nobody above may see its text, which can quote the request
             request_id = scope.get("state", {}).get("request_id")
-            _log_failure(error, request_id, scope)
+            route = getattr(scope.get("route"), "path", None)
+            log_failure("request failed", error, request_id=request_id, method=scope["method"], route=route)
             if has_begun:
                 raise BrokenAnswerError(f"request {request_id} failed after its answer had begun") from None
             message = f"The server failed at this request. Its log says more under the request id {request_id}."
             await refuse(send, ApiError(500, message, type="server_error"))
 
 
-def _log_failure(error: BaseException, request_id: str | None, scope: Scope) -> None:
-    """The types of the exception and its causes, and where each was raised: no messages, no values."""
+def log_failure(what: str, error: BaseException, **fields: Any) -> None:
+    """Log the types of an exception and its causes, and where each was raised: no messages, no values."""
     kinds, stack, seen = [], [], set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         kinds.append(type(cause).__name__)
-        stack += [
-            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(cause.__traceback__)
-        ]
+        frames = traceback.extract_tb(cause.__traceback__)
+        stack += [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         cause = cause.__cause__ or cause.__context__
-    route = getattr(scope.get("route"), "path", None)
-    _log.error(
-        Event("request failed", request_id=request_id, method=scope["method"], route=route, error=kinds, stack=stack)
-    )
+    _log.error(Event(what, **fields, error=kinds, stack=stack))
