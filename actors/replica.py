@@ -83,7 +83,7 @@ class Replica:
         facts = load_facts(engine, settings.models.draft)
         _log.info(Event("replica loaded", **facts, seconds=round(time.monotonic() - started, 3)))
 
-    def facts(self) -> EngineFacts:
+    async def facts(self) -> EngineFacts:
         """Of the engine."""
         engine = self._loop.engine
         return EngineFacts(engine.max_model_len, engine.target.vocab_size, engine.options.num_speculative_tokens)

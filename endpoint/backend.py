@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 class Backend(Protocol):
     """What the application asks. `actors.replica.Replica` is one, for a server without Ray."""
 
+    async def facts(self) -> EngineFacts:
+        """As `Replica.facts`."""
+        ...
+
     def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Replica.generate`."""
         ...
@@ -146,6 +150,14 @@ async def ask_scores(backend: Backend, scoring: Scoring) -> list[list[TokenLogpr
     """The backend's scores; errors as with `ask`."""
     try:
         return await backend.score(scoring)
+    except Exception as error:
+        raise as_api_error(error) from error
+
+
+async def ask_facts(backend: Backend) -> EngineFacts:
+    """The backend's facts; errors as with `ask`."""
+    try:
+        return await backend.facts()
     except Exception as error:
         raise as_api_error(error) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ from actors.generation import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask
 from endpoint.errors import ApiError
+from endpoint.meter import FinishReason, counts_of
 from endpoint.service import Service
 from endpoint.text_stream import Piece, TextStream
 from pipeline.logs import Event
 
+_REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _log = logging.getLogger(__name__)
 
 
@@ -82,9 +84,24 @@ def make_choices(service: Service, generation: Generation, *, by_token: bool) ->
 
 async def grow(service: Service, generation: Generation, choices: list[Choice]) -> AsyncIterator[list[Growth]]:
     """Let the choices be written; what each step adds to them. Raises ApiError."""
-    async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
-        async for deltas in stream:
-            yield [_grown(choices[delta.index], delta, generation.request_id) for delta in deltas]
+    meter = service.new_meter()
+    reason: FinishReason = "cancelled"
+    try:
+        async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
+            async for deltas in stream:
+                for delta in deltas:
+                    meter.tokens(len(delta.token_ids), delta.index)
+                yield [_grown(choices[delta.index], delta, generation.request_id) for delta in deltas]
+        reason = "length" if any(choice.finish_reason == "length" for choice in choices) else "stop"
+    except ApiError as error:
+        reason = _REASONS.get(error.status, "error")
+        raise
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        samples = [(choice.num_tokens, choice.ending) for choice in choices if choice.ending is not None]
+        meter.finished(reason, counts_of(sum(map(len, generation.prompts)), samples))
 
 
 def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:

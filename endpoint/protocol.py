@@ -354,6 +354,14 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
 
+def _as_rows(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    """A developer's message is a system's: templates know that name."""
+    return [
+        {**message.model_dump(exclude_none=True), "role": "system" if message.role == "developer" else message.role}
+        for message in messages
+    ]
+
+
 class ChatRequest(_Request):
     """Body of POST /v1/chat/completions. Messages that end with the assistant's are continued."""
 
@@ -377,13 +385,7 @@ class ChatRequest(_Request):
 
     def as_rows(self) -> list[dict[str, str]]:
         """The messages as a row of the offline job has them."""
-        return [
-            {
-                **message.model_dump(exclude_none=True),
-                "role": "system" if message.role == "developer" else message.role,
-            }
-            for message in self.messages
-        ]
+        return _as_rows(self.messages)
 
     def params(self) -> SamplingParams:
         """What each sample is drawn with; without a limit, as long as the context. Raises ApiError."""
@@ -408,6 +410,10 @@ class TokenizeRequest(BaseModel):
         if self.prompt is not None:
             _check_text("prompt", self.prompt)
         return self
+
+    def as_rows(self) -> list[dict[str, str]]:
+        """The messages as a row of the offline job has them."""
+        return _as_rows(self.messages or [])
 
 
 class DetokenizeRequest(BaseModel):

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from actors.generation import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.backend import Backend
+from endpoint.backend import Backend, ask_facts
 from endpoint.errors import ApiError
+from endpoint.meter import Meter, NoMeter
 from pipeline.errors import RowError
 from pipeline.text import TextCodec
 
@@ -56,20 +57,21 @@ class Service:
     """One for a process; the tokenizer encodes in a thread of its own, so that a long prompt keeps nobody waiting."""
 
     def __init__(
-        self, settings: ServiceSettings, codec: TextCodec, backend: Backend, facts: Callable[[], object]
+        self,
+        settings: ServiceSettings,
+        codec: TextCodec,
+        backend: Backend,
+        new_meter: Callable[[], Meter] = NoMeter,
     ) -> None:
-        """`facts` gives the engine's EngineFacts, or an awaitable of them; it is asked once."""
-        self.settings, self.codec, self.backend = settings, codec, backend
-        self._ask_facts = facts
+        """`new_meter` makes what follows a request to generate."""
+        self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
         self._facts: EngineFacts | None = None
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     async def facts(self) -> EngineFacts:
         """Of the engine."""
         if self._facts is None:
-            facts = self._ask_facts()
-            self._facts = await facts if asyncio.iscoroutine(facts) else facts  # type: ignore[assignment]
-        assert self._facts is not None
+            self._facts = await ask_facts(self.backend)
         return self._facts
 
     def check_model(self, name: str | None) -> None:
