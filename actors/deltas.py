@@ -26,11 +26,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step added to one sequence: the first `num_accepted` of its tokens are the draft's."""
+    """What a step added to one sequence: the first `num_accepted` of its tokens are the draft's, of `num_drafted`."""
 
     index: int  # of the sequence among those that were asked for together
     token_ids: tuple[int, ...]
     num_accepted: int = 0
+    num_drafted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, where they were wanted
     ending: Ending | None = None  # with the last delta of a sequence
 
@@ -65,8 +66,9 @@ class Growth:
         if self._has_ended:
             return None
         num_accepted = sequence.num_accepted_tokens - self._num_accepted
+        num_drafted = sequence.num_draft_tokens - self._num_drafted
         if sequence.num_rounds > self._num_rounds:
-            self._rounds[sequence.num_draft_tokens - self._num_drafted, num_accepted] += 1
+            self._rounds[num_drafted, num_accepted] += 1
         output, before = sequence.output_token_ids, self._length
         self._length, self._num_rounds = len(output), sequence.num_rounds
         self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
@@ -84,6 +86,7 @@ class Growth:
             self._index,
             new,
             min(len(new), max(0, num_accepted - num_repeated)),
+            num_drafted,
             tuple(sequence.logprobs[num_told : len(output)]),
             ending,
         )

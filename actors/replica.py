@@ -174,7 +174,9 @@ async def _until(stream: AsyncIterator[list[Delta]], timeout_s: float | None) ->
     while True:
         left_s = None if ends_at is None else ends_at - time.monotonic()
         try:
-            deltas = await asyncio.wait_for(anext(stream), left_s)
+            # Not `wait_for`, whose task may outlive its waiter if that is cancelled twice, as anyio does it.
+            async with asyncio.timeout(left_s):
+                deltas = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError as error:

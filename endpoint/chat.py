@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from actors.generation import Generation
 from endpoint.choices import Growth, grow, make_choices, speculative_decoding, usage
-from endpoint.completions import draft_spans
+from endpoint.completions import draft_counts, draft_spans
 from endpoint.logprobs import chat_logprobs
 from endpoint.protocol import ChatRequest
 from endpoint.service import Service, too_long
@@ -103,12 +103,13 @@ def _chunks_of(answer: _Answer, growth: Growth) -> list[dict[str, Any]]:
     if not choice.has_begun:
         choice.has_begun = True
         chunks.append(_chunk(choice.index, {"role": "assistant", "content": "", "refusal": None}))
-    if piece.text or (request.logprobs and growth.delta.token_ids):
+    if piece.text or (growth.delta.token_ids and (request.logprobs or request.include_draft_spans)):
         chunk = _chunk(choice.index, {"content": piece.text})
         if request.logprobs:
             chunk["logprobs"] = chat_logprobs(answer.service.codec, growth.delta.token_ids, growth.delta.logprobs)
         if request.include_draft_spans:
             chunk["draft_spans"] = draft_spans(piece.spans)
+            chunk["draft_counts"] = draft_counts(growth.delta)
         chunks.append(chunk)
     if choice.ending is not None:
         end = {"stop_reason": choice.ending.stop_reason, "seed": choice.seed}

@@ -15,7 +15,7 @@ from actors.generation import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask
 from endpoint.errors import ApiError
-from endpoint.meter import FinishReason, counts_of
+from endpoint.meter import FinishReason, counts_of, num_drafts_of
 from endpoint.service import Service
 from endpoint.text_stream import Piece, TextStream
 from pipeline.logs import Event
@@ -101,16 +101,15 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
         raise
     finally:
         samples = [(choice.num_tokens, choice.ending) for choice in choices if choice.ending is not None]
-        meter.finished(reason, counts_of(sum(map(len, generation.prompts)), samples))
+        counts = counts_of(sum(map(len, generation.prompts)), samples)
+        meter.finished(reason, counts, num_drafts_of(ending for _, ending in samples))
 
 
 def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     ending = delta.ending
     if ending is not None and ending.finish_reason == "error":
         _log.error(Event("generation failed", request=request_id, why=ending.error))
-        raise ApiError(
-            500, "The model failed over this request.", type="server_error", code="generation_failed"
-        )
+        raise ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
     piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
     choice.logprobs += delta.logprobs
     choice.offsets += piece.offsets

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from actors.deltas import Delta
 from actors.generation import Generation, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask_scores
@@ -117,7 +118,9 @@ async def _echoes(
 
 def _scored(service: Service, prompts: list[Prompt], scores: list[list[TokenLogprobs]]) -> list[_Echo]:
     return [
-        _Echo(prompt.text, prompt.token_ids, (None, *logprobs), TextStream(service.codec).push(prompt.token_ids).offsets)
+        _Echo(
+            prompt.text, prompt.token_ids, (None, *logprobs), TextStream(service.codec).push(prompt.token_ids).offsets
+        )
         for prompt, logprobs in zip(prompts, scores, strict=True)
     ]
 
@@ -188,7 +191,8 @@ async def _chunks(answer: _Answer) -> AsyncIterator[dict[str, Any]]:
 def _chunk(answer: _Answer, growth: Growth) -> dict[str, Any] | None:
     """The choice of a chunk; None where there is nothing to tell."""
     request, choice, piece = answer.request, growth.choice, growth.piece
-    if not piece.text and choice.ending is None and request.logprobs is None:
+    is_silent = not piece.text and choice.ending is None
+    if is_silent and request.logprobs is None and not request.include_draft_spans:
         return None
     is_first, choice.has_begun = not choice.has_begun, True
     echo = answer.echo_of(choice).text if is_first else ""
@@ -206,9 +210,19 @@ def _chunk(answer: _Answer, growth: Growth) -> dict[str, Any] | None:
     if request.include_draft_spans:
         spans = [(echo, False)] if echo else []
         chunk["draft_spans"] = draft_spans([*spans, *piece.spans])
+        chunk["draft_counts"] = draft_counts(growth.delta)
     return chunk
 
 
 def draft_spans(spans: Seq[tuple[str, bool]]) -> list[dict[str, Any]]:
     """The text of a chunk in parts, each with whether the draft had it."""
     return [{"text": text, "is_accepted": is_accepted} for text, is_accepted in spans]
+
+
+def draft_counts(delta: Delta) -> dict[str, int]:
+    """The counts of a chunk: they add up to those of the whole answer."""
+    return {
+        "num_tokens": len(delta.token_ids),
+        "num_draft_tokens": delta.num_drafted,
+        "num_accepted_tokens": delta.num_accepted,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Literal, Protocol
 
@@ -18,8 +19,8 @@ class Meter(Protocol):
         """So many tokens of a sample have come, in one round."""
         ...
 
-    def finished(self, reason: FinishReason, counts: Counts | None = None) -> None:
-        """It is over, with these counts in all; a second call changes nothing."""
+    def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
+        """It is over, with these counts in all, of so many drafts; a second call changes nothing."""
         ...
 
 
@@ -29,7 +30,7 @@ class NoMeter:
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
         """Nothing."""
 
-    def finished(self, reason: FinishReason, counts: Counts | None = None) -> None:
+    def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
         """Nothing."""
 
 
@@ -49,4 +50,11 @@ def counts_of(num_prompt_tokens: int, samples: Seq[tuple[int, Ending]]) -> Count
         accepted_per_position=tuple(
             sum(count for (_, accepted), count in rounds.items() if accepted > position) for position in range(most)
         ),
+    )
+
+
+def num_drafts_of(endings: Iterable[Ending]) -> int:
+    """Rounds in which something was drafted, over samples that have ended."""
+    return sum(
+        count for ending in endings for (num_drafted, _), count in ending.num_rounds_by_draft.items() if num_drafted
     )

@@ -55,7 +55,7 @@ PROMPT_TOKENS = Metric(
 )
 GENERATION_TOKENS = Metric("dray_served_generation_tokens", "counter", "tokens", "Tokens written.")
 NUM_DRAFTS = Metric(
-    "dray_spec_decode_num_drafts", "counter", "row rounds", "Rounds, counted once for each sample in them."
+    "dray_spec_decode_num_drafts", "counter", "drafts", "Drafts: one for each sample and round in which one was made."
 )
 NUM_DRAFT_TOKENS = Metric("dray_spec_decode_num_draft_tokens", "counter", "tokens", "Tokens drafted.")
 NUM_ACCEPTED_TOKENS = Metric("dray_spec_decode_num_accepted_tokens", "counter", "tokens", "Drafted tokens that stood.")
@@ -136,11 +136,11 @@ class ServingMetrics:
             self._gauges[metric.name] += by
             gauge.labels(self._model_name).set(self._gauges[metric.name])
 
-    def add_counts(self, counts: Counts) -> None:
-        """Add what some samples, or some rounds of them, came to."""
+    def add_counts(self, counts: Counts, num_drafts: int) -> None:
+        """Add what some samples came to, and in how many of their rounds something was drafted."""
         self.add(PROMPT_TOKENS, counts.num_prompt_tokens)
         self.add(GENERATION_TOKENS, counts.num_output_tokens)
-        self.add(NUM_DRAFTS, counts.num_rounds)
+        self.add(NUM_DRAFTS, num_drafts)
         self.add(NUM_DRAFT_TOKENS, counts.num_draft_tokens)
         self.add(NUM_ACCEPTED_TOKENS, counts.num_accepted_tokens)
         for position, num_accepted in enumerate(counts.accepted_per_position):

@@ -166,9 +166,7 @@ class _Request(BaseModel):
                     raise unsupported(name)
             else:
                 shown = name[:64].encode("ascii", "backslashreplace").decode()
-                raise ApiError(
-                    400, f"{shown}: there is no such field", param=shown, code="unknown_parameter"
-                )
+                raise ApiError(400, f"{shown}: there is no such field", param=shown, code="unknown_parameter")
         return kept
 
     @model_validator(mode="after")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
 
+from endpoint.meter import FinishReason
 from endpoint.metrics import (
     BETWEEN_TOKENS_SECONDS,
     FINISHED,
@@ -16,8 +16,6 @@ from endpoint.metrics import (
     ServingMetrics,
 )
 from pipeline.counts import Counts
-
-FinishReason = Literal["stop", "length", "cancelled", "rejected", "timeout", "error"]
 
 
 class RequestMeter:
@@ -53,8 +51,8 @@ class RequestMeter:
                 self._metrics.observe(BETWEEN_TOKENS_SECONDS, (now - self._last_tokens[sample]) / num_tokens)
         self._last_tokens[sample] = now
 
-    def finished(self, reason: FinishReason, counts: Counts | None = None) -> None:
-        """It is over, with these counts in all; a second call changes nothing."""
+    def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
+        """It is over, with these counts in all, of so many drafts; a second call changes nothing."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -62,4 +60,4 @@ class RequestMeter:
         self._metrics.observe(REQUEST_SECONDS, time.monotonic() - self._started)
         self._metrics.add(FINISHED, 1, finished_reason=reason)
         if counts is not None:
-            self._metrics.add_counts(counts)
+            self._metrics.add_counts(counts, num_drafts)

@@ -100,12 +100,12 @@ def test_samples_have_times_of_their_own(clock: Clock) -> None:
 def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
     of = ServingMetrics("m")
     for _ in range(2):
-        RequestMeter(of).finished("length", COUNTS)
+        RequestMeter(of).finished("length", COUNTS, num_drafts=3)
     shown = values(of)
     assert {name: value for name, value in shown.items() if "spec_decode" in name or "served" in name} == {
         "dray_served_prompt_tokens_total": 22,
         "dray_served_generation_tokens_total": 18,
-        "dray_spec_decode_num_drafts_total": 8,
+        "dray_spec_decode_num_drafts_total": 6,
         "dray_spec_decode_num_draft_tokens_total": 16,
         "dray_spec_decode_num_accepted_tokens_total": 10,
         "dray_spec_decode_num_accepted_tokens_per_pos_total 0": 6,
@@ -169,7 +169,7 @@ def full_page() -> list[Sample]:
     meter = RequestMeter(of)
     meter.tokens(2)
     meter.tokens(2)
-    meter.finished("stop", COUNTS)
+    meter.finished("stop", COUNTS, num_drafts=3)
     of.add(metrics.HTTP_REQUESTS, 1, route="/", method="GET", status="200")
     return samples_of(of.page())
 
