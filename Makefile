@@ -9,7 +9,7 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo test test-faults test-all check fmt bench bench-quick peers clean
+.PHONY: help setup demo serve-demo test test-faults test-endpoint test-all check fmt bench bench-quick peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -23,6 +23,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
 
+serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
+	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
+
 # The tests of decoding need no cluster and run side by side; the others share one Ray.
 test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4 tests/decoding
@@ -31,6 +34,9 @@ test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
 test-faults: setup  ## run the fault tests, the slow ones too: about three quarters of an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
 	  tests/actors/test_sharded_model.py
+
+test-endpoint: setup  ## run the endpoint's tests, the slow ones too
+	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
 
 test-all: setup  ## run all tests, the slow ones too: over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 tests/decoding

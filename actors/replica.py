@@ -110,6 +110,20 @@ class Replica:
         finally:
             self._num_unfinished -= num_new
 
+    async def generate_or_refuse(
+        self, generation: Generation
+    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError]:
+        """As `generate`, but what it refuses with comes as the last item.
+
+        Ray Serve takes an exception for a fault: it logs its traceback, counts it, and that takes longer than to refuse.
+        """
+        try:
+            async with aclosing(self.generate(generation)) as stream:  # type: ignore[type-var]
+                async for deltas in stream:
+                    yield deltas
+        except (RefusedError, BusyError, DeadlineError) as refusal:
+            yield refusal
+
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Of each prompt's tokens but the first. Raises as `generate` does."""
         if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:

@@ -63,10 +63,13 @@ class Replicas:
         told: dict[int, list[int]] = {}
         for tries_left in reversed(range(_MOST_TRIES)):
             resumption = _Resumption(told)
-            response = self._streaming.generate.remote(generation)
+            response = self._streaming.generate_or_refuse.remote(generation)
             is_over = False
             try:
                 async for deltas in response:
+                    if isinstance(deltas, Exception):
+                        is_over = True
+                        raise deltas
                     if new := resumption.new(deltas):
                         yield new
                 is_over = True
