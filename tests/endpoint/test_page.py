@@ -23,7 +23,7 @@ from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, served
 
 PAIR = Path(__file__).parents[2] / "examples" / "tiny_pair"
-PROMPT = "Once upon"
+PROMPT = "Tell me a story about a raven."
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def numbers(page: Page) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "path", "prompt"),
-    [("text", "/v1/completions", {"prompt": PROMPT}), ("a chat", "/v1/chat/completions", None)],
+    [("text", "/v1/completions", {"prompt": PROMPT}), ("a message", "/v1/chat/completions", None)],
     ids=["text", "chat"],
 )
 def test_a_prompt_is_written_with_what_the_draft_had_right_shaded(
@@ -251,7 +251,7 @@ def test_what_was_typed_is_what_is_asked(chrome: Chrome, canned: tuple[FastAPI, 
     page.fill(prompt="a\nb", max_tokens=7, temperature="0.5")
     page.send()
     page.until_ended()
-    page.fill(kind="a chat")
+    page.fill(kind="a message")
     page.send()
     page.until(lambda: len(app.state.asked) == 2, "it was not asked")
     shared = {"model": "canned", "max_tokens": 7, "temperature": 0.5, "stream": True, "include_draft_spans": True}
