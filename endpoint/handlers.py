@@ -24,6 +24,7 @@ _MESSAGES = {
     405: "This path does not take this method.",
 }
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
+_FIELD_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 _MAX_NAME_CHARS = 64
 
 
@@ -61,7 +62,7 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError
         what = _said(error)
         if place == path and what not in said:
             said.append(what)
-    code = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}.get(places[0][1]["type"])
+    code = _FIELD_CODES.get(places[0][1]["type"], "invalid_value")
     where = path or "the body"
     return ApiError(400, f"{where}: {'; or: '.join(said[:4])}", param=path or None, code=code)
 

@@ -13,18 +13,18 @@ MESSAGE = {"role": "user", "content": SECRET}
 ROLES = "Input should be 'user' or 'system'"
 INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
     "an empty object": ({}, "messages", "messages: is required", "missing_required_parameter"),
-    "null for a list": ({"messages": None}, "messages", "messages: Input should be a valid list", None),
+    "null for a list": ({"messages": None}, "messages", "messages: Input should be a valid list", "invalid_value"),
     "no messages": (
         {"messages": []},
         "messages",
         "messages: List should have at least 1 item after validation, not 0",
-        None,
+        "invalid_value",
     ),
     "a role that is none": (
         {"messages": [MESSAGE, {"role": SECRET, "content": ""}]},
         "messages[1].role",
         f"messages[1].role: {ROLES}",
-        None,
+        "invalid_value",
     ),
     "no content": (
         {"messages": [{"role": "user"}]},
@@ -36,7 +36,7 @@ INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
         {"messages": [SECRET]},
         "messages[0]",
         "messages[0]: Input should be a valid dictionary or object to extract fields from",
-        None,
+        "invalid_value",
     ),
     "a name that is none": (
         {"messages": [MESSAGE], "tools": [SECRET]},
@@ -62,26 +62,31 @@ INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
         "a\\nb: is not a parameter here",
         "unknown_parameter",
     ),
-    "too large": ({"messages": [MESSAGE], "n": 9}, "n", "n: Input should be less than or equal to 8", None),
+    "too large": ({"messages": [MESSAGE], "n": 9}, "n", "n: Input should be less than or equal to 8", "invalid_value"),
     "much too large": (
         {"messages": [MESSAGE], "n": 2**70},
         "n",
         "n: Input should be less than or equal to 8",
-        None,
+        "invalid_value",
     ),
     "a string for a number": (
         {"messages": [MESSAGE], "n": SECRET},
         "n",
         "n: Input should be a valid integer",
-        None,
+        "invalid_value",
     ),
-    "true for a number": ({"messages": [MESSAGE], "n": True}, "n", "n: Input should be a valid integer", None),
-    "a rule of our own": ({"messages": [MESSAGE], "n": 7}, "n", "n: must not be seven", None),
+    "true for a number": (
+        {"messages": [MESSAGE], "n": True},
+        "n",
+        "n: Input should be a valid integer",
+        "invalid_value",
+    ),
+    "a rule of our own": ({"messages": [MESSAGE], "n": 7}, "n", "n: must not be seven", "invalid_value"),
     "no member of a union": (
         {"messages": [MESSAGE], "prompt": {"secret": SECRET}},
         "prompt",
         "prompt: Input should be a valid string; or: Input should be a valid list",
-        None,
+        "invalid_value",
     ),
 }
 
