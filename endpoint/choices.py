@@ -108,9 +108,7 @@ def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     ending = delta.ending
     if ending is not None and ending.finish_reason == "error":
         _log.error(Event("generation failed", request=request_id, why=ending.error))
-        raise ApiError(
-            500, "The model failed over this request.", type="server_error", code="generation_failed"
-        )
+        raise ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
     piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
     choice.logprobs += delta.logprobs
     choice.offsets += piece.offsets

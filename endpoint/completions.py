@@ -117,7 +117,9 @@ async def _echoes(
 
 def _scored(service: Service, prompts: list[Prompt], scores: list[list[TokenLogprobs]]) -> list[_Echo]:
     return [
-        _Echo(prompt.text, prompt.token_ids, (None, *logprobs), TextStream(service.codec).push(prompt.token_ids).offsets)
+        _Echo(
+            prompt.text, prompt.token_ids, (None, *logprobs), TextStream(service.codec).push(prompt.token_ids).offsets
+        )
         for prompt, logprobs in zip(prompts, scores, strict=True)
     ]
 

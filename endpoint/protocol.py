@@ -166,9 +166,7 @@ class _Request(BaseModel):
                     raise unsupported(name)
             else:
                 shown = name[:64].encode("ascii", "backslashreplace").decode()
-                raise ApiError(
-                    400, f"{shown}: there is no such field", param=shown, code="unknown_parameter"
-                )
+                raise ApiError(400, f"{shown}: there is no such field", param=shown, code="unknown_parameter")
         return kept
 
     @model_validator(mode="after")
@@ -244,8 +242,8 @@ class CompletionRequest(_Request):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
     @property
     def num_choices(self) -> int:
