@@ -115,7 +115,7 @@ class Replica:
     ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError]:
         """As `generate`, but what it refuses with comes as the last item.
 
-        Ray Serve takes an exception for a fault: it logs its traceback, counts it, and that takes longer than to refuse.
+        Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
         try:
             async with aclosing(self.generate(generation)) as stream:  # type: ignore[type-var]

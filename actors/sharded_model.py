@@ -11,7 +11,21 @@ import torch
 
 from actors.slot_mirror import change_lengths
 from actors.stage_pipeline import StagePipeline, Step, fit
-from actors.stage_work import Change, Copy, Decide, Finish, Judge, Logits, Nothing, Score, Swap, Work, Zero, for_travel, question_of
+from actors.stage_work import (
+    Change,
+    Copy,
+    Decide,
+    Finish,
+    Judge,
+    Logits,
+    Nothing,
+    Score,
+    Swap,
+    Work,
+    Zero,
+    for_travel,
+    question_of,
+)
 from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict

@@ -26,7 +26,7 @@ class DeploymentSettings:
 
     min_replicas: int = 1
     max_replicas: int = 1
-    target_ongoing_requests: float | None = None  # of a replica, where replicas are added; None: as many as it has slots
+    target_ongoing_requests: float | None = None  # of a replica, where others are added; None: as many as slots
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     num_ingresses: int = 1

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from endpoint.errors import ApiError
+from endpoint.names import shown_name
 from endpoint.refusal import refuse
 from pipeline.logs import Event
 
@@ -25,7 +26,32 @@ _MESSAGES = {
 }
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _FIELD_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-_MAX_NAME_CHARS = 64
+
+
+# Of pydantic's kinds of errors (https://docs.pydantic.dev/latest/errors/validation_errors/), in our words.
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "there is no such field",
+    "bool_type": "expected true or false",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "string_type": "expected a string",
+    "list_type": "expected a list",
+    "dict_type": "expected an object",
+    "model_type": "expected an object",
+    "model_attributes_type": "expected an object",
+    "literal_error": "expected {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length}",
+    "too_long": "must have at most {max_length}, got {actual_length}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -68,17 +94,14 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError
 
 
 def _said(error: Mapping[str, Any]) -> str:
-    if error["type"] == "missing":
-        return "is required"
-    if error["type"] == "extra_forbidden":
-        return "is not a parameter here"
-    return str(error["msg"]).removeprefix("Value error, ")
+    words = _WORDS.get(error["type"])
+    return str(error["msg"]).removeprefix("Value error, ") if words is None else words.format(**error.get("ctx", {}))
 
 
 def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
     """The way to the field in the body itself, without pydantic's own steps (the names of a union's members)."""
     if not loc or loc[0] != "body":  # a query or a path parameter
-        return str(loc[-1])[:_MAX_NAME_CHARS] if loc else ""
+        return shown_name(str(loc[-1])) if loc else ""
     path, value = "", body
     for number, step in enumerate(loc[1:], start=2):
         is_last_of_missing = is_missing and number == len(loc)
@@ -92,8 +115,7 @@ def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
 
 
 def _joined(path: str, name: str) -> str:
-    shown = name if name.isprintable() else ascii(name)[1:-1]
-    return f"{path}.{shown[:_MAX_NAME_CHARS]}" if path else shown[:_MAX_NAME_CHARS]
+    return f"{path}.{shown_name(name)}" if path else shown_name(name)
 
 
 def _answer(error: ApiError) -> JSONResponse:

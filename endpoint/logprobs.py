@@ -25,10 +25,10 @@ def completion_logprobs(
             continue
         top: dict[str, float] = {}
         for other, value in (*entry.top, (token_id, entry.logprob)):
-            top.setdefault(codec.token_text(other), _finite(value))
+            top.setdefault(_written(codec, other), _finite(value))
         tops.append(top)
     return {
-        "tokens": [codec.token_text(token_id) for token_id in token_ids],
+        "tokens": [_written(codec, token_id) for token_id in token_ids],
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
         "top_logprobs": tops,
         "text_offset": list(offsets),
@@ -54,6 +54,13 @@ def _chat_entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, An
         "logprob": _finite(logprob),
         "bytes": None if token_bytes is None else list(token_bytes),
     }
+
+
+def _written(codec: TextCodec, token_id: int) -> str:
+    """A token's text; a part of a character as OpenAI writes it, so that two of them are not written alike."""
+    text = codec.token_text(token_id)
+    token_bytes = codec.token_bytes(token_id) if "\ufffd" in text else None
+    return text if token_bytes is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def _finite(logprob: float) -> float:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from decoding.sampling_params import SamplingParams
 from endpoint.errors import ApiError
+from endpoint.names import shown_name
 
 _LARGEST = 2**31 - 1
 _MOST_STOPS = 4
@@ -62,6 +63,9 @@ def _checked_prompt(value: Any) -> Any:
     if all(_is_token_id(entry) for entry in value):
         return value
     first = value[0]
+    if isinstance(first, int) and not isinstance(first, bool):
+        index = next(index for index, entry in enumerate(value) if not _is_token_id(entry))
+        raise _wrong(f"prompt[{index}]", f"a token id is an integer from 0 to {_LARGEST}")
     for index, entry in enumerate(value):
         if isinstance(first, str) and isinstance(entry, str):
             _check_text(f"prompt[{index}]", entry)
@@ -165,7 +169,7 @@ class _Request(BaseModel):
                 if value not in _ASKS_NOTHING.get(name, ()):
                     raise unsupported(name)
             else:
-                shown = name[:64].encode("ascii", "backslashreplace").decode()
+                shown = shown_name(name)
                 raise ApiError(400, f"{shown}: there is no such field", param=shown, code="unknown_parameter")
         return kept
 
@@ -242,8 +246,8 @@ class CompletionRequest(_Request):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
     @property
     def num_choices(self) -> int:
@@ -294,7 +298,7 @@ def _checked_message(where: str, message: Any) -> dict[str, str]:
         raise _wrong(where, "expected an object with role and content")
     for name, value in message.items():
         if name not in _MESSAGE_FIELDS and value not in (None, [], ""):  # as clients send answers back
-            shown = name[:64].encode("ascii", "backslashreplace").decode()
+            shown = shown_name(name)
             raise unsupported(f"{where}.{shown}")
     role = message.get("role")
     if role in ("tool", "function"):
@@ -336,7 +340,7 @@ def _checked_content(where: str, content: Any) -> str:
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{place}.text", "expected a string")
         if extra := sorted(part.keys() - {"type", "text"}):
-            raise unsupported(f"{place}.{extra[0][:64].encode('ascii', 'backslashreplace').decode()}")
+            raise unsupported(f"{place}.{shown_name(extra[0])}")
         _check_text(f"{place}.text", part["text"])
         texts.append(part["text"])
     return "".join(texts)

@@ -15,6 +15,7 @@ from decoding.sampling_params import SamplingParams
 from endpoint.backend import Backend, ask_facts
 from endpoint.errors import ApiError
 from endpoint.meter import Meter, NoMeter
+from endpoint.names import shown_name
 from pipeline.errors import RowError
 from pipeline.text import TextCodec
 
@@ -146,8 +147,7 @@ class Service:
 
 def unknown_model(name: str) -> ApiError:
     """The answer to a name that no model has."""
-    shown = name[:128].encode("ascii", "backslashreplace").decode()
-    return ApiError(404, f"The model {shown!r} does not exist.", param="model", code="model_not_found")
+    return ApiError(404, f"The model '{shown_name(name, 128)}' does not exist.", param="model", code="model_not_found")
 
 
 def too_long(param: str, num_tokens: int, max_model_len: int) -> ApiError:

@@ -23,7 +23,9 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"The body is not UTF-8: byte {error.start} begins no character.") from None
+        raise ApiError(
+            400, f"The body is not UTF-8: byte {error.start} begins no character.", code="invalid_json"
+        ) from None
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

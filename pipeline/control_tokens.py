@@ -30,10 +30,11 @@ def _mask(number: int, nonce: str) -> str:
 
 
 @dataclass(frozen=True)
-class MaskedMessages:
-    """Messages with their control characters masked, and what each mask stands for."""
+class Masked:
+    """Messages and template variables with their control characters masked, and what each mask stands for."""
 
     messages: list[dict[str, Any]]
+    variables: dict[str, Any]
     masks: Mapping[str, str]
 
     def restore(self, text: str) -> str:
@@ -53,19 +54,21 @@ class ControlTokens:
         special = set(tokenizer.all_special_tokens) | {
             str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
         }
+        # Runs of spaces and line breaks are tokens of their own in some, and control nothing.
         self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
         self._any = _pattern(self._ids)
         self._special = _pattern([content for content in self._ids if content in special])
         self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
 
-    def mask(self, messages: Sequence[Mapping[str, Any]]) -> MaskedMessages | None:
-        """The messages masked; None where there is nothing to mask: they are then rendered and encoded as they are."""
+    def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
+        """All masked; None where there is nothing to mask: it is then rendered and encoded as it is."""
         masks: dict[str, str] = {}
         masked = [
             {name: self._masked(value, message.get("role") == "assistant", masks) for name, value in message.items()}
             for message in messages
         ]
-        return MaskedMessages(masked, masks) if masks else None
+        masked_variables = {name: self._masked(value, False, masks) for name, value in variables.items()}
+        return Masked(masked, masked_variables, masks) if masks else None
 
     def _masked(self, value: Any, is_assistants: bool, masks: dict[str, str]) -> Any:
         if isinstance(value, str):
@@ -82,7 +85,7 @@ class ControlTokens:
         masks[mask] = match.group()
         return mask
 
-    def encode(self, rendered: str, masked: MaskedMessages) -> list[int]:
+    def encode(self, rendered: str, masked: Masked) -> list[int]:
         """The token ids of what the template made of masked messages. Raises RowError if they cannot be kept apart."""
         twin, own_masks, ids = self._twin
         assert self._any is not None
@@ -95,7 +98,7 @@ class ControlTokens:
 
     @cached_property
     def _twin(self) -> tuple[Any, dict[str, str], dict[int, int]]:
-        """The twin, the mask of each control token, and from the twin's ids of these to the tokenizer's own."""
+        """The twin, the mask of each control token, and from the twin's ids of added tokens to the tokenizer's own."""
         from tokenizers import Tokenizer
 
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
@@ -104,20 +107,24 @@ class ControlTokens:
                 "encode",
                 "a message holds a control token of this tokenizer, which has no fast version to encode it as text",
             )
-        description = json.loads(backend.to_str())
+        description, names = json.loads(backend.to_str()), dict[str, int]()
         own_masks = {content: _mask(number, self._nonce) for number, content in enumerate(self._ids)}
-        description["added_tokens"] = [
-            {**token, "content": own_masks[token["content"]], "single_word": False}
-            for token in description["added_tokens"]
-            if token["content"] in own_masks
-        ]
+        for token in description["added_tokens"]:
+            if token["content"] in own_masks:
+                token |= {"content": own_masks[token["content"]], "single_word": False}
+            names[token["content"]] = token["id"]
         description["post_processor"] = None  # names special tokens, and adds them to plain prompts only
         description["truncation"] = description["padding"] = None
         twin = Tokenizer.from_str(json.dumps(description))
-        return twin, own_masks, {twin.token_to_id(mask): self._ids[content] for content, mask in own_masks.items()}
+        ids: dict[int, int] = {}
+        for name, token_id in names.items():
+            twin_id = twin.token_to_id(name)
+            assert twin_id is not None, "the twin was made with these tokens"
+            ids[twin_id] = token_id
+        return twin, own_masks, ids
 
 
-def _cannot(masked: MaskedMessages) -> RowError:
+def _cannot(masked: Masked) -> RowError:
     return RowError(
         "encode",
         f"a message holds {sorted(set(masked.masks.values()))[0]!r}, a control token that this tokenizer cannot write "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -18,6 +19,7 @@ _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", 
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names that templates know the chat by; apply_chat_template's own parameters are taken as well.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_ROLE = re.compile(r"[\w .-]+")
 # Its parameters that are variables of the template after all: fine where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
 
@@ -137,11 +139,11 @@ class TextCodec:
 
     def _chat_prompt(self, messages: Any, variables: Mapping[str, Any]) -> tuple[str, list[int]]:
         messages = self._with_system(_checked_messages(messages))
-        masked = self._control_tokens.mask(messages)
+        masked = self._control_tokens.mask(messages, variables)
         if masked is None:
             text = _whole_characters(self._render_chat(messages, variables))
             return text, self.encode(text, is_chat=True)
-        rendered = _whole_characters(self._render_chat(masked.messages, variables))
+        rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
         return masked.restore(rendered), self._control_tokens.encode(rendered, masked)
 
     def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,6 +226,8 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
             raise RowError("template", f"{where}: expected an object, got {type(message).__name__}", "TypeError")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise RowError("template", f"{where}.role: expected a string, got {message.get('role')!r}")
+        if not _ROLE.fullmatch(message["role"]):  # templates put it between the halves of a control token
+            raise RowError("template", f"{where}.role: expected a word, got {message['role'][:80]!r}")
         if not isinstance(message.get("content"), str):
             kind = type(message.get("content")).__name__
             raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")

@@ -10,14 +10,14 @@ from tests.endpoint.toy_app import BEARER, SECRET
 from tests.endpoint.web import Answer, ask
 
 MESSAGE = {"role": "user", "content": SECRET}
-ROLES = "Input should be 'user' or 'system'"
+ROLES = "expected 'user' or 'system'"
 INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
     "an empty object": ({}, "messages", "messages: is required", "missing_required_parameter"),
-    "null for a list": ({"messages": None}, "messages", "messages: Input should be a valid list", "invalid_value"),
+    "null for a list": ({"messages": None}, "messages", "messages: expected a list", "invalid_value"),
     "no messages": (
         {"messages": []},
         "messages",
-        "messages: List should have at least 1 item after validation, not 0",
+        "messages: must have at least 1",
         "invalid_value",
     ),
     "a role that is none": (
@@ -35,57 +35,57 @@ INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
     "a string for an object": (
         {"messages": [SECRET]},
         "messages[0]",
-        "messages[0]: Input should be a valid dictionary or object to extract fields from",
+        "messages[0]: expected an object",
         "invalid_value",
     ),
     "a name that is none": (
         {"messages": [MESSAGE], "tools": [SECRET]},
         "tools",
-        "tools: is not a parameter here",
+        "tools: there is no such field",
         "unknown_parameter",
     ),
     "a name inside that is none": (
         {"messages": [{**MESSAGE, "name": SECRET}]},
         "messages[0].name",
-        "messages[0].name: is not a parameter here",
+        "messages[0].name: there is no such field",
         "unknown_parameter",
     ),
     "a long name": (
         {"messages": [MESSAGE], "x" * 1000: 1},
         "x" * 64,
-        f"{'x' * 64}: is not a parameter here",
+        f"{'x' * 64}: there is no such field",
         "unknown_parameter",
     ),
     "a name with a line end": (
         {"messages": [MESSAGE], "a\nb": 1},
         "a\\nb",
-        "a\\nb: is not a parameter here",
+        "a\\nb: there is no such field",
         "unknown_parameter",
     ),
-    "too large": ({"messages": [MESSAGE], "n": 9}, "n", "n: Input should be less than or equal to 8", "invalid_value"),
+    "too large": ({"messages": [MESSAGE], "n": 9}, "n", "n: must be at most 8", "invalid_value"),
     "much too large": (
         {"messages": [MESSAGE], "n": 2**70},
         "n",
-        "n: Input should be less than or equal to 8",
+        "n: must be at most 8",
         "invalid_value",
     ),
     "a string for a number": (
         {"messages": [MESSAGE], "n": SECRET},
         "n",
-        "n: Input should be a valid integer",
+        "n: expected an integer",
         "invalid_value",
     ),
     "true for a number": (
         {"messages": [MESSAGE], "n": True},
         "n",
-        "n: Input should be a valid integer",
+        "n: expected an integer",
         "invalid_value",
     ),
     "a rule of our own": ({"messages": [MESSAGE], "n": 7}, "n", "n: must not be seven", "invalid_value"),
     "no member of a union": (
         {"messages": [MESSAGE], "prompt": {"secret": SECRET}},
         "prompt",
-        "prompt: Input should be a valid string; or: Input should be a valid list",
+        "prompt: expected a string; or: expected a list",
         "invalid_value",
     ),
 }

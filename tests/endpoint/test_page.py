@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from selenium.webdriver.common.keys import Keys as Press
 from endpoint.page import HEADERS, PATHS
 from tests.endpoint.browser import Page, chromium
 from tests.endpoint.canned_app import DONE, canned_app, chunk, event
-from tests.endpoint.pair_app import pair_served
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, served
 
-PAIR = Path(__file__).parents[2] / "examples" / "tiny_pair"
 PROMPT = "Tell me a story about a raven."
 
 
@@ -33,12 +30,6 @@ def chrome() -> Iterator[Chrome]:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[int]:
-    with pair_served(str(PAIR / "target"), str(PAIR / "draft"), has_page=True) as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
 def canned() -> Iterator[tuple[FastAPI, int]]:
     app = canned_app()
     with served(app) as port:
@@ -46,8 +37,8 @@ def canned() -> Iterator[tuple[FastAPI, int]]:
 
 
 @pytest.fixture
-def page(chrome: Chrome, endpoint: int) -> Page:
-    return Page(chrome, endpoint)
+def page(chrome: Chrome, whole: int) -> Page:
+    return Page(chrome, whole)
 
 
 def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -78,15 +69,15 @@ def numbers(page: Page) -> list[str]:
     ids=["text", "chat"],
 )
 def test_a_prompt_is_written_with_what_the_draft_had_right_shaded(
-    page: Page, endpoint: int, kind: str, path: str, prompt: dict[str, Any] | None
+    page: Page, whole: int, kind: str, path: str, prompt: dict[str, Any] | None
 ) -> None:
     body = prompt or {"messages": [{"role": "user", "content": PROMPT}]}
-    events = streamed(endpoint, path, **body, max_tokens=60, temperature=0)
+    events = streamed(whole, path, **body, max_tokens=60, temperature=0)
     page.fill(key=KEY, prompt=PROMPT, kind=kind, max_tokens=60)
     page.send()
     assert page.until_ended().startswith("Ended")
-    whole = ask(endpoint, path, {**body, "max_tokens": 60, "temperature": 0}, headers=BEARER)
-    choice = json.loads(whole.body)["choices"][0]
+    unstreamed = ask(whole, path, {**body, "max_tokens": 60, "temperature": 0}, headers=BEARER)
+    choice = json.loads(unstreamed.body)["choices"][0]
     assert page.text("output") == (choice["text"] if prompt else choice["message"]["content"])
     assert page.spans() == spans_of(events)
     assert {is_drafted for _, is_drafted in page.spans()} == {True, False}
@@ -102,8 +93,8 @@ def test_a_prompt_is_written_with_what_the_draft_had_right_shaded(
     assert page.complaints() == []
 
 
-def test_the_numbers_that_come_with_the_text_add_up_to_those_at_its_end(endpoint: int) -> None:
-    events = streamed(endpoint, "/v1/completions", prompt=PROMPT, max_tokens=60, temperature=0)
+def test_the_numbers_that_come_with_the_text_add_up_to_those_at_its_end(whole: int) -> None:
+    events = streamed(whole, "/v1/completions", prompt=PROMPT, max_tokens=60, temperature=0)
     counts = [choice["draft_counts"] for event in events for choice in event["choices"]]
     drafts = events[-1]["metrics"]["speculative_decoding"]
     assert sum(count["num_tokens"] for count in counts) == events[-1]["usage"]["completion_tokens"]
@@ -136,8 +127,8 @@ def num_cancelled(port: int) -> float:
 
 
 @pytest.mark.parametrize("how", ["the button", "the key"])
-def test_stopping_ends_it_in_the_engine_too(page: Page, endpoint: int, how: str) -> None:
-    before = num_cancelled(endpoint)
+def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) -> None:
+    before = num_cancelled(whole)
     page.fill(key=KEY, prompt="The", max_tokens=400, temperature="1.5")
     page.send()
     page.until(lambda: page.text("output"), "no text")
@@ -146,7 +137,7 @@ def test_stopping_ends_it_in_the_engine_too(page: Page, endpoint: int, how: str)
     else:
         page.find("output").send_keys(Press.ESCAPE)
     assert page.until_ended() == "Stopped."
-    page.until(lambda: num_cancelled(endpoint) == before + 1, "the engine writes on")
+    page.until(lambda: num_cancelled(whole) == before + 1, "the engine writes on")
     assert not page.find("stop").is_enabled()
 
 
@@ -291,12 +282,12 @@ def test_the_policy_lets_no_other_code_run(page: Page, chrome: Chrome) -> None:
     assert len([said for said in page.complaints() if "Content Security Policy" in said]) == 2
 
 
-def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome: Chrome, endpoint: int) -> None:
+def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome: Chrome, whole: int) -> None:
     loaded = chrome.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
-    own = {f"http://127.0.0.1:{endpoint}{path}" for path in PATHS if path != "/"}
+    own = {f"http://127.0.0.1:{whole}{path}" for path in PATHS if path != "/"}
     assert {address for address in loaded if not address.startswith("data:")} == own
     for path in PATHS:
-        answer = ask(endpoint, path)
+        answer = ask(whole, path)
         assert answer.status == 200
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         assert not re.search(rb"https?://", answer.body)
