@@ -95,7 +95,10 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError
 
 def _said(error: Mapping[str, Any]) -> str:
     words = _WORDS.get(error["type"])
-    return str(error["msg"]).removeprefix("Value error, ") if words is None else words.format(**error.get("ctx", {}))
+    if words is None:
+        return str(error["msg"]).removeprefix("Value error, ")
+    limits = error.get("ctx", {}).items()  # 2.0 is shown as 2
+    return words.format(**{k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in limits})
 
 
 def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
