@@ -21,11 +21,13 @@ MODEL = "some/pair"
 
 
 @contextmanager
-def pair_served(target: str, draft: str, *, limits: Limits | None = None, has_page: bool = False) -> Iterator[int]:
+def pair_served(
+    target: str, draft: str, *, limits: Limits | None = None, max_model_len: int | None = None, has_page: bool = False
+) -> Iterator[int]:
     """The port of an endpoint whose key is `KEY`."""
     settings = GeneratorSettings(
         models=ModelSettings(target=target, draft=draft, device="cpu", dtype="float32"),
-        engine=EngineOptions(num_slots=4, num_speculative_tokens=4, draft_length="fixed"),
+        engine=EngineOptions(num_slots=4, num_speculative_tokens=4, draft_length="fixed", max_model_len=max_model_len),
     )
     metrics = ServingMetrics(MODEL)
     replica = Replica(settings, ReplicaSettings())
