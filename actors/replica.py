@@ -139,6 +139,15 @@ class Replica:
         finally:
             self._num_unfinished -= len(scoring.prompts)
 
+    async def score_or_refuse(
+        self, scoring: Scoring
+    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError:
+        """As `score`, but what it refuses with is what it returns."""
+        try:
+            return await self.score(scoring)
+        except (RefusedError, BusyError, DeadlineError) as refusal:
+            return refusal
+
     async def check_health(self) -> None:
         """Nothing, if the engine wrote a token lately or writes one now. Raises what is wrong with it.
 

@@ -89,10 +89,13 @@ class Replicas:
         """As `Backend.score`."""
         for tries_left in reversed(range(_MOST_TRIES)):
             try:
-                logprobs: list[list[TokenLogprobs]] = await self._handle.score.remote(scoring)
-                return logprobs
+                answer: list[list[TokenLogprobs]] | Exception = await self._handle.score_or_refuse.remote(scoring)
             except (RayError, *_LOST) as error:
                 self._refuse_to_go_on(error, tries_left, has_begun=False)
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         raise AssertionError("the last try raises")
 
     async def check_health(self) -> None:

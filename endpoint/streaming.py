@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from traceback import extract_tb
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -38,7 +39,9 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], re
             yield event(error.envelope())
             return
         except Exception as error:  # noqa: BLE001 - the status is out; the client gets an error without details
-            _log.exception(Event("stream failed", request=request_id, error_type=type(error).__name__))
+            frames = extract_tb(error.__traceback__)  # not its message, which may quote the request
+            where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            _log.error(Event("stream failed", request=request_id, error_type=type(error).__name__, at=where))
             yield event(_FAILURE.envelope())
             return
         yield b"data: [DONE]\n\n"

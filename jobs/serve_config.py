@@ -94,7 +94,7 @@ def load_serve_config(arguments: Sequence[str], prog: str) -> ServeConfig:
     """The configuration of these command-line arguments, or a ValueError that names every wrong field."""
     config = load_settings_of(ServeConfig, arguments, prog)
     settings = config.generator_settings()
-    config.pool(), config.deployment_settings(config.serve.num_gpus), config.replica_settings()  # their own checks
+    config.deployment_settings(config.serve.num_gpus), config.replica_settings(), config.pool()  # their own checks
     config.service_settings("model", "")
     check_draft_timeouts(settings, config.serve.hang_timeout_s)
     if config.chat.template_columns:

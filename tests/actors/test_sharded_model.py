@@ -27,6 +27,7 @@ from tests.actors.sharded import (
     sharded,
     texts,
 )
+from tests.decoding.tiny import random_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)

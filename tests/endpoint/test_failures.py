@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import openai
@@ -48,7 +48,9 @@ class Backend:
 
 
 class Meter:
-    made: list[Meter] = []
+    """Remembers what it was told; the newest of all is what a test looks at."""
+
+    made: ClassVar[list[Meter]] = []
 
     def __init__(self) -> None:
         self.num_tokens, self.reasons, self.counts = 0, list[str](), Counts()

@@ -63,7 +63,8 @@ def test_the_pieces_join_to_the_whole_text_and_never_show_what_is_taken_back(
             assert whole.startswith(shown)
             assert "".join(text for text, _ in piece.spans) == piece.text
             assert len(piece.offsets) == (len(new) if by_token else 0)
-            assert last or not piece.text.endswith("\ufffd"), "half a character was shown"
+            if not stop:
+                assert last or not piece.text.endswith("\ufffd"), "half a character was shown"
         assert shown == whole == stream.text
     assert num_stopped or not stop or stop[0].startswith("x")
 
