@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return Exit.INCOMPLETE
         print(describe(config, settings), flush=True)
-        return Exit.COMPLETE if application is None else _serve(config, application)
+        try:
+            return Exit.COMPLETE if application is None else _serve(config, application)
+        except KeyboardInterrupt:  # a second one: what was in flight is not waited for
+            return Exit.INCOMPLETE
 
 
 def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:
@@ -108,15 +111,18 @@ def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: flo
 def _serve(config: ServeConfig, application: Any) -> Exit:
     """Run it until a signal comes."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    has_started = False
     try:
         join_ray(_address(config))
         serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
+        has_started = True
         deploy(application)
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
     except KeyboardInterrupt:
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
-        withdraw()
+        if has_started:
+            withdraw()
         return Exit.COMPLETE
     except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
         print(f"error: {error}", file=sys.stderr)
