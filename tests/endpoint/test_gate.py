@@ -1,0 +1,126 @@
+"""The gate before a real Ray Serve proxy: what it does with each header, and what the proxy would do without it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI, Request
+from ray import serve
+
+from endpoint.gate import environment
+from endpoint.limits import Limits
+from tests.endpoint.web import Answer, ask, send_raw, status_of
+
+pytestmark = pytest.mark.ray
+LIMITS = Limits(max_body_bytes=100_000, body_seconds=1.0)
+api = FastAPI()
+
+
+@serve.deployment(max_ongoing_requests=20)
+@serve.ingress(api)
+class Mirror:
+    """Shows what reaches an application behind Serve."""
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+
+    @api.get("/headers")
+    async def headers(self, request: Request) -> dict[str, list[str]]:
+        return {"names": [name for name, _ in request.headers.items()], "left": self._left}
+
+    @api.get("/late")
+    async def late(self) -> str:
+        await asyncio.sleep(0.5)
+        return "late"
+
+    @api.get("/stay/{name}")
+    async def stay(self, name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self._left.append(name)
+
+    @api.post("/length")
+    async def length(self, request: Request) -> int:
+        return len(await request.body())
+
+
+@pytest.fixture(scope="module")
+def behind_serve(ray_address: str) -> Iterator[int]:
+    """The port of a real Serve with the gate in its proxy."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 120},
+        proxy_location="HeadOnly",
+        controller_options={"runtime_env": {"env_vars": environment(LIMITS)}},
+    )
+    serve.run(Mirror.bind(), name="mirror")
+    yield port
+    serve.shutdown()
+
+
+def test_the_client_sets_no_time_limit(behind_serve: int) -> None:
+    assert ask(behind_serve, "/late", headers={"X-Request-Timeout-Seconds": "0.01"}).status == 200
+    assert ask(behind_serve, "/late", headers={"x-request-timeout-seconds": "\xff"}).status == 200
+
+
+def test_a_client_that_leaves_is_noticed_whatever_it_asked_for(behind_serve: int) -> None:
+    request = b"GET /stay/%s HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
+        connection.sendall(request % b"first")
+        time.sleep(0.5)  # it must have got there, which nothing shows
+    deadline = time.monotonic() + 30
+    while b'"first"' not in ask(behind_serve, "/headers").body:
+        assert time.monotonic() < deadline, "nobody noticed"
+
+
+def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:
+    steering = {
+        "X-Request-Timeout-Seconds": "1",
+        "x-request-disconnect-disabled": "?1",
+        "serve_multiplexed_model_id": "\xff",
+        "Serve-Multiplexed-Model-Id": "m",
+        "x-session-id": "\xff",
+        "x-other": "stays",
+    }
+    answer = ask(behind_serve, "/headers", headers=steering)
+    assert answer.status == 200
+    names = answer.body.decode()
+    assert '"x-other"' in names
+    assert not [name for name in steering if f'"{name.lower()}"' in names and name != "x-other"]
+
+
+def test_the_answer_has_one_request_id_and_it_is_the_clients(behind_serve: int) -> None:
+    assert ask(behind_serve, "/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
+    (made,) = ask(behind_serve, "/headers").request_ids
+    assert len(made) == 32
+
+
+@pytest.mark.parametrize("request_id", ["\xff", "a b", "x" * 200, "<script>"])
+def test_a_strange_request_id_is_refused_in_front_of_serve(behind_serve: int, request_id: str) -> None:
+    answer = ask(behind_serve, "/headers", headers={"x-request-id": request_id})
+    assert answer.status == 400
+    assert answer.error["message"].startswith("x-request-id")
+    assert request_id not in answer.request_ids
+
+
+def test_a_large_body_stops_at_the_gate(behind_serve: int) -> None:
+    def length(num_bytes: int) -> Answer:
+        return ask(behind_serve, "/length", b"x" * num_bytes)
+
+    assert length(100_000).body == b"100000"
+    assert length(100_001).error["code"] == "body_too_large"
+    assert length(30_000_000).status == 413
+
+
+def test_a_slow_body_stops_at_the_gate(behind_serve: int) -> None:
+    head = b"POST /length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
+    assert status_of(send_raw(behind_serve, head)) == 408
+
+
+def test_of_serves_own_paths_only_its_health_is_there(behind_serve: int) -> None:
+    assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
+    assert ask(behind_serve, "/-/healthz").status == 200
