@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse, Response
 
 from endpoint.chat import chat
@@ -23,7 +22,10 @@ _READY_TIMEOUT_S = 25.0
 
 
 def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
-    """The application over this service; `has_docs` adds /docs and /openapi.json."""
+    """The routes over this service; `has_docs` adds /docs and /openapi.json.
+
+    What they raise becomes an answer at the edge (`endpoint/edge.py`).
+    """
     app = FastAPI(
         title="Dray",
         description="OpenAI-compatible completions, token for token what the target model alone writes.",
@@ -69,22 +71,7 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     async def _version() -> dict[str, str]:
         return {"version": dray_version()}
 
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
     return app
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.envelope(), error.status, headers=error.headers)
-
-
-async def _validation_error(request: Request, error: Exception) -> Response:
-    """The first field that is wrong; `endpoint/edge.py` puts a handler that says more in this one's place."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = ".".join(str(step) for step in first["loc"][1:]) or None
-    return await _api_error(request, ApiError(400, f"{param or 'body'}: {first['msg']}", param=param))
 
 
 def request_id_of(request: Request) -> str:

@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from actors.deltas import Delta
 from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError
+from endpoint.errors import ApiError, model_unavailable
 from pipeline.logs import Event
 
 _MOST_TRIES = 3  # replicas that a request may lose, and one more
@@ -192,12 +192,6 @@ def as_api_error(error: Exception) -> Exception:
                 code="deadline_exceeded",
             )
         case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():
-            return ApiError(
-                503,
-                "The model is not available now. Try again in a moment.",
-                type="server_error",
-                code="model_unavailable",
-                headers=_RETRY,
-            )
+            return model_unavailable()
         case _:
             return error

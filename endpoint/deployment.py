@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,15 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings
+from endpoint.edge import EdgeSettings
+from endpoint.gate import environment
 from endpoint.ingress import Ingress
+from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 
 APP_NAME = "dray"
+_LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
 
@@ -67,12 +72,12 @@ class DeploymentSettings:
 def make_application(
     settings: GeneratorSettings,
     service_settings: ServiceSettings,
+    edge_settings: EdgeSettings,
     replica_settings: ReplicaSettings,
     deployment_settings: DeploymentSettings,
     log_settings: LogSettings,
     *,
     roster: Any = None,
-    has_docs: bool = False,
 ) -> Any:
     """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor."""
     asked = deployment_settings
@@ -121,7 +126,15 @@ def make_application(
         max_ongoing_requests=_INGRESS_ONGOING,
         **lifetime,
     )
-    return ingress.bind(settings, service_settings, log_settings, replicas, has_docs)
+    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas)
+
+
+def start(host: str, port: int, limits: Limits) -> None:
+    """Start Serve on this cluster, which listens here, with the gate before it; nothing if one runs already."""
+    serve.start(
+        http_options={"host": host, "port": port},
+        controller_options={"runtime_env": {"env_vars": environment(limits)}},
+    )
 
 
 def deploy(application: Any) -> DeploymentHandle:
@@ -129,6 +142,9 @@ def deploy(application: Any) -> DeploymentHandle:
     return serve.run(application, name=APP_NAME, route_prefix="/")
 
 
-def withdraw() -> None:
+def withdraw(drain_timeout_s: float) -> None:
     """Take it away again; returns when what was in flight has finished, or had its time."""
-    serve.delete(APP_NAME)
+    serve.delete(APP_NAME, _blocking=False)  # it would not wait for more than a minute
+    gives_up_at = time.monotonic() + drain_timeout_s + _ENDING_S
+    while APP_NAME in serve.status().applications and time.monotonic() < gives_up_at:
+        time.sleep(_LOOK_EVERY_S)

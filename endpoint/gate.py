@@ -1,8 +1,8 @@
 """The gate in front of Ray Serve's proxy: what must not reach Serve's own code, or be kept in its memory.
 
-The proxy obeys two headers of the client's, buffers any body, and answers `/-/routes` to everybody, all before an
-application sees the request. It can be given middlewares only by name, in an environment variable of its process, so
-the settings come that way too: `serve.start(controller_options={"runtime_env": {"env_vars": environment(limits)}})`.
+The proxy obeys two headers of the client's, buffers any body, answers `/-/routes` to everybody, and has words of its
+own where it reaches no application, and all that before one, or without. It can be given middlewares only by name, in
+an environment variable of its process, so the settings come that way too (`endpoint/deployment.py`, `start`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.errors import ApiError
+from endpoint.errors import ApiError, model_unavailable
 from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
 from endpoint.limits import BodyLimits, HeaderLimits, Limits
 from endpoint.refusal import refuse
@@ -44,7 +44,10 @@ def middlewares() -> list[Middleware]:
 
 
 class Gate:
-    """Takes steering headers away, gives the request an id, and keeps large, slow and internal requests out."""
+    """Takes steering headers away, gives the request an id, keeps large, slow and internal requests out.
+
+    What the proxy itself has to say to a client is said as the API says it.
+    """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app, self._limited = app, HeaderLimits(BodyLimits(app, limits), limits)
@@ -65,7 +68,39 @@ class Gate:
             return
         scope = _without_steering(scope)
         scope["headers"] = [*scope["headers"], (b"x-request-id", request_id.encode())]
-        await self._limited(scope, receive, send)
+        if scope["path"] == _HEALTH:
+            await self._limited(scope, receive, send)
+            return
+        answer = _Answer(send)
+        await self._limited(scope, receive, answer.send)
+        await answer.end()
+
+
+class _Answer:
+    """What comes from behind the gate: of the application as it is, of the proxy itself in the form of the API."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_begun = self._is_proxys_own = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on, or not."""
+        if message["type"] == "http.response.start":
+            self._is_proxys_own = _is_proxys_own(message)
+        if not self._is_proxys_own:
+            self._has_begun = True
+            await self._send(message)
+
+    async def end(self) -> None:
+        """The proxy is done. Where it died over the request it has said nothing at all."""
+        if not self._has_begun:
+            await refuse(self._send, model_unavailable())
+
+
+def _is_proxys_own(start: Message) -> bool:
+    """An error in plain text: no application can be reached (404, 503), or a process of it was lost."""
+    types = [bytes(value) for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
+    return start["status"] >= 400 and any(value.startswith(b"text/plain") for value in types)
 
 
 def _without_steering(scope: Scope) -> Scope:

@@ -231,7 +231,13 @@ class ServeSection(Section):
     hang_timeout_s: float = Field(
         900.0, gt=0, description="Seconds for one step of an engine; a process that takes longer hangs, and is ended."
     )
-    docs: bool = Field(False, description="Show /docs and /openapi.json.")
+    key_files: tuple[str, ...] = Field((), description="Files with API keys, one a line; # begins a comment line.")
+    key_variables: tuple[str, ...] = Field((), description="Environment variables with API keys, by commas.")
+    open: bool = Field(False, description="Answer everybody, without keys; one of the two must be said.")
+    max_body_bytes: ByteSize = Field(ByteSize(8 * 2**20), description="Largest body of a request; then 413.")
+    body_timeout_s: float = Field(30.0, gt=0, allow_inf_nan=False, description="Seconds for a body to come; then 408.")
+    page: bool = Field(False, description="Show the page at /: type a prompt and watch it being written.")
+    docs: bool = Field(False, description="Show /docs and /openapi.json, behind the key like the rest.")
     log_format: LogFormat = Field("text", description="Log lines as text, or as JSON objects.")
     log_level: LogLevel = Field("info", description="Least level of logged events.")
     ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")

@@ -23,7 +23,7 @@ from actors.draft_roster import start_roster
 from actors.generator import load_codec
 from actors.resources import describe_placement, settle_device
 from actors.settings import GeneratorSettings
-from endpoint.deployment import APP_NAME, deploy, make_application, withdraw
+from endpoint.deployment import APP_NAME, deploy, make_application, start, withdraw
 from jobs.cluster import join_ray
 from jobs.ending import Exit, bad_configuration
 from jobs.plan import check_models, settled_models, settled_stages
@@ -61,7 +61,7 @@ def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:
     cluster_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else torch.cuda.device_count()
     if config.models.device == "cuda" and address:
         cluster_gpus = max(cluster_gpus, 1.0)  # the cluster's, not this machine's
-    if config.stages.count > 1 and config.models.device != "cpu":  # the stages take the GPUs; an engine none of itself
+    if settings.stages.is_apart and config.models.device != "cpu":  # the stages take the GPUs; an engine none of itself
         has_gpus = cluster_gpus + config.stages.num_gpus + config.serve.num_gpus > 0
         device = "cuda" if has_gpus or config.models.device == "cuda" else "cpu"
         num_gpus = config.serve.num_gpus
@@ -82,10 +82,16 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"Serving {_name(config, settings)!r} at http://{serve_section.host}:{serve_section.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
         f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
+        f"  keys:    {_who_may_ask(config)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, config.pool())}",
     ]
     return "\n".join(lines)
+
+
+def _who_may_ask(config: ServeConfig) -> str:
+    keys = config.keys()
+    return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
 
 
 def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float) -> Any:
@@ -100,11 +106,11 @@ def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: flo
     return make_application(
         settings,
         service_settings,
+        config.edge_settings(),
         config.replica_settings(),
         deployment_settings,
         config.log_settings(),
         roster=roster,
-        has_docs=config.serve.docs,
     )
 
 
@@ -114,7 +120,7 @@ def _serve(config: ServeConfig, application: Any) -> Exit:
     has_started = False
     try:
         join_ray(_address(config))
-        serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
+        start(config.serve.host, config.serve.port, config.limits())
         has_started = True
         deploy(application)
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
@@ -122,7 +128,7 @@ def _serve(config: ServeConfig, application: Any) -> Exit:
     except KeyboardInterrupt:
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
         if has_started:
-            withdraw()
+            withdraw(config.serve.drain_timeout_s)
         return Exit.COMPLETE
     except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
         print(f"error: {error}", file=sys.stderr)

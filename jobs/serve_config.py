@@ -16,7 +16,10 @@ from actors.settings import (
     StageSettings,
 )
 from decoding.options import EngineOptions
+from endpoint.auth import Keys, load_keys
 from endpoint.deployment import DeploymentSettings
+from endpoint.edge import EdgeSettings
+from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from jobs.config import YamlConfig, check_draft_timeouts, load_settings_of
 from jobs.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection
@@ -72,6 +75,30 @@ class ServeConfig(YamlConfig):
             request_timeout_s=self.serve.request_timeout_s,
         )
 
+    def keys(self) -> Keys | None:
+        """The keys as they are in files and environment now; None where everybody may ask. Raises ValueError."""
+        serve = self.serve
+        has_keys = bool(serve.key_files or serve.key_variables)
+        if has_keys and serve.open:
+            raise ValueError("serve.open lets everybody in, and there are serve.key_files or key_variables; drop one")
+        if not has_keys and not serve.open:
+            raise ValueError(
+                "nobody may ask: name API keys by serve.key_files or serve.key_variables, or say serve.open to answer "
+                "everybody who can reach the port"
+            )
+        return load_keys(serve.key_files, serve.key_variables) if has_keys else None
+
+    def limits(self) -> Limits:
+        """Of one request. Raises ValueError."""
+        if self.serve.max_body_bytes < 1:
+            raise ValueError(f"serve.max_body_bytes must be at least 1, got {self.serve.max_body_bytes}")
+        return Limits(max_body_bytes=self.serve.max_body_bytes, body_seconds=self.serve.body_timeout_s)
+
+    def edge_settings(self) -> EdgeSettings:
+        """What is around the application. Raises as `keys` and `limits` do."""
+        serve = self.serve
+        return EdgeSettings(keys=self.keys(), limits=self.limits(), has_page=serve.page, has_docs=serve.docs)
+
     def pool(self) -> ActorPool:
         """The engines as a pool, for what is known of pools."""
         serve = self.serve
@@ -95,11 +122,11 @@ def load_serve_config(arguments: Sequence[str], prog: str) -> ServeConfig:
     config = load_settings_of(ServeConfig, arguments, prog)
     settings = config.generator_settings()
     config.deployment_settings(config.serve.num_gpus), config.replica_settings(), config.pool()  # their own checks
-    config.service_settings("model", "")
+    config.service_settings("model", ""), config.edge_settings()
     check_draft_timeouts(settings, config.serve.hang_timeout_s)
     if config.chat.template_columns:
         raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
-    if config.stages.count > 1 and config.serve.hang_timeout_s <= settings.stages.longest_step_s:
+    if settings.stages.is_apart and config.serve.hang_timeout_s <= settings.stages.longest_step_s:
         raise ValueError(
             f"serve.hang_timeout_s is {config.serve.hang_timeout_s:g}, but an engine that replaces stages may need "
             f"{settings.stages.longest_step_s:g} seconds for a step; raise it"

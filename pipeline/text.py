@@ -165,8 +165,7 @@ class TextCodec:
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,
-                **self.template_kwargs,
-                **variables,
+                **{**self.template_kwargs, **variables},
             )
         except Exception as error:  # a template is a program: whatever it raises is its row's failure
             raise RowError("template", f"the chat template failed: {error}", type(error).__name__) from error

@@ -1,20 +1,25 @@
-"""Servers for all tests of the endpoint that need no Ray, each started once."""
+"""Servers for all tests of the endpoint, each started once."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from ray import serve
 
 from endpoint.auth import Keys
+from endpoint.deployment import start
+from endpoint.limits import Limits
 from tests.endpoint.pair_app import pair_served
 from tests.endpoint.server import Server, running_server, settings_of
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
 BUNDLED = Path(__file__).parents[2] / "examples" / "tiny_pair"
+SERVE_LIMITS = Limits(max_body_bytes=100_000, body_seconds=2.0)
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +48,13 @@ def whole() -> Iterator[int]:
     """The port of the whole endpoint with its edge and its page, over the bundled pair; closed with `KEY`."""
     with pair_served(str(BUNDLED / "target"), str(BUNDLED / "draft"), has_page=True) as port:
         yield port
+
+
+@pytest.fixture(scope="session")
+def serve_port(ray_address: str) -> Iterator[int]:
+    """The port of the one Ray Serve of all tests, which has the gate before its proxy and no application yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    start("127.0.0.1", port, SERVE_LIMITS)
+    yield port
+    serve.shutdown()

@@ -1,4 +1,4 @@
-"""The application over a real engine, in a thread of this process, behind a real HTTP server."""
+"""The application with its edge over a real engine, in a thread of this process, behind a real HTTP server."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from actors.translation import decode_row, encode_row
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.backend import Backend
+from endpoint.edge import EdgeSettings, install
+from endpoint.metrics import ServingMetrics
 from endpoint.service import Service, ServiceSettings
 from tests.pipeline.made_up import input_row
 
@@ -69,7 +71,9 @@ def running_server(
         load_codec(settings),
         replica,
     )
-    config = uvicorn.Config(create_app(service, has_docs=True), port=0, log_level="warning", lifespan="off")
+    app = create_app(service, has_docs=True)
+    install(app, EdgeSettings(keys=None, has_docs=True), ServingMetrics(MODEL))
+    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     is_up = threading.Event()

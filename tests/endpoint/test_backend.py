@@ -21,7 +21,7 @@ GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=Samp
 
 
 def delta(index: int, *tokens: int, accepted: int = 0, ends: bool = False) -> Delta:
-    return Delta(index, tokens, accepted, (), ENDING if ends else None)
+    return Delta(index, tokens, accepted, ending=ENDING if ends else None)
 
 
 class Handle:

@@ -42,7 +42,7 @@ class Backend:
             if (wait := self.then()) is not None:
                 await wait
             ending = Ending("length", None, None, 0, 2, 1, 1, {(1, 1): 1, (0, 0): 1})
-            yield [Delta(0, (72,), 0, (), ending)]
+            yield [Delta(0, (72,), ending=ending)]
         finally:
             self.num_closed += 1
 
@@ -59,7 +59,7 @@ class Meter:
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
         self.num_tokens += num_tokens
 
-    def finished(self, reason: FinishReason, counts: Counts | None = None) -> None:
+    def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
         self.reasons.append(reason)
         self.counts = counts or Counts()
 

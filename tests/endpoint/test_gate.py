@@ -1,20 +1,19 @@
 """The gate before a real Ray Serve proxy: what it does with each header, and what the proxy would do without it."""
 
 import asyncio
+import os
 import socket
-import time
 from collections.abc import Iterator
 
+import openai
 import pytest
 from fastapi import FastAPI, Request
 from ray import serve
 
-from endpoint.gate import environment
-from endpoint.limits import Limits
 from tests.endpoint.web import Answer, ask, send_raw, status_of
 
-pytestmark = pytest.mark.ray
-LIMITS = Limits(max_body_bytes=100_000, body_seconds=1.0)
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+AT = "/mirror"
 api = FastAPI()
 
 
@@ -24,23 +23,36 @@ class Mirror:
     """Shows what reaches an application behind Serve."""
 
     def __init__(self) -> None:
-        self._left: list[str] = []
+        self._arrived, self._left = asyncio.Event(), asyncio.Event()
 
     @api.get("/headers")
     async def headers(self, request: Request) -> dict[str, list[str]]:
-        return {"names": [name for name, _ in request.headers.items()], "left": self._left}
+        return {"names": [name for name, _ in request.headers.items()]}
 
     @api.get("/late")
     async def late(self) -> str:
         await asyncio.sleep(0.5)
         return "late"
 
-    @api.get("/stay/{name}")
-    async def stay(self, name: str) -> None:
+    @api.get("/stay")
+    async def stay(self) -> None:
+        self._arrived.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
-            self._left.append(name)
+            self._left.set()
+
+    @api.get("/arrived")
+    async def arrived(self) -> None:
+        await self._arrived.wait()
+
+    @api.get("/left")
+    async def left(self) -> None:
+        await self._left.wait()
+
+    @api.get("/die")
+    async def die(self) -> None:
+        os._exit(1)
 
     @api.post("/length")
     async def length(self, request: Request) -> int:
@@ -48,33 +60,24 @@ class Mirror:
 
 
 @pytest.fixture(scope="module")
-def behind_serve(ray_address: str) -> Iterator[int]:
-    """The port of a real Serve with the gate in its proxy."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    serve.start(
-        http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 120},
-        proxy_location="HeadOnly",
-        controller_options={"runtime_env": {"env_vars": environment(LIMITS)}},
-    )
-    serve.run(Mirror.bind(), name="mirror")
-    yield port
-    serve.shutdown()
+def behind_serve(serve_port: int) -> Iterator[int]:
+    """The port of a Serve with that application."""
+    serve.run(Mirror.bind(), name="mirror", route_prefix=AT)
+    yield serve_port
+    serve.delete("mirror")
 
 
 def test_the_client_sets_no_time_limit(behind_serve: int) -> None:
-    assert ask(behind_serve, "/late", headers={"X-Request-Timeout-Seconds": "0.01"}).status == 200
-    assert ask(behind_serve, "/late", headers={"x-request-timeout-seconds": "\xff"}).status == 200
+    assert ask(behind_serve, f"{AT}/late", headers={"X-Request-Timeout-Seconds": "0.01"}).status == 200
+    assert ask(behind_serve, f"{AT}/late", headers={"x-request-timeout-seconds": "\xff"}).status == 200
 
 
 def test_a_client_that_leaves_is_noticed_whatever_it_asked_for(behind_serve: int) -> None:
-    request = b"GET /stay/%s HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
+    request = f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
     with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
-        connection.sendall(request % b"first")
-        time.sleep(0.5)  # it must have got there, which nothing shows
-    deadline = time.monotonic() + 30
-    while b'"first"' not in ask(behind_serve, "/headers").body:
-        assert time.monotonic() < deadline, "nobody noticed"
+        connection.sendall(request.encode())
+        assert ask(behind_serve, f"{AT}/arrived").status == 200
+    assert ask(behind_serve, f"{AT}/left").status == 200, "nobody noticed"
 
 
 def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:
@@ -86,7 +89,7 @@ def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) 
         "x-session-id": "\xff",
         "x-other": "stays",
     }
-    answer = ask(behind_serve, "/headers", headers=steering)
+    answer = ask(behind_serve, f"{AT}/headers", headers=steering)
     assert answer.status == 200
     names = answer.body.decode()
     assert '"x-other"' in names
@@ -94,14 +97,14 @@ def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) 
 
 
 def test_the_answer_has_one_request_id_and_it_is_the_clients(behind_serve: int) -> None:
-    assert ask(behind_serve, "/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
-    (made,) = ask(behind_serve, "/headers").request_ids
+    assert ask(behind_serve, f"{AT}/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
+    (made,) = ask(behind_serve, f"{AT}/headers").request_ids
     assert len(made) == 32
 
 
 @pytest.mark.parametrize("request_id", ["\xff", "a b", "x" * 200, "<script>"])
 def test_a_strange_request_id_is_refused_in_front_of_serve(behind_serve: int, request_id: str) -> None:
-    answer = ask(behind_serve, "/headers", headers={"x-request-id": request_id})
+    answer = ask(behind_serve, f"{AT}/headers", headers={"x-request-id": request_id})
     assert answer.status == 400
     assert answer.error["message"].startswith("x-request-id")
     assert request_id not in answer.request_ids
@@ -109,7 +112,7 @@ def test_a_strange_request_id_is_refused_in_front_of_serve(behind_serve: int, re
 
 def test_a_large_body_stops_at_the_gate(behind_serve: int) -> None:
     def length(num_bytes: int) -> Answer:
-        return ask(behind_serve, "/length", b"x" * num_bytes)
+        return ask(behind_serve, f"{AT}/length", b"x" * num_bytes)
 
     assert length(100_000).body == b"100000"
     assert length(100_001).error["code"] == "body_too_large"
@@ -117,10 +120,26 @@ def test_a_large_body_stops_at_the_gate(behind_serve: int) -> None:
 
 
 def test_a_slow_body_stops_at_the_gate(behind_serve: int) -> None:
-    head = b"POST /length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
-    assert status_of(send_raw(behind_serve, head)) == 408
+    head = f"POST {AT}/length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
+    assert status_of(send_raw(behind_serve, head.encode())) == 408
 
 
 def test_of_serves_own_paths_only_its_health_is_there(behind_serve: int) -> None:
     assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
     assert ask(behind_serve, "/-/healthz").status == 200
+
+
+def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serve: int) -> None:
+    answer = ask(behind_serve, "/elsewhere/secret", {"prompt": "a"})
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
+    assert b"secret" not in answer.body
+    assert len(answer.request_ids) == 1
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{behind_serve}/elsewhere", api_key="any", max_retries=0)
+    with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model="m", prompt="a")
+    assert error.value.code == "model_unavailable"
+
+
+def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
+    answer = ask(behind_serve, f"{AT}/die")
+    assert (answer.status, answer.error["code"]) == (503, "model_unavailable")

@@ -20,6 +20,8 @@ from tests.endpoint.canned_app import DONE, canned_app, chunk, event
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, served
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
+
 PROMPT = "Tell me a story about a raven."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,17 +11,21 @@ import httpx2
 import openai
 import pytest
 import ray
-from ray import serve
+from prometheus_client.parser import text_string_to_metric_families
 
 from actors.generator import load_codec
 from actors.replica import ReplicaSettings
 from actors.settings import GeneratorSettings
 from actors.translation import decode_row, encode_row
 from decoding import Engine, EngineOptions
-from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application
+from endpoint.auth import Keys
+from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
+from endpoint.edge import EdgeSettings
 from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 from tests.endpoint.server import MODEL, settings_of
+from tests.endpoint.toy_app import BEARER, KEY
+from tests.endpoint.web import ask as ask_raw
 from tests.pipeline.made_up import input_row
 
 pytestmark = pytest.mark.ray
@@ -31,12 +34,16 @@ CONTEXT, MAX_WAITING, NUM_SLOTS = 256, 4, 4
 
 @dataclass(frozen=True)
 class Deployed:
-    url: str
+    port: int
     settings: GeneratorSettings
     plain: Engine
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", **{"max_retries": 0, **options})
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, **options})
 
     def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[str]:
         codec = load_codec(self.settings)
@@ -47,23 +54,20 @@ class Deployed:
 
 
 @pytest.fixture(scope="module")
-def deployed(ray_address: str, text_pair: tuple[str, str]) -> Iterator[Deployed]:
+def deployed(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Deployed]:
     settings = settings_of(text_pair, num_slots=NUM_SLOTS, max_model_len=CONTEXT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     application = make_application(
         settings,
         ServiceSettings(model=MODEL),
+        EdgeSettings(keys=Keys([KEY])),
         ReplicaSettings(max_waiting=MAX_WAITING),
-        DeploymentSettings(min_replicas=2, max_replicas=2, num_cpus=0.5),
+        DeploymentSettings(min_replicas=2, max_replicas=2, num_cpus=0.5, drain_timeout_s=10),
         LogSettings(level="warning"),
     )
     deploy(application)
     options = EngineOptions(num_slots=8, drafter="none", max_model_len=CONTEXT)
-    yield Deployed(f"http://127.0.0.1:{port}", settings, Engine.load(settings.models.target, None, options))
-    serve.shutdown()
+    yield Deployed(serve_port, settings, Engine.load(settings.models.target, None, options))
+    withdraw(drain_timeout_s=10)
 
 
 def text_of(chunks: Any) -> str:
@@ -88,8 +92,18 @@ def test_whole_streamed_and_offline_texts_are_one_from_any_replica(deployed: Dep
         scored = client.completions.create(model=MODEL, prompt="one two", max_tokens=0, echo=True, logprobs=1)
         assert scored.choices[0].logprobs is not None
         assert client.models.retrieve(MODEL).id == MODEL
+    refused = ask_raw(deployed.port, "/v1/completions", {"prompt": "a"})
+    assert (refused.status, refused.error["code"]) == (401, "missing_api_key")
+    steered = {**BEARER, "x-request-timeout-seconds": "0", "x-request-id": "mine"}
+    answer = ask_raw(deployed.port, "/v1/completions", {"prompt": "a", "max_tokens": 3}, headers=steered)
+    assert (answer.status, answer.request_ids) == (200, ("mine",))
+    page = ask_raw(deployed.port, "/metrics", headers=BEARER).body.decode()
+    counted = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    assert [sample.value for sample in counted if sample.labels.get("status") == "401"] == [1.0]
+    assert [sample.value for sample in counted if sample.labels.get("finished_reason") == "length"][0] >= 1
 
 
+@pytest.mark.slow
 def test_requests_side_by_side_do_not_change_each_others_text(deployed: Deployed) -> None:
     prompts = ["hello", "one two", "small text", "a", "three", "world", "for a", "two"]
 
@@ -101,6 +115,7 @@ def test_requests_side_by_side_do_not_change_each_others_text(deployed: Deployed
     assert texts == [deployed.offline(prompt, seed=3, max_tokens=40)[0] for prompt in prompts]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_and_what_is_unknown_come_in_the_apis_form(deployed: Deployed) -> None:
     with deployed.client() as client:
         with pytest.raises(openai.BadRequestError) as bad:
@@ -112,6 +127,7 @@ def test_what_is_wrong_and_what_is_unknown_come_in_the_apis_form(deployed: Deplo
     assert httpx2.get(f"{deployed.url}/health/ready").json() == {"status": "ready"}
 
 
+@pytest.mark.slow
 def test_a_burst_beyond_the_queues_is_refused_with_429_and_succeeds_when_tried_again(deployed: Deployed) -> None:
     request: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
@@ -137,6 +153,7 @@ def test_a_burst_beyond_the_queues_is_refused_with_429_and_succeeds_when_tried_a
     assert {status for status, _ in again} == {200}
 
 
+@pytest.mark.slow
 def test_a_text_whose_replica_is_killed_goes_on_with_the_other_one_and_is_the_same(deployed: Deployed) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "max_tokens": 240}
     with deployed.client() as client:

@@ -39,7 +39,13 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jobs.serve", f"--models.target={pair[0]}", f"--models.draft={pair[1]}"]
-    command += ["--models.device=cpu", f"--serve.port={port}", "--engine.max_model_len=250", *flags]
+    command += [
+        "--models.device=cpu",
+        f"--serve.port={port}",
+        "--serve.open=true",
+        "--engine.max_model_len=250",
+        *flags,
+    ]
     command += ["--engine.draft_length=fixed", "--engine.num_speculative_tokens=3"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(
@@ -93,6 +99,7 @@ def test_it_serves_the_targets_own_text_and_ends_when_what_is_in_flight_has_fini
 
 def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.serve", f"--models.target={tmp_path}", "--models.device=cpu"]
+    command += ["--serve.open=true"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr

@@ -14,7 +14,7 @@ PROG = "python -m jobs.serve"
 
 
 def load(*flags: str) -> ServeConfig:
-    return load_serve_config(["--models.target", "target", *flags], PROG)
+    return load_serve_config(["--models.target", "target", "--serve.open=true", *flags], PROG)
 
 
 def test_the_configuration_reaches_every_part() -> None:
@@ -52,6 +52,12 @@ def test_the_configuration_reaches_every_part() -> None:
         (['--chat.template_columns={"mood": "state"}'], "requests have no columns"),
         (["--stages.count=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
         (["--placement=split"], "no draft model is named"),
+        (["--serve.max_body_bytes=0"], "serve.max_body_bytes must be at least 1"),
+        (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
+        (["--serve.open=false"], "name API keys by serve.key_files or serve.key_variables, or say serve.open"),
+        (["--serve.key_variables=KEYS"], "serve.open lets everybody in, and there are serve.key_files"),
+        (["--serve.open=false", "--serve.key_variables=NOT_SET"], "environment variable NOT_SET"),
+        (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
 )
@@ -60,21 +66,41 @@ def test_what_cannot_work_is_refused_before_anything_starts(flags: list[str], pr
         load(*flags)
 
 
-def test_the_example_is_valid() -> None:
+def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("# of a person\nsk-first-key-of-all\n")
+    monkeypatch.setenv("KEYS", "sk-second-key-of-all,sk-third-key-of-all")
+    files, variables = f"--serve.key_files={tmp_path / 'keys'}", "--serve.key_variables=KEYS"
+    config = load("--serve.open=false", files, variables, "--serve.max_body_bytes=1MiB", "--serve.page=true")
+    edge = config.edge_settings()
+    assert edge.keys is not None
+    assert [edge.keys.has(f"sk-{name}-key-of-all".encode()) for name in ("first", "second", "third", "fourth")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert "of-all" not in repr(config) + repr(edge)
+    assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
+
+
+def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
     assert config.service_settings("", "").model == "dray/tiny-pair"
+    assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
 
 
 def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = text_pair
-    assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", "--dry-run"]) == 0
+    flags = ["--serve.open=true", "--dry-run"]
+    assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
     said = capsys.readouterr().out
     assert "Serving 'target' at http://127.0.0.1:8000/v1" in said
     assert "drafter: model, coupled" in said
+    assert "keys:    none: everybody who reaches the port may ask" in said
 
 
 def test_a_model_that_is_not_there_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu"]) == 2
+    assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open=true"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
 
@@ -82,7 +108,7 @@ def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
     text_pair: tuple[str, str], tmp_path: Path
 ) -> None:
     def fingerprint(target: str, *flags: str) -> str:
-        config = load_serve_config(["--models.target", target, "--models.device=cpu", *flags], PROG)
+        config = load("--models.target", target, "--models.device=cpu", *flags)
         return serve._fingerprint(serve.settled(config)[0], None)
 
     target, copy = text_pair[0], tmp_path / "copy"
