@@ -42,7 +42,7 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
     command += [
         "--models.device=cpu",
         f"--serve.port={port}",
-        "--serve.open=true",
+        "--serve.open",
         "--engine.max_model_len=250",
         *flags,
     ]
@@ -99,7 +99,7 @@ def test_it_serves_the_targets_own_text_and_ends_when_what_is_in_flight_has_fini
 
 def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.serve", f"--models.target={tmp_path}", "--models.device=cpu"]
-    command += ["--serve.open=true"]
+    command += ["--serve.open"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr

@@ -13,8 +13,8 @@ from jobs.serve_config import ServeConfig, load_serve_config
 PROG = "python -m jobs.serve"
 
 
-def load(*flags: str) -> ServeConfig:
-    return load_serve_config(["--models.target", "target", "--serve.open=true", *flags], PROG)
+def load(*flags: str, is_open: bool = True) -> ServeConfig:
+    return load_serve_config(["--models.target", "target", *(["--serve.open"] if is_open else []), *flags], PROG)
 
 
 def test_the_configuration_reaches_every_part() -> None:
@@ -54,9 +54,7 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--placement=split"], "no draft model is named"),
         (["--serve.max_body_bytes=0"], "serve.max_body_bytes must be at least 1"),
         (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
-        (["--serve.open=false"], "name API keys by serve.key_files or serve.key_variables, or say serve.open"),
         (["--serve.key_variables=KEYS"], "serve.open lets everybody in, and there are serve.key_files"),
-        (["--serve.open=false", "--serve.key_variables=NOT_SET"], "environment variable NOT_SET"),
         (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
@@ -66,19 +64,28 @@ def test_what_cannot_work_is_refused_before_anything_starts(flags: list[str], pr
         load(*flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([], "name API keys by serve.key_files or serve.key_variables, or say serve.open"),
+        (["--serve.key_variables=NOT_SET"], "environment variable NOT_SET"),
+        (["--serve.key_files=nowhere/keys"], "the API keys in nowhere/keys cannot be read"),
+    ],
+)
+def test_that_everybody_may_ask_is_said_and_never_a_mistake(flags: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        load(*flags, is_open=False)
+
+
 def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("# of a person\nsk-first-key-of-all\n")
     monkeypatch.setenv("KEYS", "sk-second-key-of-all,sk-third-key-of-all")
     files, variables = f"--serve.key_files={tmp_path / 'keys'}", "--serve.key_variables=KEYS"
-    config = load("--serve.open=false", files, variables, "--serve.max_body_bytes=1MiB", "--serve.page=true")
+    config = load(files, variables, "--serve.max_body_bytes=1MiB", "--serve.page", is_open=False)
     edge = config.edge_settings()
     assert edge.keys is not None
-    assert [edge.keys.has(f"sk-{name}-key-of-all".encode()) for name in ("first", "second", "third", "fourth")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    has = [edge.keys.has(f"sk-{name}-key-of-all".encode()) for name in ("first", "second", "third", "fourth")]
+    assert has == [True, True, True, False]
     assert "of-all" not in repr(config) + repr(edge)
     assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
 
@@ -91,7 +98,7 @@ def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
 
 def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = text_pair
-    flags = ["--serve.open=true", "--dry-run"]
+    flags = ["--serve.open", "--dry-run"]
     assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
     said = capsys.readouterr().out
     assert "Serving 'target' at http://127.0.0.1:8000/v1" in said
@@ -100,7 +107,7 @@ def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys:
 
 
 def test_a_model_that_is_not_there_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open=true"]) == 2
+    assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
 
