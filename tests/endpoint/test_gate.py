@@ -3,7 +3,10 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -23,7 +26,7 @@ class Mirror:
     """Shows what reaches an application behind Serve."""
 
     def __init__(self) -> None:
-        self._arrived, self._left = asyncio.Event(), asyncio.Event()
+        self._arrived, self._left, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @api.get("/headers")
     async def headers(self, request: Request) -> dict[str, list[str]]:
@@ -49,6 +52,17 @@ class Mirror:
     @api.get("/left")
     async def left(self) -> None:
         await self._left.wait()
+
+    @api.get("/finish")
+    async def finish(self, when_there_is: str) -> str:
+        self._begun.set()
+        while not os.path.exists(when_there_is):
+            await asyncio.sleep(0.05)
+        return "finished"
+
+    @api.get("/begun")
+    async def begun(self) -> None:
+        await self._begun.wait()
 
     @api.get("/die")
     async def die(self) -> None:
@@ -143,3 +157,20 @@ def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serv
 def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
     answer = ask(behind_serve, f"{AT}/die")
     assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
+
+
+def test_what_is_in_flight_is_finished_while_new_requests_are_told_to_try_again(
+    behind_serve: int, tmp_path: Path
+) -> None:
+    sign = tmp_path / "sign"
+    with ThreadPoolExecutor(1) as pool:
+        in_flight = pool.submit(ask, behind_serve, f"{AT}/finish?when_there_is={sign}")
+        assert ask(behind_serve, f"{AT}/begun").status == 200
+        serve.delete("mirror", _blocking=False)
+        deadline = time.monotonic() + 30
+        while (new := ask(behind_serve, f"{AT}/headers")).status == 200:
+            assert time.monotonic() < deadline, "new requests are still taken"
+        assert (new.status, new.error["code"]) == (503, "model_unavailable")
+        assert not in_flight.done()
+        sign.touch()
+        assert in_flight.result(60).body == b'"finished"'

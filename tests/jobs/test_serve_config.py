@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -88,6 +89,14 @@ def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, mo
     assert has == [True, True, True, False]
     assert "of-all" not in repr(config) + repr(edge)
     assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
+
+
+def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "keys").write_text("sk-first-key-of-all\n")
+    (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
+    config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
+    assert (config.serve.max_replicas, len(config.keys() or ())) == (4, 1)
 
 
 def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
