@@ -99,8 +99,9 @@ class _Answer:
 
 def _is_proxys_own(start: Message) -> bool:
     """An error in plain text: no application can be reached (404, 503), or a process of it was lost."""
+    status: int = start["status"]
     types = [bytes(value) for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
-    return start["status"] >= 400 and any(value.startswith(b"text/plain") for value in types)
+    return status >= 400 and any(value.startswith(b"text/plain") for value in types)
 
 
 def _without_steering(scope: Scope) -> Scope:

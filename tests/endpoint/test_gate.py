@@ -155,7 +155,9 @@ def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serv
 
 
 def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
-    answer = ask(behind_serve, f"{AT}/die")
+    serve.run(Mirror.bind(), name="mortal", route_prefix="/mortal")
+    answer = ask(behind_serve, "/mortal/die")
+    serve.delete("mortal")
     assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
 
 
