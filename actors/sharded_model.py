@@ -13,11 +13,11 @@ from actors.remote_slots import RemoteSlots
 from actors.stage_facts import goes_with
 from actors.stage_pipeline import StagePipeline
 from actors.stage_step import Step
-from actors.stage_work import Decide, Finish, Judge, Logits, Nothing, Work, for_travel, question_of
+from actors.stage_work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
 from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 from decoding.target import timed_start
 
 _NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
@@ -136,6 +136,16 @@ class ShardedModel:
             self._lost[sequence] = loss or "the target's stages were lost over this row"
             return Decision(0, False, [], self._lost[sequence])
         return decision
+
+    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        """As `Target.logprobs`. Raises RuntimeError if stages were lost over it."""
+        if start > self._standing()[0]:
+            raise RuntimeError("the target's stages were lost over what stands before these tokens")
+        step = self._send([0], [start], [list(token_ids)], len(token_ids), Score(tuple(following), num_top))
+        logprobs: list[TokenLogprobs] | None = self.pipeline.settle(step)
+        if logprobs is None:
+            raise RuntimeError(f"the target's stages were lost over these tokens: {step.loss}")
+        return logprobs
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """As `Target.seconds`: through all stages, with nothing else in flight."""

@@ -36,3 +36,14 @@ def _again(
     status: int, message: str, type: str, param: str | None, code: str | None, headers: dict[str, str]
 ) -> ApiError:
     return ApiError(status, message, type=type, param=param, code=code, headers=headers)
+
+
+def model_unavailable() -> ApiError:
+    """The answer where no process is there that could give one: they start, end, or were lost."""
+    return ApiError(
+        503,
+        "The model is not available now. Try again in a moment.",
+        type="server_error",
+        code="model_unavailable",
+        headers={"Retry-After": "1"},
+    )

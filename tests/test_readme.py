@@ -29,7 +29,7 @@ def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_the_python_examples_run(text_pair: tuple[str, str], ray_address: str) -> None:
-    engine_example, dataset_example = _blocks("python")
+    engine_example, dataset_example, _ = _blocks("python")  # the last: tests/endpoint/test_documented.py
     names: dict[str, object] = {}
     exec(engine_example.replace("path/to/target", text_pair[0]).replace("path/to/draft", text_pair[1]), names)
     for path in text_pair:

@@ -1,0 +1,58 @@
+"""The edge of the application: everything a request meets before it is answered, and after, put on in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI
+
+from endpoint.auth import Auth, Keys
+from endpoint.handlers import Failures, install_handlers
+from endpoint.headers import RequestIds
+from endpoint.limits import BodyLimits, HeaderLimits, JsonBodies, Limits
+from endpoint.metrics import ServingMetrics
+from endpoint.metrics_page import RequestCounts, install_metrics
+from endpoint.page import PATHS as PAGE_PATHS
+from endpoint.page import install_page
+
+HEALTH_PATHS = ("/health", "/health/ready")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeSettings:
+    """Who may ask, how much, and what is shown. `keys` is None where the endpoint is open to everybody on purpose."""
+
+    keys: Keys | None
+    limits: Limits = field(default_factory=Limits)
+    has_page: bool = False
+    has_docs: bool = False  # /docs, /redoc and /openapi.json, behind the key like the rest
+
+
+def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> None:
+    """Put the edge on `app`, once, when its routes are there. No path is answered around it; CORS is off.
+
+    A request meets, in this order: the request counts, its id and the steering headers, the catch-all for failures,
+    header limits, the key, body limits, strict JSON, and then the application's own handlers.
+    """
+    if not settings.has_docs:
+        _remove_docs(app)
+    app.router.redirect_slashes = False  # a redirect would say to whom has no key which paths there are
+    install_handlers(app)
+    install_metrics(app, metrics)
+    if settings.has_page:
+        install_page(app)
+    # The one added last is the first to see a request.
+    app.add_middleware(JsonBodies, limits=settings.limits)
+    app.add_middleware(BodyLimits, limits=settings.limits)
+    if settings.keys is not None:
+        public_paths = (*HEALTH_PATHS, *(PAGE_PATHS if settings.has_page else ()))
+        app.add_middleware(Auth, keys=settings.keys, public_paths=public_paths)
+    app.add_middleware(HeaderLimits, limits=settings.limits)
+    app.add_middleware(Failures)
+    app.add_middleware(RequestIds)
+    app.add_middleware(RequestCounts, metrics=metrics)
+
+
+def _remove_docs(app: FastAPI) -> None:
+    paths = {app.docs_url, app.redoc_url, app.openapi_url, app.swagger_ui_oauth2_redirect_url}
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in paths]

@@ -1,0 +1,60 @@
+"""Servers for all tests of the endpoint, each started once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from ray import serve
+
+from endpoint.auth import Keys
+from endpoint.deployment import start
+from endpoint.limits import Limits
+from tests.endpoint.pair_app import pair_served
+from tests.endpoint.server import Server, running_server, settings_of
+from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
+from tests.endpoint.web import served
+
+BUNDLED = Path(__file__).parents[2] / "examples" / "tiny_pair"
+SERVE_LIMITS = Limits(max_body_bytes=100_000, body_seconds=2.0)
+
+
+@pytest.fixture(scope="session")
+def server(text_pair: tuple[str, str]) -> Iterator[Server]:
+    """Over an engine that drafts."""
+    with running_server(settings_of(text_pair)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def toy() -> Iterator[int]:
+    """The port of the toy application, closed with two keys."""
+    with served(toy_app(keys=Keys([KEY, OTHER_KEY]))) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def whole() -> Iterator[int]:
+    """The port of the whole endpoint with its edge and its page, over the bundled pair; closed with `KEY`."""
+    with pair_served(str(BUNDLED / "target"), str(BUNDLED / "draft"), has_page=True) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def serve_port(ray_address: str) -> Iterator[int]:
+    """The port of the one Ray Serve of all tests, which has the gate before its proxy and no application yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    start("127.0.0.1", port, SERVE_LIMITS)
+    yield port
+    serve.shutdown()

@@ -1,0 +1,171 @@
+"""Who may ask: every path is closed without a key, and a key is nowhere to be read."""
+
+import hmac
+import logging
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.websockets import WebSocket
+
+from endpoint.auth import Keys, load_keys
+from endpoint.edge import HEALTH_PATHS
+from endpoint.page import PATHS as PAGE_PATHS
+from tests.endpoint.toy_app import BEARER, KEY, OTHER_KEY, toy_app
+from tests.endpoint.web import ask, send_raw, served, status_of
+
+UNKNOWN_PATHS = [
+    "/",
+    "/no/such/path",
+    "/v1",
+    "/v1/models/../health",
+    "/health/",
+    "/health/ready/",
+    "/health/../metrics",
+    "//health",
+    "/%68ealth/x",
+    "/HEALTH",
+    "/docs",
+    "/redoc",
+    "/openapi.json",
+    "/page/page.js",
+    "/metrics",
+    "/-/routes",
+]
+WRONG = {
+    "nothing": {},
+    "no scheme": {"authorization": KEY},
+    "another scheme": {"authorization": f"Basic {KEY}"},
+    "no key": {"authorization": "Bearer"},
+    "spaces for a key": {"authorization": "Bearer    "},
+    "all but its last character": {"authorization": f"Bearer {KEY[:-1]}"},
+    "one character more": {"authorization": f"Bearer {KEY}x"},
+    "in capitals": {"authorization": f"Bearer {KEY.upper()}"},
+    "two keys": {"authorization": f"Bearer {KEY} {OTHER_KEY}"},
+    "not ASCII": {"authorization": "Bearer sk-öne-that-is-right"},
+    "long": {"authorization": "Bearer " + KEY * 100},
+    "its digest": {"authorization": "Bearer " + __import__("hashlib").sha256(KEY.encode()).hexdigest()},
+    "in another header": {"x-api-key": KEY, "api-key": KEY, "cookie": f"key={KEY}"},
+}
+
+
+@pytest.mark.parametrize("path", UNKNOWN_PATHS)
+def test_a_path_that_is_no_route_is_closed_without_a_key_like_any_other(toy: int, path: str) -> None:
+    assert ask(toy, path).error["code"] == "missing_api_key"
+
+
+def test_every_route_but_health_is_closed_without_a_key() -> None:
+    app = toy_app(keys=Keys([KEY]), has_page=True, has_docs=True)
+    paths = {str(getattr(route, "path", "")) for route in app.routes}
+    assert {"/v1/ask", "/metrics", "/docs", "/openapi.json", "/", *HEALTH_PATHS} <= paths
+    with served(app) as port:
+        for path in paths:
+            for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):
+                is_public = method == "GET" and path in (*HEALTH_PATHS, *PAGE_PATHS)
+                assert (ask(port, path, method=method).status == 401) is not is_public, (method, path)
+
+
+@pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_key_is_a_401_that_says_how_to_send_one(toy: int, headers: dict[str, str]) -> None:
+    answer = ask(toy, "/v1/models/a", headers=headers)
+    assert answer.status == 401
+    assert answer.error["type"] == "invalid_request_error"
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_two_authorization_headers_open_nothing(toy: int) -> None:
+    line = f"Authorization: Bearer {KEY}\r\n".encode()
+    request = b"GET /v1/models/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n%s\r\n"
+    assert status_of(send_raw(toy, request % line)) == 200
+    assert status_of(send_raw(toy, request % (line * 2))) == 401
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
+def test_each_key_opens_under_each_spelling_of_the_scheme(toy: int, scheme: str, key: str) -> None:
+    assert ask(toy, "/v1/models/a", headers={"authorization": f"{scheme} {key}"}).status == 200
+
+
+def test_health_answers_everybody_who_asks_with_get(toy: int) -> None:
+    assert [ask(toy, path).status for path in HEALTH_PATHS] == [200, 200]
+    assert ask(toy, "/health", {}).status == 401
+
+
+def test_without_keys_the_endpoint_is_open_and_only_when_it_was_said() -> None:
+    with served(toy_app(keys=None)) as port:
+        assert ask(port, "/v1/models/a").status == 200
+    with pytest.raises(ValueError, match="no API key"):
+        Keys([])
+
+
+def test_a_key_is_compared_with_all_keys_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    real = hmac.compare_digest
+
+    def compare(left: bytes, right: bytes) -> bool:
+        compared.append((left, right))
+        return real(left, right)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = Keys([KEY, OTHER_KEY, "sk-a-third-that-is-right"])
+    for given in (KEY, OTHER_KEY, "no"):
+        compared.clear()
+        assert keys.has(given.encode()) is (given != "no")
+        assert len(compared) == 3
+        assert all(len(left) == len(right) == 32 for left, right in compared), "digests, whatever the length of the key"
+
+
+def test_a_websocket_is_closed_before_it_opens() -> None:
+    app = FastAPI()
+
+    @app.websocket("/v1/socket")
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+
+    from endpoint.auth import Auth
+
+    request = (
+        b"GET /v1/socket HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with served(Auth(app, Keys([KEY]), HEALTH_PATHS)) as port:
+        assert status_of(send_raw(port, request)) == 403
+
+
+def test_keys_come_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n{KEY}\n\n  sk-with-spaces-around  \r\n")
+    monkeypatch.setenv("SOME_KEYS", f"{OTHER_KEY}, {KEY}")
+    keys = load_keys([file], ["SOME_KEYS"])
+    assert len(keys) == 3
+    assert all(keys.has(key) for key in (KEY.encode(), OTHER_KEY.encode(), b"sk-with-spaces-around"))
+    assert not keys.has(b"# ours")
+
+
+@pytest.mark.parametrize("text", ["short", "sk-with a space in it", "sk-öne-that-is-right", "x" * 600, "", "# only\n"])
+def test_what_is_no_key_is_refused_without_being_shown(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="keys") as refused:
+        load_keys([file])
+    assert not text or text not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_file_or_variable_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere cannot be read: FileNotFoundError"):
+        load_keys([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="NOT_SET"):
+        load_keys(variables=["NOT_SET"])
+
+
+def test_no_key_is_logged_or_shown(toy: int, caplog: pytest.LogCaptureFixture) -> None:
+    tried = "sk-wrong-but-somebody-elses"
+    with caplog.at_level(logging.DEBUG):
+        ask(toy, "/v1/models/a", headers=BEARER)
+        answer = ask(toy, "/v1/models/a", headers={"authorization": f"Bearer {tried}"})
+    assert any("key refused" in record.getMessage() for record in caplog.records)
+    assert answer.error["code"] == "invalid_api_key"
+    for shown in [*(record.getMessage() for record in caplog.records), answer.body.decode(), repr(Keys([KEY]))]:
+        assert tried not in shown
+        assert KEY not in shown

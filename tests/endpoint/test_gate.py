@@ -1,0 +1,178 @@
+"""The gate before a real Ray Serve proxy: what it does with each header, and what the proxy would do without it."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from fastapi import FastAPI, Request
+from ray import serve
+
+from tests.endpoint.web import Answer, ask, send_raw, status_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+AT = "/mirror"
+api = FastAPI()
+
+
+@serve.deployment(max_ongoing_requests=20)
+@serve.ingress(api)
+class Mirror:
+    """Shows what reaches an application behind Serve."""
+
+    def __init__(self) -> None:
+        self._arrived, self._left, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @api.get("/headers")
+    async def headers(self, request: Request) -> dict[str, list[str]]:
+        return {"names": [name for name, _ in request.headers.items()]}
+
+    @api.get("/late")
+    async def late(self) -> str:
+        await asyncio.sleep(0.5)
+        return "late"
+
+    @api.get("/stay")
+    async def stay(self) -> None:
+        self._arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._left.set()
+
+    @api.get("/arrived")
+    async def arrived(self) -> None:
+        await self._arrived.wait()
+
+    @api.get("/left")
+    async def left(self) -> None:
+        await self._left.wait()
+
+    @api.get("/finish")
+    async def finish(self, when_there_is: str) -> str:
+        self._begun.set()
+        while not os.path.exists(when_there_is):
+            await asyncio.sleep(0.05)
+        return "finished"
+
+    @api.get("/begun")
+    async def begun(self) -> None:
+        await self._begun.wait()
+
+    @api.get("/die")
+    async def die(self) -> None:
+        os._exit(1)
+
+    @api.post("/length")
+    async def length(self, request: Request) -> int:
+        return len(await request.body())
+
+
+@pytest.fixture(scope="module")
+def behind_serve(serve_port: int) -> Iterator[int]:
+    """The port of a Serve with that application."""
+    serve.run(Mirror.bind(), name="mirror", route_prefix=AT)
+    yield serve_port
+    serve.delete("mirror")
+
+
+def test_the_client_sets_no_time_limit(behind_serve: int) -> None:
+    assert ask(behind_serve, f"{AT}/late", headers={"X-Request-Timeout-Seconds": "0.01"}).status == 200
+    assert ask(behind_serve, f"{AT}/late", headers={"x-request-timeout-seconds": "\xff"}).status == 200
+
+
+def test_a_client_that_leaves_is_noticed_whatever_it_asked_for(behind_serve: int) -> None:
+    request = f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
+        connection.sendall(request.encode())
+        assert ask(behind_serve, f"{AT}/arrived").status == 200
+    assert ask(behind_serve, f"{AT}/left").status == 200, "nobody noticed"
+
+
+def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:
+    steering = {
+        "X-Request-Timeout-Seconds": "1",
+        "x-request-disconnect-disabled": "?1",
+        "serve_multiplexed_model_id": "\xff",
+        "Serve-Multiplexed-Model-Id": "m",
+        "x-session-id": "\xff",
+        "x-other": "stays",
+    }
+    answer = ask(behind_serve, f"{AT}/headers", headers=steering)
+    assert answer.status == 200
+    names = answer.body.decode()
+    assert '"x-other"' in names
+    assert not [name for name in steering if f'"{name.lower()}"' in names and name != "x-other"]
+
+
+def test_the_answer_has_one_request_id_and_it_is_the_clients(behind_serve: int) -> None:
+    assert ask(behind_serve, f"{AT}/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
+    (made,) = ask(behind_serve, f"{AT}/headers").request_ids
+    assert len(made) == 32
+
+
+@pytest.mark.parametrize("request_id", ["\xff", "a b", "x" * 200, "<script>"])
+def test_a_strange_request_id_is_refused_in_front_of_serve(behind_serve: int, request_id: str) -> None:
+    answer = ask(behind_serve, f"{AT}/headers", headers={"x-request-id": request_id})
+    assert answer.status == 400
+    assert answer.error["message"].startswith("x-request-id")
+    assert request_id not in answer.request_ids
+
+
+def test_a_large_body_stops_at_the_gate(behind_serve: int) -> None:
+    def length(num_bytes: int) -> Answer:
+        return ask(behind_serve, f"{AT}/length", b"x" * num_bytes)
+
+    assert length(100_000).body == b"100000"
+    assert length(100_001).error["code"] == "body_too_large"
+    assert length(30_000_000).status == 413
+
+
+def test_a_slow_body_stops_at_the_gate(behind_serve: int) -> None:
+    head = f"POST {AT}/length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
+    assert status_of(send_raw(behind_serve, head.encode())) == 408
+
+
+def test_of_serves_own_paths_only_its_health_is_there(behind_serve: int) -> None:
+    assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
+    assert ask(behind_serve, "/-/healthz").status == 200
+
+
+def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serve: int) -> None:
+    answer = ask(behind_serve, "/elsewhere/secret", {"prompt": "a"})
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
+    assert b"secret" not in answer.body
+    assert len(answer.request_ids) == 1
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{behind_serve}/elsewhere", api_key="any", max_retries=0)
+    with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model="m", prompt="a")
+    assert error.value.code == "model_unavailable"
+
+
+def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
+    serve.run(Mirror.bind(), name="mortal", route_prefix="/mortal")
+    answer = ask(behind_serve, "/mortal/die")
+    serve.delete("mortal")
+    assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
+
+
+def test_what_is_in_flight_is_finished_while_new_requests_are_told_to_try_again(
+    behind_serve: int, tmp_path: Path
+) -> None:
+    sign = tmp_path / "sign"
+    with ThreadPoolExecutor(1) as pool:
+        in_flight = pool.submit(ask, behind_serve, f"{AT}/finish?when_there_is={sign}")
+        assert ask(behind_serve, f"{AT}/begun").status == 200
+        serve.delete("mirror", _blocking=False)
+        deadline = time.monotonic() + 30
+        while (new := ask(behind_serve, f"{AT}/headers")).status == 200:
+            assert time.monotonic() < deadline, "new requests are still taken"
+        assert (new.status, new.error["code"]) == (503, "model_unavailable")
+        assert not in_flight.done()
+        sign.touch()
+        assert in_flight.result(60).body == b'"finished"'

@@ -1,0 +1,54 @@
+"""What clients see of Serve's proxy behind the gate; here it is an application that answers as the proxy does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from endpoint.gate import Gate
+from endpoint.limits import Limits
+from tests.endpoint.web import ask, served
+
+
+async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers by the path."""
+    match scope["path"]:
+        case "/text":
+            await PlainTextResponse("all is well")(scope, receive, send)
+        case "/json":
+            await JSONResponse({"error": "of the application"}, 503)(scope, receive, send)
+        case "/stream":
+            await StreamingResponse(iter(["a", "b"]), media_type="text/event-stream")(scope, receive, send)
+        case "/-/healthz":
+            await PlainTextResponse("draining", 503)(scope, receive, send)
+        case "/nothing":
+            return
+        case path:
+            await PlainTextResponse(f"Path '{path}' not found: secret", int(path[1:]))(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[int]:
+    with served(Gate(proxy, Limits())) as port:
+        yield port
+
+
+@pytest.mark.parametrize("path", ["/404", "/429", "/500", "/503", "/nothing"])
+def test_what_the_proxy_says_of_itself_is_that_the_model_is_not_available(gate: int, path: str) -> None:
+    answer = ask(gate, path)
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
+    assert b"secret" not in answer.body
+    assert len(answer.request_ids) == 1
+
+
+def test_what_the_application_says_comes_as_it_is(gate: int) -> None:
+    assert ask(gate, "/text").body == b"all is well"
+    assert (ask(gate, "/json").status, ask(gate, "/json").body) == (503, b'{"error":"of the application"}')
+    assert ask(gate, "/stream").body == b"ab"
+
+
+def test_serves_health_is_what_serve_says_it_is(gate: int) -> None:
+    assert (ask(gate, "/-/healthz").status, ask(gate, "/-/healthz").body) == (503, b"draining")

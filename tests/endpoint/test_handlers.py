@@ -1,0 +1,176 @@
+"""What an error says: what to change, in the OpenAI form, and nothing of the request or of the server."""
+
+import logging
+from http.client import HTTPConnection, IncompleteRead
+from typing import Any
+
+import pytest
+
+from tests.endpoint.toy_app import BEARER, SECRET
+from tests.endpoint.web import Answer, ask
+
+MESSAGE = {"role": "user", "content": SECRET}
+ROLES = "expected 'user' or 'system'"
+INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
+    "an empty object": ({}, "messages", "messages: is required", "missing_required_parameter"),
+    "null for a list": ({"messages": None}, "messages", "messages: expected a list", "invalid_value"),
+    "no messages": (
+        {"messages": []},
+        "messages",
+        "messages: must have at least 1",
+        "invalid_value",
+    ),
+    "a role that is none": (
+        {"messages": [MESSAGE, {"role": SECRET, "content": ""}]},
+        "messages[1].role",
+        f"messages[1].role: {ROLES}",
+        "invalid_value",
+    ),
+    "no content": (
+        {"messages": [{"role": "user"}]},
+        "messages[0].content",
+        "messages[0].content: is required",
+        "missing_required_parameter",
+    ),
+    "a string for an object": (
+        {"messages": [SECRET]},
+        "messages[0]",
+        "messages[0]: expected an object",
+        "invalid_value",
+    ),
+    "a name that is none": (
+        {"messages": [MESSAGE], "tools": [SECRET]},
+        "tools",
+        "tools: there is no such field",
+        "unknown_parameter",
+    ),
+    "a name inside that is none": (
+        {"messages": [{**MESSAGE, "name": SECRET}]},
+        "messages[0].name",
+        "messages[0].name: there is no such field",
+        "unknown_parameter",
+    ),
+    "a long name": (
+        {"messages": [MESSAGE], "x" * 1000: 1},
+        "x" * 64,
+        f"{'x' * 64}: there is no such field",
+        "unknown_parameter",
+    ),
+    "a name with a line end": (
+        {"messages": [MESSAGE], "a\nb": 1},
+        "a\\nb",
+        "a\\nb: there is no such field",
+        "unknown_parameter",
+    ),
+    "too large": ({"messages": [MESSAGE], "n": 9}, "n", "n: must be at most 8", "invalid_value"),
+    "much too large": (
+        {"messages": [MESSAGE], "n": 2**70},
+        "n",
+        "n: must be at most 8",
+        "invalid_value",
+    ),
+    "a string for a number": (
+        {"messages": [MESSAGE], "n": SECRET},
+        "n",
+        "n: expected an integer",
+        "invalid_value",
+    ),
+    "true for a number": (
+        {"messages": [MESSAGE], "n": True},
+        "n",
+        "n: expected an integer",
+        "invalid_value",
+    ),
+    "a rule of our own": ({"messages": [MESSAGE], "n": 7}, "n", "n: must not be seven", "invalid_value"),
+    "no member of a union": (
+        {"messages": [MESSAGE], "prompt": {"secret": SECRET}},
+        "prompt",
+        "prompt: expected a string; or: expected a list",
+        "invalid_value",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "param", "message", "code"), INVALID.values(), ids=INVALID.keys())
+def test_a_field_that_is_wrong_is_named_with_what_it_must_be(
+    toy: int, body: Any, param: str | None, message: str, code: str | None
+) -> None:
+    answer = ask(toy, "/v1/ask", body, headers=BEARER)
+    assert answer.status == 400
+    assert answer.error == {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    assert SECRET.encode() not in answer.body
+
+
+def test_a_path_that_is_none_and_a_method_that_is_none_answer_in_the_same_form(toy: int) -> None:
+    missing = ask(toy, f"/v1/{SECRET}", headers=BEARER)
+    assert (missing.status, missing.error["code"]) == (404, "unknown_url")
+    method = ask(toy, "/v1/ask", headers=BEARER, method="DELETE")
+    assert (method.status, method.error["code"], method.headers["allow"]) == (405, "method_not_allowed", "POST")
+    for answer in (missing, method):
+        assert SECRET.encode() not in answer.body
+
+
+def test_a_path_with_a_slash_too_many_is_no_redirect(toy: int) -> None:
+    assert ask(toy, "/v1/ask/", {}, headers=BEARER).status == 404
+
+
+def test_an_error_of_ours_keeps_its_status_type_and_headers(toy: int) -> None:
+    answer = ask(toy, "/v1/busy", {"messages": [MESSAGE]}, headers=BEARER)
+    assert (answer.status, answer.error["type"], answer.headers["retry-after"]) == (429, "overloaded_error", "1")
+
+
+def test_an_http_error_of_the_framework_does_not_show_its_detail(toy: int) -> None:
+    answer = ask(toy, "/v1/teapot", {"messages": [MESSAGE]}, headers=BEARER)
+    assert (answer.status, answer.error["message"]) == (418, "The request cannot be answered.")
+    assert SECRET.encode() not in answer.body
+
+
+def test_a_failure_is_a_500_with_the_request_id_and_nothing_of_what_was_asked(
+    toy: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        answer = ask(toy, "/v1/fail", {"messages": [MESSAGE]}, headers={**BEARER, "x-request-id": "trace-me"})
+    assert answer.status == 500
+    assert answer.error["type"] == "server_error"
+    assert "trace-me" in answer.error["message"]
+    assert answer.request_ids == ("trace-me",)
+    (line,) = [record.getMessage() for record in caplog.records if "request failed" in record.getMessage()]
+    assert "request_id=trace-me" in line
+    assert "route=/v1/fail" in line
+    assert '["RuntimeError", "KeyError"]' in line
+    assert "toy_app.py" in line, "where it was raised"
+    shown = [answer.body.decode(), *(record.getMessage() + str(record.exc_info) for record in caplog.records)]
+    assert not [text for text in shown if SECRET in text or "Traceback" in text]
+    assert "toy_app.py" not in answer.body.decode()
+
+
+def test_an_answer_that_fails_when_it_has_begun_is_cut_off_and_not_ended_well(
+    toy: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = HTTPConnection("127.0.0.1", toy, timeout=30)
+    body = b'{"messages": [{"role": "user", "content": "%s"}]}' % SECRET.encode()
+    with caplog.at_level(logging.DEBUG):
+        connection.request("POST", "/v1/break", body, {**BEARER, "content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        with pytest.raises(IncompleteRead):
+            response.read()
+    connection.close()
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"])
+def test_documentation_is_not_there_unless_asked_for(toy: int, path: str) -> None:
+    assert ask(toy, path, headers=BEARER).status == 404
+
+
+def cors(answer: Answer) -> list[str]:
+    return [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_other_origins_get_no_permission(toy: int) -> None:
+    origin = {"origin": "https://elsewhere.example", "access-control-request-method": "POST"}
+    assert not cors(ask(toy, "/v1/models/a", headers={**BEARER, **origin}))
+    preflight = ask(toy, "/v1/ask", headers=origin, method="OPTIONS")
+    assert preflight.status == 401
+    assert not cors(preflight)

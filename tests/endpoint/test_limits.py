@@ -1,0 +1,161 @@
+"""Requests that are too large, too slow, or not what they say."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from endpoint.limits import Limits
+from tests.endpoint.toy_app import BEARER, KEY, LIMITS
+from tests.endpoint.web import ask, send_raw, status_of
+
+GOOD = {"messages": [{"role": "user", "content": "hello"}]}
+HEAD = f"POST /v1/ask HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n".encode()
+TEXT = json.dumps(GOOD).encode()
+
+
+def of_size(num_bytes: int) -> bytes:
+    return TEXT + b" " * (num_bytes - len(TEXT))
+
+
+def chunked(*chunks: bytes, ended: bool = True) -> bytes:
+    sent = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + sent + (b"0\r\n\r\n" if ended else b"")
+
+
+def test_a_body_may_be_as_large_as_the_limit_and_not_a_byte_larger(toy: int) -> None:
+    assert ask(toy, "/v1/ask", of_size(LIMITS.max_body_bytes), headers=BEARER).status == 200
+    answer = ask(toy, "/v1/ask", of_size(LIMITS.max_body_bytes + 1), headers=BEARER)
+    assert answer.status == 413
+    assert answer.error == {
+        "message": "The body is larger than 20000 bytes.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "body_too_large",
+    }
+
+
+def test_a_client_that_writes_64_mb_before_it_reads_gets_its_413(toy: int) -> None:
+    assert ask(toy, "/v1/ask", b"x" * 64_000_000, headers=BEARER).status == 413
+
+
+def test_the_limit_holds_for_a_body_of_chunks_without_a_length(toy: int) -> None:
+    assert status_of(send_raw(toy, chunked(TEXT))) == 200
+    assert status_of(send_raw(toy, chunked(*[b" " * 5000] * 5))) == 413
+
+
+def test_a_body_without_an_end_is_answered_when_it_passes_the_limit(toy: int) -> None:
+    assert status_of(send_raw(toy, chunked(*[b" " * 5000] * 5, ended=False))) == 413
+
+
+@pytest.mark.parametrize("length", [b"99999999999", b"99999999999999999999999999"])
+def test_a_length_beyond_the_limit_is_answered_before_the_body(toy: int, length: bytes) -> None:
+    assert status_of(send_raw(toy, HEAD + b"Content-Length: " + length + b"\r\n\r\n")) in (400, 413)
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1e3", b"0x10", b"ten", b"5, 6", b""])
+def test_a_length_that_is_no_number_is_a_400(toy: int, length: bytes) -> None:
+    assert status_of(send_raw(toy, HEAD + b"Content-Length: " + length + b"\r\n\r\nabc")) == 400
+
+
+def test_a_length_and_chunks_at_once_are_not_taken_for_two_requests(toy: int) -> None:
+    smuggled = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
+    body = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled
+    received = send_raw(toy, HEAD + body)
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert status_of(received) == 400
+
+
+def test_a_length_longer_than_the_body_ends_with_the_time_limit(toy: int) -> None:
+    received = send_raw(toy, HEAD + b"Content-Length: 100\r\n\r\n{")
+    assert status_of(received) == 408
+    assert b"did not arrive within 0.5 s" in received
+
+
+def test_what_comes_after_a_length_that_is_too_short_is_a_request_of_its_own_and_needs_a_key(toy: int) -> None:
+    rest = b"GET /v1/models/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    received = send_raw(toy, HEAD + b"Content-Length: %d\r\n\r\n" % len(TEXT) + TEXT + rest)
+    assert [int(line[:3]) for line in received.split(b"HTTP/1.1 ")[1:]] == [200, 401]
+
+
+def test_a_body_that_comes_drop_by_drop_is_ended(toy: int) -> None:
+    pause = threading.Event()
+    with socket.create_connection(("127.0.0.1", toy), timeout=30) as connection:
+        connection.sendall(HEAD + b"Content-Length: 10000\r\n\r\n")
+        connection.settimeout(0.05)
+        received = b""
+        for _ in range(600):
+            connection.sendall(b" ")
+            try:
+                received = connection.recv(65536)
+                break
+            except TimeoutError:
+                pause.wait(0)
+    assert status_of(received) == 408
+
+
+def test_slow_clients_do_not_keep_others_waiting(toy: int) -> None:
+    slow = [socket.create_connection(("127.0.0.1", toy)) for _ in range(30)]
+    try:
+        for connection in slow:
+            connection.sendall(HEAD + b"Content-Length: 10000\r\n\r\n{")
+        assert ask(toy, "/v1/ask", GOOD, headers=BEARER).status == 200
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_whoever_has_no_key_is_answered_before_the_body_is_read(toy: int) -> None:
+    head = HEAD.replace(KEY.encode(), b"wrong")
+    received = send_raw(toy, head + b"Connection: close\r\nContent-Length: 10000\r\n\r\n{")
+    assert status_of(received) == 401
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "x"])
+def test_a_compressed_body_is_refused(toy: int, encoding: str) -> None:
+    assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-encoding": encoding}).status == 415
+    assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-encoding": "identity"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json", "text/json"],
+)
+def test_a_body_that_does_not_say_it_is_json_is_refused(toy: int, kind: str) -> None:
+    assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-type": kind}).status == 415
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
+)
+def test_json_may_be_called_by_all_its_names(toy: int, kind: str) -> None:
+    assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-type": kind}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-long": "x" * 5000}, {f"x-{number}": "1" for number in range(30)}, {f"x-{n}": "x" * 500 for n in range(10)}],
+    ids=["one that is long", "many", "many that are long"],
+)
+def test_headers_beyond_the_limit_are_a_431(toy: int, headers: dict[str, str]) -> None:
+    answer = ask(toy, "/v1/models/a", headers={**BEARER, **headers})
+    assert answer.status == 431
+    assert answer.error["message"] == "The headers are too large: at most 20 headers of 4096 bytes in all."
+
+
+def test_a_url_beyond_the_limit_is_a_414(toy: int) -> None:
+    assert ask(toy, "/v1/models/" + "a" * 5000, headers=BEARER).status == 414
+    assert ask(toy, "/v1/models/a?" + "a" * 5000, headers=BEARER).status == 414
+
+
+def test_the_server_still_answers_after_all_this(toy: int) -> None:
+    assert ask(toy, "/v1/ask", GOOD, headers=BEARER).status == 200
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_body_bytes": 0}, {"max_headers": -1}, {"body_seconds": 0}, {"body_seconds": float("inf")}]
+)
+def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        Limits(**wrong)  # type: ignore[arg-type]

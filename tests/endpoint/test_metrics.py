@@ -1,0 +1,267 @@
+"""What the endpoint counts, what `/metrics` shows of it, and what the documentation says."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import promql_parser as promql
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from actors.metrics import Metric
+from endpoint import metrics
+from endpoint.auth import Keys
+from endpoint.metrics import SERVING_METRICS, ServingMetrics
+from endpoint.request_meter import RequestMeter
+from pipeline.counts import Counts
+from tests.endpoint.toy_app import BEARER, KEY, toy_app
+from tests.endpoint.web import ask, served
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+COUNTS = Counts(
+    num_prompt_tokens=11,
+    num_output_tokens=9,
+    num_rounds=4,
+    num_draft_tokens=8,
+    num_accepted_tokens=5,
+    accepted_per_position=(3, 2),
+)
+
+
+def samples_of(page: bytes) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(page.decode()) for sample in family.samples]
+
+
+def values(of: ServingMetrics) -> dict[str, float]:
+    """The samples without a histogram's buckets, by name and own labels."""
+    return {
+        " ".join([sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "model_name")]): (
+            sample.value
+        )
+        for sample in samples_of(of.page())
+        if not sample.name.endswith("_bucket")
+    }
+
+
+class Clock:
+    """The time, as a test says it."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("endpoint.request_meter.time.monotonic", clock)
+    return clock
+
+
+def test_a_request_is_followed_from_its_queue_to_its_last_token(clock: Clock) -> None:
+    of = ServingMetrics("m")
+    meter = RequestMeter(of)
+    assert (values(of)["dray_num_requests_waiting"], values(of)["dray_num_requests_running"]) == (1, 0)
+    clock.now += 2
+    meter.slot_found()
+    assert (values(of)["dray_num_requests_waiting"], values(of)["dray_num_requests_running"]) == (0, 1)
+    clock.now += 1
+    meter.tokens(1)
+    clock.now += 3
+    meter.tokens(3)
+    clock.now += 1
+    meter.finished("stop", COUNTS)
+    meter.finished("error", COUNTS)
+    shown = values(of)
+    assert (shown["dray_num_requests_waiting"], shown["dray_num_requests_running"]) == (0, 0)
+    assert shown["dray_request_queue_time_seconds_sum"] == 2
+    assert shown["dray_time_to_first_token_seconds_sum"] == 3
+    assert (shown["dray_inter_token_latency_seconds_count"], shown["dray_inter_token_latency_seconds_sum"]) == (3, 3)
+    assert shown["dray_e2e_request_latency_seconds_sum"] == 7
+    assert shown["dray_requests_finished_total stop"] == 1
+    assert "dray_requests_finished_total error" not in shown, "it ends once"
+
+
+def test_samples_have_times_of_their_own(clock: Clock) -> None:
+    of = ServingMetrics("m")
+    meter = RequestMeter(of)
+    for sample in (0, 1):
+        clock.now += 1
+        meter.tokens(2, sample)
+    clock.now += 4
+    meter.tokens(1, 1)
+    shown = values(of)
+    assert (shown["dray_time_to_first_token_seconds_count"], shown["dray_time_to_first_token_seconds_sum"]) == (1, 1)
+    assert (shown["dray_inter_token_latency_seconds_count"], shown["dray_inter_token_latency_seconds_sum"]) == (1, 4)
+
+
+def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
+    of = ServingMetrics("m")
+    for _ in range(2):
+        RequestMeter(of).finished("length", COUNTS, num_drafts=3)
+    shown = values(of)
+    assert {name: value for name, value in shown.items() if "spec_decode" in name or "served" in name} == {
+        "dray_served_prompt_tokens_total": 22,
+        "dray_served_generation_tokens_total": 18,
+        "dray_spec_decode_num_drafts_total": 6,
+        "dray_spec_decode_num_draft_tokens_total": 16,
+        "dray_spec_decode_num_accepted_tokens_total": 10,
+        "dray_spec_decode_num_accepted_tokens_per_pos_total 0": 6,
+        "dray_spec_decode_num_accepted_tokens_per_pos_total 1": 4,
+    }
+
+
+def test_a_request_that_never_ran_leaves_nothing_waiting(clock: Clock) -> None:
+    of = ServingMetrics("m")
+    meter = RequestMeter(of)
+    meter.finished("rejected")
+    meter.tokens(3)
+    shown = values(of)
+    assert (shown["dray_num_requests_waiting"], shown["dray_num_requests_running"]) == (0, 0)
+    assert shown["dray_requests_finished_total rejected"] == 1
+    assert shown["dray_time_to_first_token_seconds_count"] == 0
+
+
+def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route() -> None:
+    app = toy_app(keys=Keys([KEY]))
+    with served(app) as port:
+        assert ask(port, "/metrics").status == 401
+        ask(port, "/v1/models/some/model", headers=BEARER)
+        ask(port, "/v1/models/another", headers=BEARER)
+        ask(port, "/v1/ask", {}, headers=BEARER)
+        ask(port, "/v1/secret-path", headers=BEARER)
+        ask(port, "/v1/secret-path", headers=BEARER, method="PROPFIND")
+        ask(port, "/health", headers={"x-request-id": "?"})
+        page = ask(port, "/metrics", headers=BEARER)
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"secret-path" not in page.body
+    counted = {
+        tuple(sample.labels[label] for label in ("method", "route", "status")): sample.value
+        for sample in samples_of(page.body)
+        if sample.name == "dray_http_requests_total"
+    }
+    assert counted == {
+        ("GET", "other", "401"): 1,
+        ("GET", "/v1/models/{model:path}", "200"): 2,
+        ("POST", "/v1/ask", "400"): 1,
+        ("GET", "other", "404"): 1,
+        ("other", "other", "404"): 1,
+        ("GET", "other", "400"): 1,
+    }
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of each series by its name, on the page and, with `ray_`, from Ray."""
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    return {
+        f"{prefix}{metric.name}{suffix}": {"model_name", *metric.tags} | ({"le"} if suffix == "_bucket" else set())
+        for prefix in ("", "ray_")
+        for metric in SERVING_METRICS
+        for suffix in suffixes[metric.kind]
+    }
+
+
+def full_page() -> list[Sample]:
+    """Of metrics that have all counted something."""
+    of = ServingMetrics("m")
+    meter = RequestMeter(of)
+    meter.tokens(2)
+    meter.tokens(2)
+    meter.finished("stop", COUNTS, num_drafts=3)
+    of.add(metrics.HTTP_REQUESTS, 1, route="/", method="GET", status="200")
+    return samples_of(of.page())
+
+
+def test_every_declared_series_is_on_the_page_and_no_other() -> None:
+    shown = {sample.name: set(sample.labels) for sample in full_page()}
+    assert shown == {name: labels for name, labels in exported().items() if not name.startswith("ray_")}
+
+
+def row_of(metric: Metric) -> str:
+    tags = ", ".join(("model_name", *metric.tags))
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {tags} | {metric.description} |"
+
+
+def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
+    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
+    assert table == [row_of(metric) for metric in SERVING_METRICS]
+
+
+def test_every_metric_is_in_the_list_once_and_has_the_prefix() -> None:
+    declared = [value for value in vars(metrics).values() if isinstance(value, Metric)]
+    assert list(SERVING_METRICS) == declared
+    assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in SERVING_METRICS)
+
+
+def test_the_documentation_names_metrics_that_exist() -> None:
+    named = {name for name in re.findall(r"\b(?:ray_)?dray_\w+", DOCS.read_text()) if not name.endswith("_")}
+    assert named
+    assert named <= exported().keys() | {metric.name for metric in SERVING_METRICS}
+
+
+def queries() -> list[str]:
+    blocks = re.findall(r"^```promql\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(query: str) -> None:
+    asked: list[promql.VectorSelector] = []
+    grouped_by: set[str] = set()
+
+    def visit(node: promql.Expr) -> None:
+        if isinstance(node, promql.MatrixSelector):
+            asked.append(node.vector_selector)
+        elif isinstance(node, promql.VectorSelector):
+            asked.append(node)
+        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            grouped_by.update(node.modifier.labels)
+
+    promql.walk(promql.parse(query), visit)
+    assert asked, "it asks for nothing"
+    assert {selector.name for selector in asked} <= exported().keys()
+    assert grouped_by <= set().union(*(exported()[selector.name or ""] for selector in asked))
+
+
+class Published:
+    """Stands in for Ray's side of a metric: remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, dict[str, str]]] = []
+
+    def inc(self, amount: float, tags: dict[str, str]) -> None:
+        assert amount > 0, "Ray raises"
+        self.told.append((amount, tags))
+
+    def observe(self, value: float) -> None:
+        self.told.append((value, {}))
+
+    def set(self, value: float) -> None:
+        self.told = [(value, {})]
+
+
+def test_ray_is_told_the_same(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    made: dict[str, Published] = {}
+
+    def to_ray(metric: Metric, model_name: str) -> Published:
+        assert model_name == "m"
+        return made.setdefault(metric.name, Published())
+
+    beats: list[Callable[[], None]] = []
+    monkeypatch.setattr(metrics, "_to_ray", to_ray)
+    monkeypatch.setattr(metrics, "Heartbeat", lambda beat: beats.append(beat) or type("No", (), {"start": int})())
+    of = ServingMetrics("m", to_ray=True)
+    meter = RequestMeter(of)
+    meter.tokens(1)
+    for beat in beats:
+        beat()
+    assert made["dray_num_requests_running"].told == [(1, {})]
+    meter.finished("stop", COUNTS)
+    for beat in beats:
+        beat()
+    assert made["dray_num_requests_running"].told == [(0, {})]
+    assert made["dray_spec_decode_num_accepted_tokens_per_pos"].told == [(3, {"position": "0"}), (2, {"position": "1"})]
+    assert made["dray_requests_finished"].told == [(1, {"finished_reason": "stop"})]
+    assert made["dray_time_to_first_token_seconds"].told == [(0, {})]

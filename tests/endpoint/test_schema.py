@@ -1,0 +1,113 @@
+"""Thousands of requests that the OpenAPI document allows, or just does not: none may make the server fail."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+
+from endpoint.app import create_app
+from tests.endpoint.pair_app import pair_served
+from tests.endpoint.toy_app import BEARER
+from tests.endpoint.web import Answer, ask
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+_NO_SERVICE: Any = None  # the document is of the routes alone
+SCHEMA = schemathesis.openapi.from_dict(create_app(_NO_SERVICE).openapi())
+OPERATIONS = {
+    f"{operation.ok().method} {operation.ok().path}": operation.ok() for operation in SCHEMA.get_all_operations()
+}
+WRITING = ("post /v1/completions", "post /v1/chat/completions")
+EXAMPLES = {
+    **dict.fromkeys(OPERATIONS, 40),
+    **dict.fromkeys(WRITING, 500),
+    "post /tokenize": 150,
+    "post /detokenize": 150,
+}
+
+
+@pytest.fixture(scope="module")
+def port(text_pair: tuple[str, str]) -> Iterator[int]:
+    with pair_served(*text_pair, max_model_len=96) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def statuses() -> Counter[tuple[str, int]]:
+    return Counter()
+
+
+def send(port: int, case: Case, mode: GenerationMode) -> Answer:
+    """Send it; of what is allowed, mend what the document cannot say, so that much of it comes as far as the engine."""
+    body: Any = case.body if case.method.upper() == "POST" else None
+    if isinstance(body, dict) and mode is GenerationMode.POSITIVE:
+        body = mended(body)
+    elif body is not None and not isinstance(body, bytes):
+        body = json.dumps(body, default=str).encode()
+    return ask(port, case.formatted_path, body, method=case.method.upper(), headers=BEARER)
+
+
+def mended(body: dict[str, Any]) -> dict[str, Any]:
+    """The request for the model that is there, for few samples, of tokens that it has."""
+    body = {name: value for name, value in body.items() if name not in ("model", "logit_bias", "stop_token_ids")}
+    for name in ("n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens"):
+        if type(body.get(name)) is int:
+            body[name] = {"n": 1, "best_of": 2, "min_tokens": 3}.get(name, 7)
+    if not body.get("stream"):
+        body = {name: value for name, value in body.items() if name not in ("stream_options", "include_draft_spans")}
+    if isinstance(body.get("stop"), list):
+        body["stop"] = [text for text in body["stop"] if text][:4]
+    if isinstance(body.get("prompt"), list):
+        body["prompt"] = [_mended_prompt(prompt) for prompt in body["prompt"][:4]] or "a"
+    return body
+
+
+def _mended_prompt(prompt: Any) -> Any:
+    if isinstance(prompt, list):
+        return [_mended_prompt(token_id) for token_id in prompt] or [1]
+    return prompt % 250 if type(prompt) is int else prompt or "a"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("mode", GenerationMode, ids=str)
+def test_no_request_of_the_document_makes_the_server_fail(
+    port: int, statuses: Counter[tuple[str, int]], name: str, mode: GenerationMode
+) -> None:
+    operation = OPERATIONS[name]
+    if mode is GenerationMode.NEGATIVE and not operation.body:
+        return  # there is nothing to get wrong
+
+    @settings(
+        max_examples=EXAMPLES[name],
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def check(case: Case) -> None:
+        answer = send(port, case, mode)
+        statuses[name, answer.status] += 1
+        assert answer.status < 500, case.body
+        if answer.status >= 400:
+            assert answer.error["message"]
+        elif answer.headers["content-type"].startswith("text/event-stream"):
+            events = answer.body.decode().split("\n\n")
+            assert events[-2:] == ["data: [DONE]", ""], "a stream that fails is not ended well"
+
+    check()
+
+
+def test_these_were_thousands_and_many_of_them_were_answered_with_text(
+    port: int, statuses: Counter[tuple[str, int]]
+) -> None:
+    assert statuses.total() >= 2000
+    assert all(statuses[name, 200] >= 100 for name in WRITING), statuses
+    assert ask(port, "/health/ready").status == 200

@@ -1,0 +1,106 @@
+"""`python -m jobs.serve`, as a process of its own, over each placement."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from actors.generator import load_codec
+from actors.translation import decode_row, encode_row
+from decoding import Engine, EngineOptions
+from tests.endpoint.server import settings_of
+from tests.pipeline.made_up import input_row
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+READY = "ready; SIGTERM"
+PLACEMENTS = {
+    "colocated": [],
+    "split": ["--placement=split", "--drafts.num_cpus=0.1", "--drafts.timeout_s=20"],
+    "stages": ["--stages.count=2", "--stages.num_cpus=0.1", "--serve.hang_timeout_s=2000"],
+}
+
+
+@contextmanager
+def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command once it is ready, and where it listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jobs.serve", f"--models.target={pair[0]}", f"--models.draft={pair[1]}"]
+    command += [
+        "--models.device=cpu",
+        f"--serve.port={port}",
+        "--serve.open",
+        "--engine.max_model_len=250",
+        *flags,
+    ]
+    command += ["--engine.draft_length=fixed", "--engine.num_speculative_tokens=3"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith(READY):
+                break
+        assert said, "it said nothing"
+        assert said[-1].startswith(READY), "".join(said)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(120)
+
+
+def offline(pair: tuple[str, str], prompt: str, **overrides: Any) -> str:
+    settings = settings_of(pair)
+    codec = load_codec(settings)
+    encoded = encode_row(input_row(prompt=prompt, overrides=overrides), 0, codec, settings)
+    for _ in Engine.load(pair[0], None, EngineOptions(drafter="none", max_model_len=250)).stream(encoded.sequences):
+        pass
+    return str(decode_row(encoded, codec)[0]["text"])
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_it_serves_the_targets_own_text_and_ends_when_what_is_in_flight_has_finished(
+    text_pair: tuple[str, str], placement: str
+) -> None:
+    with serving(text_pair, *PLACEMENTS[placement]) as (process, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+        answer = client.completions.create(model="target", prompt="hello", seed=4, max_tokens=40)
+        assert answer.choices[0].text == offline(text_pair, "hello", seed=4, max_tokens=40)
+        scored = client.completions.create(model="target", prompt="one two", max_tokens=0, echo=True, logprobs=1)
+        assert scored.choices[0].logprobs is not None
+        request: dict[str, Any] = {"seed": 5, "max_tokens": 220, "extra_body": {"ignore_eos": True}}
+        stream = client.completions.create(model="target", prompt="hello", stream=True, **request)
+        text = next(stream).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        text += "".join(chunk.choices[0].text for chunk in stream)
+        assert text == offline(text_pair, "hello", seed=5, max_tokens=220, ignore_eos=True)
+        assert process.wait(120) == 0
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{url}/health")
+
+
+def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jobs.serve", f"--models.target={tmp_path}", "--models.device=cpu"]
+    command += ["--serve.open"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 2
+    assert str(tmp_path) in ended.stderr
+    assert "Traceback" not in ended.stderr

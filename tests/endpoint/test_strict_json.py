@@ -1,0 +1,95 @@
+"""What is JSON and what only looks like it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from endpoint.errors import ApiError
+from endpoint.strict_json import parse_json
+
+SECRET = "secret"
+WRONG = {
+    "nothing": (b"", "The body is not JSON at line 1, column 1."),
+    "a word": (b"secret", "The body is not JSON at line 1, column 1."),
+    "half": (b'{"a": ', "The body is not JSON at line 1, column 7."),
+    "two": (b"{} {}", "The body is not JSON at line 1, column 4."),
+    "single quotes": (
+        b"{'a': 1}",
+        "The body is not JSON at line 1, column 2.",
+    ),
+    "a comment": (b'{"a": 1 // secret\n}', "The body is not JSON at line 1, column 9."),
+    "a raw line end": (b'{"a": "x\ny"}', "The body is not JSON at line 1, column 9."),
+    "an escape that is none": (b'{"a": "\\x41"}', "The body is not JSON at line 1, column 8."),
+    "NaN": (b'{"a": NaN}', "NaN is not JSON; a number must be finite."),
+    "infinity": (b'{"a": Infinity}', "Infinity is not JSON; a number must be finite."),
+    "minus infinity": (b'{"a": -Infinity}', "-Infinity is not JSON; a number must be finite."),
+    "a float without end": (b'{"a": 1e999}', "The body has a number that is too large for a float."),
+    "an integer without end": (b'{"a": ' + b"9" * 5000 + b"}", "The body has a number with too many digits."),
+    "an array": (b"[1]", "The body must be a JSON object."),
+    "a string": (b'"secret"', "The body must be a JSON object."),
+    "null": (b"null", "The body must be a JSON object."),
+    "Latin-1": ('{"a": "secret é"}'.encode("latin-1"), "The body is not UTF-8: byte 14 begins no character."),
+    "UTF-16": ('{"a": "secret"}'.encode("utf-16"), "The body is not UTF-8: byte 0 begins no character."),
+    "a byte order mark": (
+        b"\xef\xbb\xbf{}",
+        "The body is not JSON at line 1, column 1.",
+    ),
+    "a lone surrogate": (b'{"a": "\\ud83d"}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
+    "surrogates the wrong way": (
+        b'{"a": ["\\udc00\\ud83d"]}',
+        "The body has half of a surrogate pair (\\ud800 to \\udfff).",
+    ),
+    "a lone surrogate in a name": (b'{"\\uD83D": 1}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
+    "a name twice": (b'{"a": 1, "b": 2, "a": 3}', "The body has the same key twice in one object."),
+    "a name twice inside": (b'{"a": [{"b": 1, "b": 1}]}', "The body has the same key twice in one object."),
+    "a name twice, once escaped": (b'{"a": 1, "\\u0061": 2}', "The body has the same key twice in one object."),
+    "arrays in arrays": (b'{"a": ' + b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
+    "objects in objects": (b'{"a": ' * 100_000, "The body is nested deeper than 32 levels."),
+    "deep, and well ended": (
+        b'{"a": ' + b"[" * 32 + b"]" * 32 + b"}",
+        "The body is nested deeper than 32 levels.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_body_that_is_not_strict_json_is_refused_without_quoting_it(body: bytes, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_json(body, 32)
+    assert (refused.value.status, refused.value.message) == (400, message)
+    assert SECRET not in message
+
+
+def test_a_trailing_comma_is_not_json() -> None:
+    with pytest.raises(ApiError, match="The body is not JSON at line 1"):
+        parse_json(b'{"a": 1,}', 32)
+
+
+def test_the_name_that_is_there_twice_is_the_param() -> None:
+    for body, param in ((b'{"top_p": 1, "top_p": 2}', "top_p"), (b'{"\\n": 1, "\\n": 2}', None)):
+        with pytest.raises(ApiError) as refused:
+            parse_json(body, 32)
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")},
+        {"prompt": [[1, 2, 3]] * 50, "x": {"y": [{}] * 40}},
+        {"a": "[[[[{{{{" * 20, "b": '"\\"[' * 20, "c": "\\\\"},
+        {"a": 0.1, "b": -1e-300, "c": 2**63, "d": None, "e": True},
+        {"": {"a": {"a": 1}}, "\u0000": "\u0000"},
+    ],
+    ids=["empty", "an emoji", "many brackets side by side", "brackets in strings", "numbers", "strange names"],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_what_is_json_comes_back_as_python_reads_it(value: dict[str, Any], ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert parse_json(body, 32) == json.loads(body) == value
+
+
+def test_nesting_up_to_the_limit_is_taken() -> None:
+    assert parse_json(b'{"a": ' + b"[" * 31 + b"]" * 31 + b"}", 32)

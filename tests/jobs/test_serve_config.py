@@ -1,0 +1,141 @@
+"""What `jobs.serve` is told."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs import serve
+from jobs.serve_config import ServeConfig, load_serve_config
+
+PROG = "python -m jobs.serve"
+
+
+def load(*flags: str, is_open: bool = True) -> ServeConfig:
+    return load_serve_config(["--models.target", "target", *(["--serve.open"] if is_open else []), *flags], PROG)
+
+
+def test_the_configuration_reaches_every_part() -> None:
+    config = load(
+        "--serve.max_waiting=7",
+        "--serve.min_replicas=2",
+        "--serve.max_replicas=5",
+        "--serve.drain_timeout_s=9",
+        "--serve.request_timeout_s=11",
+        "--serve.aliases=a",
+        "--engine.num_slots=3",
+    )
+    assert config.replica_settings().max_waiting == 7
+    deployment = config.deployment_settings(1.0)
+    assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
+    assert deployment.num_gpus == 1.0
+    service = config.service_settings("name", "fp")
+    assert (service.model, service.aliases, service.fingerprint) == ("name", ("a",), "fp")
+    assert service.request_timeout_s == 11.0
+    assert config.generator_settings().engine.num_slots == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--serve.bogus=1"], "bogus"),
+        (["--sampling.temperature=1"], "sampling"),
+        (["--serve.min_replicas=3"], "serve.min_replicas and max_replicas must satisfy 1 <= min <= max"),
+        (["--serve.max_waiting=-1"], "serve.max_waiting must not be negative"),
+        (["--serve.max_surge_percent=0"], "serve.max_surge_percent must be above 0"),
+        (["--serve.port=0"], "serve.port"),
+        (["--serve.max_choices=0"], "serve.max_choices must be at least 1"),
+        (["--serve.request_timeout_s=0"], "serve.request_timeout_s must be above 0"),
+        (["--serve.health_timeout_s=0"], "must be above 0 seconds"),
+        (['--chat.template_columns={"mood": "state"}'], "requests have no columns"),
+        (["--stages.count=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
+        (["--placement=split"], "no draft model is named"),
+        (["--serve.max_body_bytes=0"], "serve.max_body_bytes must be at least 1"),
+        (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
+        (["--serve.key_variables=KEYS"], "serve.open lets everybody in, and there are serve.key_files"),
+        (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
+        (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(flags: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        load(*flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([], "name API keys by serve.key_files or serve.key_variables, or say serve.open"),
+        (["--serve.key_variables=NOT_SET"], "environment variable NOT_SET"),
+        (["--serve.key_files=nowhere/keys"], "the API keys in nowhere/keys cannot be read"),
+    ],
+)
+def test_that_everybody_may_ask_is_said_and_never_a_mistake(flags: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        load(*flags, is_open=False)
+
+
+def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("# of a person\nsk-first-key-of-all\n")
+    monkeypatch.setenv("KEYS", "sk-second-key-of-all,sk-third-key-of-all")
+    files, variables = f"--serve.key_files={tmp_path / 'keys'}", "--serve.key_variables=KEYS"
+    config = load(files, variables, "--serve.max_body_bytes=1MiB", "--serve.page", is_open=False)
+    edge = config.edge_settings()
+    assert edge.keys is not None
+    has = [edge.keys.has(f"sk-{name}-key-of-all".encode()) for name in ("first", "second", "third", "fourth")]
+    assert has == [True, True, True, False]
+    assert "of-all" not in repr(config) + repr(edge)
+    assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
+
+
+def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "keys").write_text("sk-first-key-of-all\n")
+    (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
+    config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
+    assert (config.serve.max_replicas, len(config.keys() or ())) == (4, 1)
+
+
+def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
+    config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
+    assert config.service_settings("", "").model == "dray/tiny-pair"
+    assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
+
+
+def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    target, draft = text_pair
+    flags = ["--serve.open", "--dry-run"]
+    assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "Serving 'target' at http://127.0.0.1:8000/v1" in said
+    assert "drafter: model, coupled" in said
+    assert "keys:    none: everybody who reaches the port may ask" in said
+
+
+def test_a_model_that_is_not_there_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
+    text_pair: tuple[str, str], tmp_path: Path
+) -> None:
+    def fingerprint(target: str, *flags: str) -> str:
+        config = load("--models.target", target, "--models.device=cpu", *flags)
+        return serve._fingerprint(serve.settled(config)[0], None)
+
+    target, copy = text_pair[0], tmp_path / "copy"
+    shutil.copytree(target, copy)
+    first = fingerprint(target)
+    assert fingerprint(str(copy)) == first
+    assert fingerprint(target, "--engine.num_slots=2", "--models.draft", text_pair[1]) == first
+    assert fingerprint(target, "--engine.max_model_len=50") != first
+    assert fingerprint(target, "--models.dtype=bfloat16") != first
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    assert fingerprint(str(copy)) != first
