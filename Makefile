@@ -9,7 +9,7 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo test test-faults test-all check fmt bench bench-quick peers clean
+.PHONY: help setup demo serve-demo test test-faults test-endpoint test-autoscaling test-all check fmt bench bench-quick peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -23,6 +23,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
 
+serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
+	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
+
 # Tests that need no cluster run side by side; the others share one Ray.
 test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4
@@ -32,6 +35,13 @@ test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
 	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/test_split.py \
 	  tests/actors/test_sharded_model.py tests/actors/test_ranks.py tests/actors/test_lost_rows.py
+
+test-endpoint: setup  ## run the endpoint's tests, the slow ones too
+	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
+
+# One cluster of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
+test-autoscaling: setup  ## run the demo job on a cluster that Ray's KubeRay autoscaler grows and shrinks: some minutes
+	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py
 
 test-all: setup  ## run all tests, the slow ones too: well over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not ray" -n auto --maxprocesses 4

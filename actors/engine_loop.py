@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from traceback import clear_frames
 
+from actors.deltas import Delta, Growths
 from actors.watchdog import Watchdog
 from decoding.engine import Engine
 from decoding.memory import is_out_of_memory
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
@@ -47,6 +49,8 @@ class EngineLoop:
         self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
+        self._streams: list[_Stream] = []
+        self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
         self._busy_seconds = self._earlier_round_seconds = 0.0
         self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
@@ -69,6 +73,53 @@ class EngineLoop:
         except asyncio.CancelledError:
             self._drop(sequences)
             raise
+
+    async def stream(self, sequences: Seq[Sequence]) -> AsyncIterator[list[Delta]]:
+        """What each step adds to any of these sequences; what comes while the caller is busy comes together.
+
+        Ends when all have finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
+        """
+        stream = _Stream(Growths(sequences))
+        self._streams.append(stream)
+        finishing = asyncio.ensure_future(self.finish(sequences))
+        finishing.add_done_callback(lambda _: stream.is_new.set())
+        try:
+            while True:
+                await stream.is_new.wait()
+                stream.is_new.clear()
+                if stream.error is not None:
+                    raise stream.error
+                deltas, stream.deltas = stream.deltas, []
+                if deltas:
+                    yield deltas
+                elif finishing.done():
+                    await finishing  # the engine's failure, if it failed
+                    return
+                if finishing.done():
+                    stream.is_new.set()
+        finally:
+            self._streams.remove(stream)
+            finishing.cancel()
+            await asyncio.gather(finishing, return_exceptions=True)
+
+    async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        """Of each token of a prompt but its first, given those before it; a chunk between any two steps.
+
+        Raises ValueError for a prompt that the engine cannot read.
+        """
+        loop = asyncio.get_running_loop()
+        chunks = self.engine.prompt_logprobs(prompt_token_ids, num_top)
+        logprobs: list[TokenLogprobs] = []
+        async with self._scoring:
+            while True:
+                chunk = await loop.run_in_executor(self._thread, self._next_chunk, chunks)
+                if chunk is None:
+                    return logprobs
+                logprobs += chunk
+
+    def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
+        with self._watchdog:
+            return next(chunks, None)
 
     def _drop(self, sequences: Seq[Sequence]) -> None:
         dropped, waiting = set(sequences), set(self._inbox)
@@ -113,6 +164,8 @@ class EngineLoop:
                 self._unfinished.clear()
                 self._inbox.clear()
                 return
+            for stream in self._streams:
+                stream.look()
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
@@ -148,10 +201,34 @@ class EngineLoop:
         self._unfinished = {sequence: future for sequence, future in self._unfinished.items() if not future.done()}
         for sequence in self._unfinished:
             sequence.restart()
+        for stream in self._streams:
+            stream.growths.begin_again()
         if num_slots == 1:  # the engine hands a failed sequence back with its next step
             in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
         self._inbox = list(self._unfinished)
         return True
+
+
+class _Stream:
+    """Deltas on their way to whoever awaits them."""
+
+    def __init__(self, growths: Growths) -> None:
+        self.deltas: list[Delta] = []
+        self.is_new = asyncio.Event()
+        self.error: Exception | None = None
+        self.growths = growths
+
+    def look(self) -> None:
+        """Between two steps."""
+        try:
+            new = self.growths.look()
+        except Exception as error:  # noqa: BLE001 - for whoever awaits this stream; others go on
+            self.error = self.error or error
+            self.is_new.set()
+            return
+        if new:
+            self.deltas += new
+            self.is_new.set()
 
 
 def _estimated_length(sequence: Sequence) -> int:

@@ -11,11 +11,25 @@ import torch
 
 from actors.slot_mirror import change_lengths
 from actors.stage_pipeline import StagePipeline, Step, fit
-from actors.stage_work import Change, Copy, Decide, Judge, Logits, Nothing, Swap, Work, Zero, for_travel, question_of
+from actors.stage_work import (
+    Change,
+    Copy,
+    Decide,
+    Finish,
+    Judge,
+    Logits,
+    Nothing,
+    Score,
+    Swap,
+    Work,
+    Zero,
+    for_travel,
+    question_of,
+)
 from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 
 _TIMED_START = 64  # positions before tokens whose forward is timed
 _NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
@@ -135,6 +149,16 @@ class ShardedModel:
             return Decision(0, False, [], self._lost[sequence])
         return decision
 
+    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        """As `Target.logprobs`. Raises RuntimeError if stages were lost over it."""
+        if start > self._standing()[0]:
+            raise RuntimeError("the target's stages were lost over what stands before these tokens")
+        step = self._send([0], [start], [list(token_ids)], len(token_ids), Score(tuple(following), num_top))
+        logprobs: list[TokenLogprobs] | None = self.pipeline.settle(step)
+        if logprobs is None:
+            raise RuntimeError(f"the target's stages were lost over these tokens: {step.loss}")
+        return logprobs
+
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """As `Target.seconds`: through all stages, with nothing else in flight."""
         assert self.cache is not None
@@ -165,7 +189,7 @@ class ShardedModel:
         starts: Seq[int],
         token_ids: Seq[Seq[int]],
         num_logits: int = 0,
-        finish: Nothing | Logits | Judge | Decide | None = None,
+        finish: Finish | None = None,
     ) -> Step:
         assert self.cache is not None, "allocate() comes first"
         work = Work(

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 
 from decoding.rows import Rows
-from decoding.scoring import Answer, Decision, Question, RowVerdict, decide
-from decoding.sequence import Sequence
+from decoding.scoring import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sequence import Sequence, TokenLogprobs
 from decoding.stage import Stage
 from decoding.verify import Draft
 
@@ -137,8 +137,28 @@ class Decide:
         return answers[0]
 
 
+@dataclass(frozen=True)
+class Score:
+    """The tokens that follow a single row's are scored."""
+
+    following: tuple[int, ...]
+    num_top: int
+
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> list[TokenLogprobs]:
+        """One for each of them."""
+        return token_logprobs(logits.flatten(0, -2), list(self.following), self.num_top)
+
+    def of_row(self, row: int) -> Score:
+        """The same: it has a single row."""
+        return self
+
+    def gathered(self, answers: Seq[list[TokenLogprobs] | None]) -> list[TokenLogprobs] | None:
+        """Of that row."""
+        return answers[0]
+
+
 _CPU = torch.device("cpu")
-Finish = Nothing | Logits | Judge | Decide
+Finish = Nothing | Logits | Judge | Decide | Score
 
 
 def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish) -> Any:

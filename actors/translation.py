@@ -27,8 +27,7 @@ class EncodedRow:
 def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
     """The row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides)
-    prompt = codec.render(row)
-    token_ids = codec.encode(prompt, is_chat=row.messages is not None)
+    prompt, token_ids = codec.prompt(row)
     stop_condition = StopStrings(codec, params.stop).find if params.stop else None
     sequences = tuple(
         Sequence.create(
@@ -70,7 +69,7 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
         "id": row.user_id,
         "prompt": encoded.prompt,
         "is_chat": row.messages is not None,
-        "text": _text(sequence, codec),
+        "text": output_text(codec, sequence.output_token_ids, sequence.params.stop, sequence.stop_reason),
         "token_ids": sequence.output_token_ids,
         "finish_reason": sequence.finish_reason,
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
@@ -87,10 +86,11 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
     }
 
 
-def _text(sequence: Sequence, codec: TextCodec) -> str:
-    if isinstance(sequence.stop_reason, str):
-        return StopStrings(codec, sequence.params.stop).cut(sequence.output_token_ids, sequence.stop_reason)
-    return codec.decode(sequence.output_token_ids)
+def output_text(codec: TextCodec, token_ids: Seq[int], stop: tuple[str, ...], stop_reason: str | int | None) -> str:
+    """The text of a finished sequence's tokens, without the stop string that ended it."""
+    if isinstance(stop_reason, str):
+        return StopStrings(codec, stop).cut(token_ids, stop_reason)
+    return codec.decode(token_ids)
 
 
 def _top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:

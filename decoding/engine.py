@@ -21,12 +21,13 @@ from decoding.overhead import with_overhead
 from decoding.remote_costs import with_remote_drafts
 from decoding.sampling_params import SamplingParams
 from decoding.schedule import AdaptiveSchedule, FixedSchedule
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 from decoding.target import Target
 
 # Prompt tokens between two rounds: a chunk that uses the device well and keeps the running rows waiting for about as
 # long as a few rounds. On CPU, and elsewhere.
 _MAX_PREFILL_TOKENS = (512, 2048)
+_SCORED_AT_ONCE = 1 << 24  # logits of a prompt that is only scored: bounds their memory (64 MB in float32)
 
 
 class Engine:
@@ -38,6 +39,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.target = parts[0][0]
         self._parts: Parts | None = None
+        self._scorer: Target | None = None  # the target with a slot for prompts that are only scored
         self._refused: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         slots = share_out(options.num_slots, len(parts))
@@ -112,6 +114,9 @@ class Engine:
         self.clear()
         for lane in self.lanes:
             lane.target.release()
+        if self._scorer is not None:
+            self._scorer.release()
+            self._scorer = None
         self.lanes.clear()
         if self._parts.draft is not None:
             self._parts.draft.release()
@@ -140,13 +145,35 @@ class Engine:
             if sequence.is_finished:  # failed before it came
                 self._refused.append(sequence)
                 continue
-            problem = self._problem_with(sequence)
+            problem = self.problem_with(sequence)
             if problem is None:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
                 self._waiting.append(sequence)
             else:
                 sequence.fail(problem)
                 self._refused.append(sequence)
+
+    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
+        """Of each token of a prompt but its first, given those before it, a chunk at a time, with `num_top` others.
+
+        No sequence is touched. One at a time: all share a slot, which is kept from the first time on. Raises
+        ValueError for a prompt that the engine cannot read.
+        """
+        problem = self._problem_with_prompt(prompt_token_ids, self.max_model_len)
+        if problem is not None:
+            raise ValueError(problem)
+        if self._scorer is None:
+            assert self.lanes, "with_slots() has taken this engine apart"
+            scorer = self.target.share()
+            scorer.allocate(1, self.max_model_len)
+            self._scorer = scorer
+        size = max(1, min(_MAX_PREFILL_TOKENS[0], _SCORED_AT_ONCE // self.target.vocab_size))
+        for start in range(0, len(prompt_token_ids) - 1, size):
+            end = min(start + size, len(prompt_token_ids) - 1)
+            following = prompt_token_ids[start + 1 : end + 1]
+            if self._scorer is None:
+                raise RuntimeError("memory ran out for the sequences that run, and the engine was made anew")
+            yield self._scorer.logprobs(start, prompt_token_ids[start:end], following, num_top)
 
     def drop(self, sequences: Iterable[Sequence]) -> None:
         """Spend no more on these, which nobody wants. Each comes back from a step, as it would have; none is a result.
@@ -221,20 +248,29 @@ class Engine:
         for lane in self.lanes:
             lane.clear()
 
-    def _problem_with(self, sequence: Sequence) -> str | None:
-        num_tokens, vocab_size = len(sequence.prompt_token_ids), self.target.vocab_size
-        if num_tokens == 0:
-            return "the prompt has no tokens; a language model needs at least one to continue"
-        if num_tokens >= self.max_model_len:
-            return (
-                f"the prompt has {num_tokens} tokens and the context is {self.max_model_len}, which must also hold the "
-                "output; shorten the prompt or raise engine.max_model_len"
-            )
-        params = sequence.params
+    def problem_with(self, sequence: Sequence) -> str | None:
+        """Why the engine cannot run this sequence; None if it can. Any thread may ask."""
+        params, vocab_size = sequence.params, self.target.vocab_size
+        problem = self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1)
+        if problem is not None:
+            return problem
         stop_ids = sequence.stop_ids(self.target.eos_token_ids)
         if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
-        foreign = [t for t in (*sequence.prompt_token_ids, *params.logit_bias) if not 0 <= t < vocab_size]
-        if foreign:
-            return f"token id {foreign[0]} is outside the target's vocabulary of {vocab_size}"
-        return None
+        return self._foreign(params.logit_bias)
+
+    def _problem_with_prompt(self, token_ids: Seq[int], most_tokens: int) -> str | None:
+        if not token_ids:
+            return "the prompt has no tokens; a language model needs at least one to continue"
+        if len(token_ids) > most_tokens:
+            also = ", which must also hold the output" if most_tokens < self.max_model_len else ""
+            return (
+                f"the prompt has {len(token_ids)} tokens and the context is {self.max_model_len}{also}; shorten the "
+                "prompt or raise engine.max_model_len"
+            )
+        return self._foreign(token_ids)
+
+    def _foreign(self, token_ids: Iterable[int]) -> str | None:
+        vocab_size = self.target.vocab_size
+        foreign = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        return None if foreign is None else f"token id {foreign} is outside the target's vocabulary of {vocab_size}"

@@ -11,7 +11,8 @@ import torch
 
 from decoding.device import name_of, to_device
 from decoding.rows import Rows
-from decoding.scoring import Answer, Decision, Question, RowVerdict, decide
+from decoding.scoring import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sequence import TokenLogprobs
 
 
 class Pending(Protocol):
@@ -99,6 +100,10 @@ class Target(Timed, Protocol):
         """
         ...
 
+    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        """Write these tokens into slot 0, from `start` on: of the token that follows each of them."""
+        ...
+
 
 class LocalTarget(ABC):
     """Questions answered from logits that are computed in this process."""
@@ -143,6 +148,13 @@ class LocalTarget(ABC):
         token_ids = [*sequence.token_ids, *accepted]
         logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
         return decide(rows, accepted, logits_V, num_logprobs)
+
+    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        """As `Target.logprobs`."""
+        tokens_1T = to_device([list(token_ids)], self.device)
+        every_1T = torch.arange(len(token_ids), device=self.device)[None]
+        logits_1TV = self.forward([start], tokens_1T, every_1T, slots=[0])
+        return token_logprobs(logits_1TV[0], list(following), num_top)
 
     def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
         """Logits [V] after these tokens, all of which are read into the slot."""

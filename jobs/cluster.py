@@ -43,12 +43,16 @@ def pick_device(config: RunConfig) -> tuple[str, ActorPool]:
 
 def start_ray(config: RunConfig) -> None:
     """Join the cluster that is named, or start a local one; doing it twice is harmless."""
+    join_ray(_address(config))
+
+
+def join_ray(address: str | None) -> None:
+    """Join the cluster at this address, or start a local one; doing it twice is harmless."""
     if ray.is_initialized():
         return
     # Both silence warnings of Ray 2.60 that a local run always prints and nobody can act on.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    address = _address(config)
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
     with _without_stderr(), keeping_sigterm():
         ray.init(log_to_driver=False, logging_level="ERROR", **options)

@@ -52,26 +52,13 @@ from pipeline.logs import LogSettings
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS")  # decoding reads these itself
 _Config = TypeVar("_Config", bound="RunConfig")
+_Settings = TypeVar("_Settings", bound="YamlConfig")
 
 
-class RunConfig(BaseSettings):
-    """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
+class YamlConfig(BaseSettings):
+    """A configuration from a YAML file, the environment and the command line."""
 
     config: Path | None = Field(None, description="YAML file with the sections below.")
-    dry_run: bool = Field(False, description="Print the plan and stop; no model is loaded, nothing is written.")
-    input: InputSection
-    output: OutputSection
-    models: ModelsSection
-    stages: StagesSection = StagesSection()
-    chat: ChatSection = ChatSection()
-    engine: EngineSection = EngineSection()
-    sampling: SamplingSection = SamplingSection()
-    actors: ActorsSection = ActorsSection()
-    placement: Placement = Field(
-        "colocated", description="Draft model in the engine's process (colocated), or in draft actors (split)."
-    )
-    drafts: DraftsSection = DraftsSection()
-    run: RunSection = RunSection()
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -98,6 +85,25 @@ class RunConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line (in front of these), then environment, then file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=cls._yaml_file)
+
+
+class RunConfig(YamlConfig):
+    """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
+
+    dry_run: bool = Field(False, description="Print the plan and stop; no model is loaded, nothing is written.")
+    input: InputSection
+    output: OutputSection
+    models: ModelsSection
+    stages: StagesSection = StagesSection()
+    chat: ChatSection = ChatSection()
+    engine: EngineSection = EngineSection()
+    sampling: SamplingSection = SamplingSection()
+    actors: ActorsSection = ActorsSection()
+    placement: Placement = Field(
+        "colocated", description="Draft model in the engine's process (colocated), or in draft actors (split)."
+    )
+    drafts: DraftsSection = DraftsSection()
+    run: RunSection = RunSection()
 
     def generator_settings(self) -> GeneratorSettings:
         """The engine's part, checked by its own dataclasses."""
@@ -137,6 +143,15 @@ def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
 
 def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     """As `load_config`, for a kind of RunConfig with fields of its own; its docstring begins the help."""
+    config = load_settings_of(kind, arguments, prog)
+    config.input_options(), config.actor_pool()  # their own checks
+    check_draft_timeouts(config.generator_settings(), config.run.hang_timeout_s)
+    _check_stage_timeouts(config)
+    return config
+
+
+def load_settings_of(kind: type[_Settings], arguments: Sequence[str], prog: str) -> _Settings:
+    """Any kind of configuration, each of its fields checked; its docstring begins the help. Raises ValueError."""
     arguments = [_with_underscore(argument, kind) for argument in arguments]
     yaml_file = _config_file(arguments)
     _check_environment(kind)
@@ -145,11 +160,11 @@ def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> 
 
     class _Loaded(kind):  # type: ignore[valid-type, misc]
         __doc__ = kind.__doc__
-        model_config = SettingsConfigDict(cli_prog_name=prog, title="RunConfig")
+        model_config = SettingsConfigDict(cli_prog_name=prog, title=kind.__name__)
         _yaml_file = yaml_file
 
     try:
-        config: _Config = _Loaded(_cli_parse_args=list(arguments))
+        config: _Settings = _Loaded(_cli_parse_args=list(arguments))
     except ValidationError as error:
         raise ValueError(_explain(error)) from error
     except SettingsError as error:
@@ -158,13 +173,10 @@ def load_config_of(kind: type[_Config], arguments: Sequence[str], prog: str) -> 
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
-    config.input_options(), config.actor_pool()  # their own checks
-    _check_draft_timeouts(config.generator_settings(), config.run.hang_timeout_s)
-    _check_stage_timeouts(config)
     return config
 
 
-def _check_draft_timeouts(settings: GeneratorSettings, hang_timeout_s: float) -> None:
+def check_draft_timeouts(settings: GeneratorSettings, hang_timeout_s: float) -> None:
     """A step of an engine may wait for a draft in each of its lanes. That must not look like a process that hangs."""
     waits_s = settings.num_lanes * settings.drafts.timeout_s
     if settings.placement == "split" and waits_s >= hang_timeout_s / 2:
@@ -187,7 +199,7 @@ def _check_stage_timeouts(config: RunConfig) -> None:
         )
 
 
-def _with_underscore(argument: str, kind: type[RunConfig]) -> str:
+def _with_underscore(argument: str, kind: type[YamlConfig]) -> str:
     """`--dry-run` as its field is called; other arguments as they are."""
     name, equals, value = argument.partition("=")
     field = name.removeprefix("--").replace("-", "_")
@@ -218,7 +230,7 @@ def _check_mapping(yaml_file: Path) -> None:
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
 
 
-def _check_environment(kind: type[RunConfig]) -> None:
+def _check_environment(kind: type[YamlConfig]) -> None:
     sections = kind.model_fields
     for name in os.environ:
         if not name.startswith(_ENV_PREFIX) or name in _ENGINE_VARIABLES:
@@ -244,7 +256,7 @@ def _explain(error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def _explain_arguments(message: str, kind: type[RunConfig]) -> str:
+def _explain_arguments(message: str, kind: type[YamlConfig]) -> str:
     flags = [f"--{section}.{field}" for section, info in kind.model_fields.items() for field in _fields(info)]
     flags += [f"--{name.replace('_', '-')}" for name, info in kind.model_fields.items() if not _fields(info)]
     section = message.partition('error parsing value for field "')[2].partition('"')[0]

@@ -61,11 +61,11 @@ def make_plan(config: RunConfig, device: str) -> Plan:
     """
     settings = config.generator_settings()
     settings = replace(
-        settings, models=_settled_models(settings.models, device), stages=_settled_stages(settings.stages, device)
+        settings, models=settled_models(settings.models, device), stages=settled_stages(settings.stages, device)
     )
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
-    _check_models(settings)
+    check_models(settings)
     codec = load_codec(settings)
     run_directory = RunDirectory.open(config.output.path) if RunDirectory.exists(config.output.path) else None
     carried = (
@@ -140,7 +140,7 @@ def run_identity(
     return identity
 
 
-def _settled_models(models: ModelSettings, device: str) -> ModelSettings:
+def settled_models(models: ModelSettings, device: str) -> ModelSettings:
     """Absolute folders, the device, and the dtype that `auto` means: actors may start in another folder."""
     target = _absolute(model_folder(models.target))
     dtype = models.dtype
@@ -156,7 +156,7 @@ def _settled_models(models: ModelSettings, device: str) -> ModelSettings:
     )
 
 
-def _settled_stages(stages: StageSettings, device: str) -> StageSettings:
+def settled_stages(stages: StageSettings, device: str) -> StageSettings:
     """With the GPUs that stages take where there are any."""
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
@@ -167,7 +167,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _check_models(settings: GeneratorSettings) -> None:
+def check_models(settings: GeneratorSettings) -> None:
     """What the engine checks again when it loads the weights, as far as it can be known without them."""
     models, engine = settings.models, settings.engine
     target_config = load_model_config(models.target)

@@ -197,3 +197,39 @@ class RunSection(Section):
     )
     log_prompts: bool = Field(False, description="Log the message of a failed row and how its prompt begins.")
     ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")
+
+
+class ServeSection(Section):
+    """The endpoint: where it listens, what it is called, how much it takes on, and how its processes come and go."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all of the machine's.")
+    port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
+    model: str | None = Field(None, description="The model's name in requests; that of the target's folder by default.")
+    aliases: tuple[str, ...] = Field((), description="Other names of it.")
+    min_replicas: int = Field(1, description="Engines to keep.")
+    max_replicas: int = Field(1, description="Engines to grow to under load.")
+    target_ongoing_requests: float | None = Field(
+        None, description="Requests of an engine beyond which more are added; as many as it has slots by default."
+    )
+    upscale_delay_s: float = Field(10.0, description="Seconds of load before engines are added.")
+    downscale_delay_s: float = Field(300.0, description="Seconds without it before they are taken away.")
+    num_ingresses: int = Field(1, description="Processes that speak HTTP and text in front of the engines.")
+    num_cpus: float = Field(1.0, gt=0, description="Logical CPUs an engine holds; its threads on CPU.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs an engine holds; 1 when the device is cuda and this is 0.")
+    memory: ByteSize | None = Field(None, description="Memory an engine holds, such as 80GiB.")
+    resources: dict[str, float] = Field({}, description="Custom resources an engine holds, by their names.")
+    accelerator_type: str | None = Field(None, description="Kind of GPU, as Ray names it, such as H100.")
+    max_waiting: int = Field(64, description="Samples that may wait for a slot of an engine; then 429.")
+    max_choices: int = Field(128, description="Samples that one request may ask for, over all of its prompts.")
+    request_timeout_s: float = Field(600.0, description="Seconds for a request, waiting included; then 504.")
+    drain_timeout_s: float = Field(120.0, description="Seconds that requests in flight get when an engine is to go.")
+    max_surge_percent: float = Field(100.0, description="Engines a rolling update starts before it ends old ones.")
+    health_period_s: float = Field(10.0, description="Seconds between looks at an engine's health.")
+    health_timeout_s: float = Field(30.0, description="Seconds for such a look; it writes a token if none was lately.")
+    hang_timeout_s: float = Field(
+        900.0, gt=0, description="Seconds for one step of an engine; a process that takes longer hangs, and is ended."
+    )
+    docs: bool = Field(False, description="Show /docs and /openapi.json.")
+    log_format: LogFormat = Field("text", description="Log lines as text, or as JSON objects.")
+    log_level: LogLevel = Field("info", description="Least level of logged events.")
+    ray_address: str | None = Field(None, description="Ray cluster; RAY_ADDRESS, or a local one, unless given.")

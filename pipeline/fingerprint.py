@@ -18,6 +18,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_SKETCHED_PARTS, _SKETCHED_BYTES = 64, 4096  # of each file of weights
 
 
 def model_fingerprint(path: str | Path) -> str:
@@ -34,6 +35,29 @@ def model_fingerprint(path: str | Path) -> str:
         )
     configs = [folder / "config.json", folder / "generation_config.json"]
     return _files_digest(file for file in [*configs, *weights] if file.is_file())
+
+
+def model_sketch(path: str | Path) -> str:
+    """A digest of a model folder that is there at once: its configs, and some bytes of each of its safetensors.
+
+    Another model has another one, for all that matters; only `model_fingerprint` reads everything. Raises as that does.
+    """
+    folder = Path(path)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        return model_fingerprint(folder)  # which raises
+    digest = hashlib.sha256()
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    for file in weights:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for part in range(_SKETCHED_PARTS):
+                stream.seek(size * part // _SKETCHED_PARTS)
+                digest.update(stream.read(_SKETCHED_BYTES))
+    return digest.hexdigest()
 
 
 def tokenizer_fingerprint(path: str | Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_PACKAGES = ("actors", "decoding", "jobs", "pipeline")  # whose loggers are ours
+_PACKAGES = ("actors", "decoding", "endpoint", "jobs", "pipeline")  # whose loggers are ours
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from pipeline.control_tokens import ControlTokens
 from pipeline.errors import RowError
 from pipeline.inputs import InputRow
 
@@ -16,6 +19,7 @@ _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", 
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names that templates know the chat by; apply_chat_template's own parameters are taken as well.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_ROLE = re.compile(r"[\w .-]+")
 # Its parameters that are variables of the template after all: fine where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
 
@@ -75,21 +79,25 @@ class TextCodec:
             dict(template_columns or {}),
         )
 
-    def render(self, row: InputRow) -> str:
-        """The row's prompt as text: the prompt as it is, or its messages through the chat template.
+    def prompt(self, row: InputRow) -> tuple[str, list[int]]:
+        """The row's prompt as text and as token ids. Raises RowError.
 
-        Messages that end with the assistant's are continued; after others a new answer begins. Raises
-        RowError.
+        The text is the prompt as it is, or its messages through the chat template: those that end with the
+        assistant's are continued, after others a new answer begins. What a message says is text, also where it spells
+        a control token.
         """
-        text = row.prompt if row.messages is None else self._render_chat(row)
-        assert text is not None
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RowError(
-                "template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError"
-            ) from error
-        return text
+        if row.messages is None:
+            assert row.prompt is not None
+            return row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False)
+        return self._chat_prompt(row.messages, self._column_variables(row))
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
+        """As `prompt`, for messages without a row. Raises RowError."""
+        return self._chat_prompt(list(messages), {})
+
+    def render(self, row: InputRow) -> str:
+        """The text of `prompt`. Raises RowError."""
+        return self.prompt(row)[0]
 
     def encode(self, text: str, is_chat: bool) -> list[int]:
         """The token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
@@ -112,16 +120,43 @@ class TextCodec:
         """The text of one token by itself, special tokens included; U+FFFD for a part of a character."""
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _render_chat(self, row: InputRow) -> str:
-        messages = _checked_messages(row.messages)
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token by itself; None where the tokenizer does not tell."""
+        text = self.token_text(token_id)
+        if "\ufffd" not in text:
+            return text.encode()
+        spelled = str(self.tokenizer.convert_ids_to_tokens(token_id))
+        if spelled.startswith("<0x") and spelled.endswith(">"):
+            return bytes([int(spelled[3:-1], 16)])
+        table = _byte_of_character()
+        if all(character in table for character in spelled):
+            return bytes(table[character] for character in spelled)
+        return None
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self.tokenizer)
+
+    def _chat_prompt(self, messages: Any, variables: Mapping[str, Any]) -> tuple[str, list[int]]:
+        messages = self._with_system(_checked_messages(messages))
+        masked = self._control_tokens.mask(messages, variables)
+        if masked is None:
+            text = _whole_characters(self._render_chat(messages, variables))
+            return text, self.encode(text, is_chat=True)
+        rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
+        return masked.restore(rendered), self._control_tokens.encode(rendered, masked)
+
+    def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            return [{"role": "system", "content": self.system_prompt}, *messages]
+        return messages
+
+    def _render_chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self.chat_template:
             raise RowError(
                 "template",
                 "the row has messages and the tokenizer has no chat template; set one, or give prompts",
             )
-        if self.system_prompt is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        variables = {**self.template_kwargs, **self._column_variables(row)}
         continues = messages[-1]["role"] == "assistant"
         try:
             rendered = self.tokenizer.apply_chat_template(
@@ -130,6 +165,7 @@ class TextCodec:
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,
+                **self.template_kwargs,
                 **variables,
             )
         except Exception as error:  # a template is a program: whatever it raises is its row's failure
@@ -141,6 +177,23 @@ class TextCodec:
         if missing:
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+def _whole_characters(text: str) -> str:
+    """The text. Raises RowError if it holds half a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RowError("template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError") from error
+    return text
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """How byte-level tokenizers spell bytes (GPT-2): those that print as themselves, the others from U+0100 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def _refuse_bad_template(chat_template: str) -> None:
@@ -173,6 +226,8 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
             raise RowError("template", f"{where}: expected an object, got {type(message).__name__}", "TypeError")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise RowError("template", f"{where}.role: expected a string, got {message.get('role')!r}")
+        if not _ROLE.fullmatch(message["role"]):  # templates put it between the halves of a control token
+            raise RowError("template", f"{where}.role: expected a word, got {message['role'][:80]!r}")
         if not isinstance(message.get("content"), str):
             kind = type(message.get("content")).__name__
             raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")

@@ -28,6 +28,7 @@ from tests.actors.sharded import (
     sharded,
     texts,
 )
+from tests.decoding.tiny import random_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 GREEDY, SAMPLED = replace(PARAMS, temperature=0.0), replace(PARAMS, temperature=0.8)
@@ -216,3 +217,17 @@ def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
     assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
     assert not any(facts.is_fused for facts in model.pipeline.group.facts()), "the new stage was told so, too"
+
+
+def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[str, str]) -> None:
+    (prompt,) = random_prompts([90], vocab_size=POISON, seed=5)
+    whole = list(make_engine(pair, None, "none").prompt_logprobs(prompt, 2))
+    with sharded(pair[0], 3) as model:
+        engine = make_engine(pair, model, "none")
+        before = texts(engine, make_sequences(PARAMS))
+        cut = list(engine.prompt_logprobs(prompt, 2))
+        assert texts(engine, make_sequences(PARAMS)) == before
+    for whole_chunk, cut_chunk in zip(whole, cut, strict=True):
+        for expected, entry in zip(whole_chunk, cut_chunk, strict=True):
+            assert entry.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert [token for token, _ in entry.top] == [token for token, _ in expected.top]

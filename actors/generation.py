@@ -1,0 +1,67 @@
+"""What a replica is asked, and how it refuses: plain data and exceptions that travel between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from decoding.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Prompts whose samples are wanted: sample j of prompt i is sequence i * n + j.
+
+    `seeds` has one for each prompt, which takes the place of `params.seed`: a sample is then what the offline job
+    writes for a row with that seed.
+    """
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    seeds: tuple[int, ...]
+    params: SamplingParams
+    timeout_s: float | None = None  # from when the replica has it
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples of all prompts."""
+        return len(self.prompts) * self.params.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Prompts whose own tokens are scored, and nothing is generated."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    num_top: int
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What there is to know of a replica's engine."""
+
+    max_model_len: int
+    vocab_size: int
+    num_speculative_tokens: int
+
+
+class RefusedError(ValueError):
+    """The request can never be run; its message says why. It is for the client."""
+
+
+class BusyError(RuntimeError):
+    """As many wait already as may wait; nothing has been done."""
+
+
+class DeadlineError(TimeoutError):
+    """The request took longer than it may."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s` is what it had."""
+        super().__init__(f"the request was not done in {timeout_s:g} s")
+        self.timeout_s = timeout_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeadlineError, (self.timeout_s,)

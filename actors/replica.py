@@ -1,0 +1,196 @@
+"""Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
+
+Every request shares the engine's slots with all others. Who asks in vain (the queue is full, the prompt cannot be run,
+time is up) gets a typed exception of `actors/generation.py`; who leaves frees the slots within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from actors.deltas import Delta
+from actors.draft_links import DraftLinks
+from actors.engine_facts import load_facts
+from actors.engine_loop import EngineLoop, EngineNumbers
+from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generator import load_codec, load_engine
+from actors.settings import GeneratorSettings
+from actors.sharded_model import ShardedModel
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.stop_strings import StopStrings
+
+_PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings:
+    """How a replica takes requests."""
+
+    max_waiting: int = 64  # sequences that may wait for a slot; who comes then is refused
+    fresh_s: float = 10.0  # an engine that wrote a token within so many seconds is well; else it is tried
+    probe_timeout_s: float = 20.0  # for that trial
+    hang_timeout_s: float = 900.0  # a step that takes longer ends the process
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if self.max_waiting < 0:
+            raise ValueError(f"serve.max_waiting must not be negative, got {self.max_waiting}")
+        for name in ("fresh_s", "probe_timeout_s", "hang_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")
+
+
+class Replica:
+    """Belongs to one event loop: Ray Serve's, or a test's."""
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        replica_settings: ReplicaSettings | None = None,
+        log_settings: LogSettings | None = None,
+        roster: Any = None,
+    ) -> None:
+        """Load the models. Raises ValueError if they cannot be run.
+
+        `roster` is the DraftRoster of placement "split", an actor.
+        """
+        self._settings = replica_settings or ReplicaSettings()
+        if log_settings is not None:
+            set_up_logs(log_settings)
+        self._codec = load_codec(settings)
+        self._links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
+        started = time.monotonic()
+        try:
+            engine = load_engine(settings, self._links)
+        except BaseException:
+            if self._links is not None:
+                self._links.close()
+            raise
+        self._loop = EngineLoop(engine, self._settings.hang_timeout_s)
+        self._num_unfinished = 0  # sequences
+        self._last_token_at = float("-inf")
+        facts = load_facts(engine, settings.models.draft)
+        _log.info(Event("replica loaded", **facts, seconds=round(time.monotonic() - started, 3)))
+
+    async def facts(self) -> EngineFacts:
+        """Of the engine."""
+        engine = self._loop.engine
+        return EngineFacts(engine.max_model_len, engine.target.vocab_size, engine.options.num_speculative_tokens)
+
+    def numbers(self) -> EngineNumbers:
+        """What the engine does now."""
+        return self._loop.numbers()
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        """What the samples write, as they write it; the last delta of each has its ending.
+
+        Raises RefusedError, BusyError, DeadlineError, or what the engine failed with.
+        """
+        num_new = generation.num_sequences
+        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
+            raise BusyError("too many requests wait already")
+        sequences = self._sequences(generation)
+        self._num_unfinished += num_new
+        try:
+            async with aclosing(self._loop.stream(sequences)) as stream:  # type: ignore[type-var]
+                async for deltas in _until(stream, generation.timeout_s):
+                    self._last_token_at = time.monotonic()
+                    yield deltas
+        finally:
+            self._num_unfinished -= num_new
+
+    async def generate_or_refuse(
+        self, generation: Generation
+    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError]:
+        """As `generate`, but what it refuses with comes as the last item.
+
+        Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
+        """
+        try:
+            async with aclosing(self.generate(generation)) as stream:  # type: ignore[type-var]
+                async for deltas in stream:
+                    yield deltas
+        except (RefusedError, BusyError, DeadlineError) as refusal:
+            yield refusal
+
+    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
+        """Of each prompt's tokens but the first. Raises as `generate` does."""
+        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
+            raise BusyError("too many requests wait already")
+        self._num_unfinished += len(scoring.prompts)
+        try:
+            async with asyncio.timeout(scoring.timeout_s):
+                return [await self._loop.prompt_logprobs(prompt, scoring.num_top) for prompt in scoring.prompts]
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+        except TimeoutError as error:
+            raise DeadlineError(scoring.timeout_s or 0.0) from error
+        finally:
+            self._num_unfinished -= len(scoring.prompts)
+
+    async def check_health(self) -> None:
+        """Nothing, if the engine wrote a token lately or writes one now. Raises what is wrong with it.
+
+        Ray Serve asks this now and then, and replaces a replica that raises it several times in a row.
+        """
+        if time.monotonic() - self._last_token_at < self._settings.fresh_s:
+            return
+        probe = Sequence.create([0], _PROBE)
+        try:
+            await asyncio.wait_for(self._loop.finish([probe]), self._settings.probe_timeout_s)
+        except TimeoutError as error:
+            if time.monotonic() - self._last_token_at < self._settings.probe_timeout_s:
+                return  # it waited in a full queue, and others wrote
+            raise RuntimeError(f"the engine wrote no token in {self._settings.probe_timeout_s:g} s") from error
+        if probe.error is not None:
+            raise RuntimeError(f"the engine failed over a single token: {probe.error}")
+        self._last_token_at = time.monotonic()
+
+    def __del__(self) -> None:
+        """Ray Serve lets go of a replica by this. Its stages and its place at the draft actors go with it."""
+        if not ray.is_initialized():
+            return
+        target = self._loop.engine.target if hasattr(self, "_loop") else None
+        if isinstance(target, ShardedModel):
+            target.pipeline.close()
+        if getattr(self, "_links", None) is not None:
+            self._links.close()  # type: ignore[union-attr]
+
+    def _sequences(self, generation: Generation) -> list[Sequence]:
+        engine, sequences = self._loop.engine, []
+        for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
+            params = replace(generation.params, seed=seed)
+            stop_condition = StopStrings(self._codec, params.stop).find if params.stop else None
+            for sample in range(params.n):
+                sequence = Sequence.create(prompt, params, sample=sample, stop_condition=stop_condition)
+                problem = engine.problem_with(sequence) if sample == 0 else None
+                if problem is not None:
+                    raise RefusedError(problem)
+                sequence.max_tokens = min(sequence.max_tokens, engine.max_model_len - len(prompt))
+                sequences.append(sequence)
+        return sequences
+
+
+async def _until(stream: AsyncIterator[list[Delta]], timeout_s: float | None) -> AsyncIterator[list[Delta]]:
+    """The stream, or DeadlineError when so many seconds are over before it ends."""
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = None if ends_at is None else ends_at - time.monotonic()
+        try:
+            deltas = await asyncio.wait_for(anext(stream), left_s)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise DeadlineError(timeout_s or 0.0) from error
+        yield deltas

@@ -1,0 +1,111 @@
+"""The HTTP application: which path leads where. It knows no engine, only a Service."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import JSONResponse, Response
+
+from endpoint.chat import chat
+from endpoint.completions import complete
+from endpoint.errors import ApiError
+from endpoint.models import list_models, one_model
+from endpoint.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from endpoint.service import Service
+from endpoint.tokenize import detokenize, tokenize
+
+_READY_TIMEOUT_S = 25.0
+
+
+def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
+    """The application over this service; `has_docs` adds /docs and /openapi.json."""
+    app = FastAPI(
+        title="Dray",
+        description="OpenAI-compatible completions, token for token what the target model alone writes.",
+        version=dray_version(),
+        docs_url="/docs" if has_docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if has_docs else None,
+    )
+
+    @app.post("/v1/completions")
+    async def _completions(body: CompletionRequest, request: Request) -> Response:
+        return await complete(service, body, request_id_of(request))
+
+    @app.post("/v1/chat/completions")
+    async def _chat(body: ChatRequest, request: Request) -> Response:
+        return await chat(service, body, request_id_of(request))
+
+    @app.get("/v1/models")
+    async def _models() -> dict[str, Any]:
+        return list_models(service.settings, await service.facts())
+
+    @app.get("/v1/models/{model:path}")
+    async def _model(model: str) -> dict[str, Any]:
+        return one_model(service.settings, await service.facts(), model)
+
+    @app.post("/tokenize")
+    async def _tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        return await tokenize(service, body)
+
+    @app.post("/detokenize")
+    async def _detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        return await detokenize(service, body)
+
+    @app.get("/health")
+    async def _health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/health/ready")
+    async def _ready() -> Response:
+        return await _readiness(service)
+
+    @app.get("/version")
+    async def _version() -> dict[str, str]:
+        return {"version": dray_version()}
+
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.envelope(), error.status, headers=error.headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """The first field that is wrong; `endpoint/edge.py` puts a handler that says more in this one's place."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(step) for step in first["loc"][1:]) or None
+    return await _api_error(request, ApiError(400, f"{param or 'body'}: {first['msg']}", param=param))
+
+
+def request_id_of(request: Request) -> str:
+    """What names the request in logs and answers: what the edge took from `x-request-id`, or a new one."""
+    given = getattr(request.state, "request_id", None)
+    return given if isinstance(given, str) else uuid.uuid4().hex
+
+
+def dray_version() -> str:
+    """Of the installed package; "unknown" where it runs from a folder."""
+    try:
+        return version("dray")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+async def _readiness(service: Service) -> Response:
+    """200 if an engine wrote a token lately, or writes one now."""
+    try:
+        await asyncio.wait_for(service.backend.check_health(), _READY_TIMEOUT_S)
+    except Exception:  # noqa: BLE001 - whatever it is, the answer is that it is not ready
+        error = ApiError(503, "The model is not ready.", type="server_error", code="not_ready")
+        return JSONResponse(error.envelope(), status_code=error.status, headers={"Retry-After": "5"})
+    return JSONResponse({"status": "ready"})

@@ -1,0 +1,134 @@
+"""Deployment: the application on Ray Serve. An ingress that speaks HTTP, and replicas that have an engine each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig
+from ray.serve.handle import DeploymentHandle
+
+from actors.replica import Replica, ReplicaSettings
+from actors.settings import GeneratorSettings
+from endpoint.ingress import Ingress
+from endpoint.service import ServiceSettings
+from pipeline.logs import LogSettings
+
+APP_NAME = "dray"
+_INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentSettings:
+    """How many processes, what each holds, and how they come and go."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float | None = None  # of a replica, where others are added; None: as many as slots
+    upscale_delay_s: float = 10.0
+    downscale_delay_s: float = 300.0
+    num_ingresses: int = 1
+    num_cpus: float = 1.0  # logical CPUs a replica holds; its threads on CPU
+    num_gpus: float = 0.0
+    memory: int | None = None  # bytes a replica holds
+    resources: Mapping[str, float] = field(default_factory=dict)
+    accelerator_type: str | None = None
+    drain_timeout_s: float = 120.0  # a replica that is to go finishes what it has, for so long
+    max_surge_percent: float = 100.0  # of replicas, which a rolling update starts before it ends old ones
+    health_period_s: float = 10.0
+    health_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check what Serve would only refuse later, or not at all."""
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ValueError(
+                "serve.min_replicas and max_replicas must satisfy 1 <= min <= max, "
+                f"got {self.min_replicas} and {self.max_replicas}"
+            )
+        if self.num_ingresses < 1:
+            raise ValueError(f"serve.num_ingresses must be at least 1, got {self.num_ingresses}")
+        if self.target_ongoing_requests is not None and not self.target_ongoing_requests > 0:
+            raise ValueError(f"serve.target_ongoing_requests must be above 0, got {self.target_ongoing_requests}")
+        if not 0 < self.max_surge_percent <= 100:
+            raise ValueError(
+                f"serve.max_surge_percent must be above 0 and at most 100, got {self.max_surge_percent}; "
+                "at 0 a rolling update would end old replicas before new ones are there"
+            )
+        for name in ("upscale_delay_s", "downscale_delay_s", "drain_timeout_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"serve.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("health_period_s", "health_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")
+
+
+def make_application(
+    settings: GeneratorSettings,
+    service_settings: ServiceSettings,
+    replica_settings: ReplicaSettings,
+    deployment_settings: DeploymentSettings,
+    log_settings: LogSettings,
+    *,
+    roster: Any = None,
+    has_docs: bool = False,
+) -> Any:
+    """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor."""
+    asked = deployment_settings
+    # Who comes beyond what a replica takes is refused by the replica, at once and in the API's form; what Serve itself
+    # may hold back is bounded, too, and never reached before.
+    num_taken = settings.engine.num_slots + replica_settings.max_waiting
+    actor_options: dict[str, Any] = {
+        "num_cpus": 1.0 if asked.num_gpus else asked.num_cpus,
+        "num_gpus": asked.num_gpus,
+        "memory": asked.memory,
+        "resources": dict(asked.resources) or None,
+        "accelerator_type": asked.accelerator_type,
+    }
+    scaling: dict[str, Any] = {"num_replicas": asked.min_replicas}
+    if asked.max_replicas > asked.min_replicas:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=asked.min_replicas,
+                max_replicas=asked.max_replicas,
+                target_ongoing_requests=asked.target_ongoing_requests or float(settings.engine.num_slots),
+                upscale_delay_s=asked.upscale_delay_s,
+                downscale_delay_s=asked.downscale_delay_s,
+            )
+        }
+    lifetime: dict[str, Any] = {
+        "max_surge_percent": asked.max_surge_percent,
+        "graceful_shutdown_timeout_s": asked.drain_timeout_s,
+        "health_check_period_s": asked.health_period_s,
+        "health_check_timeout_s": asked.health_timeout_s,
+        "logging_config": {"enable_access_log": False},
+    }
+    replicas = serve.deployment(
+        Replica,
+        name="Replica",
+        ray_actor_options={name: value for name, value in actor_options.items() if value is not None},
+        max_ongoing_requests=2 * num_taken + 16,
+        max_queued_requests=2 * num_taken + 16,
+        **scaling,
+        **lifetime,
+    ).bind(settings, replica_settings, log_settings, roster)
+    ingress = serve.deployment(
+        serve.ingress()(Ingress),
+        name="Ingress",
+        num_replicas=asked.num_ingresses,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_INGRESS_ONGOING,
+        **lifetime,
+    )
+    return ingress.bind(settings, service_settings, log_settings, replicas, has_docs)
+
+
+def deploy(application: Any) -> DeploymentHandle:
+    """Run it on the Serve of this cluster, at "/"; returns when it is up. Raises RuntimeError if that fails."""
+    return serve.run(application, name=APP_NAME, route_prefix="/")
+
+
+def withdraw() -> None:
+    """Take it away again; returns when what was in flight has finished, or had its time."""
+    serve.delete(APP_NAME)

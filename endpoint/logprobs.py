@@ -1,0 +1,67 @@
+"""Log-probabilities as the two routes give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from decoding.sequence import TokenLogprobs
+from pipeline.text import TextCodec
+
+_LEAST = -9999.0  # JSON knows no infinity
+
+
+def completion_logprobs(
+    codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs | None], offsets: Seq[int]
+) -> dict[str, Any]:
+    """Four lists with an entry for each token; None where nothing comes before a token.
+
+    The token itself is among its alternatives. Of those that are written alike the most likely one is given.
+    """
+    tops: list[dict[str, float] | None] = []
+    for token_id, entry in zip(token_ids, logprobs, strict=True):
+        if entry is None:
+            tops.append(None)
+            continue
+        top: dict[str, float] = {}
+        for other, value in (*entry.top, (token_id, entry.logprob)):
+            top.setdefault(_written(codec, other), _finite(value))
+        tops.append(top)
+    return {
+        "tokens": [_written(codec, token_id) for token_id in token_ids],
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
+
+
+def chat_logprobs(codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs]) -> dict[str, Any]:
+    """A list with an object for each token."""
+    content = [
+        {
+            **_chat_entry(codec, token_id, entry.logprob),
+            "top_logprobs": [_chat_entry(codec, other, value) for other, value in entry.top],
+        }
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
+    token_bytes = codec.token_bytes(token_id)
+    return {
+        "token": codec.token_text(token_id),
+        "logprob": _finite(logprob),
+        "bytes": None if token_bytes is None else list(token_bytes),
+    }
+
+
+def _written(codec: TextCodec, token_id: int) -> str:
+    """A token's text; a part of a character as OpenAI writes it, so that two of them are not written alike."""
+    text = codec.token_text(token_id)
+    token_bytes = codec.token_bytes(token_id) if "\ufffd" in text else None
+    return text if token_bytes is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

@@ -1,0 +1,174 @@
+"""Service: what all routes share. The model's name and limits, its tokenizer, and where tokens come from."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from actors.generation import EngineFacts, Generation
+from decoding.sampling_params import SamplingParams
+from endpoint.backend import Backend, ask_facts
+from endpoint.errors import ApiError
+from endpoint.meter import Meter, NoMeter
+from pipeline.errors import RowError
+from pipeline.text import TextCodec
+
+_SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """What the application says of its model, and how much it takes on."""
+
+    model: str  # the name that requests use; may hold slashes
+    aliases: tuple[str, ...] = ()  # other names for it
+    owned_by: str = "dray"
+    fingerprint: str = ""  # of model and configuration: equal ones write equal texts
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    max_choices: int = 128  # samples of all prompts of a request
+    request_timeout_s: float | None = 600.0  # from queue to last token
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in (self.model, *self.aliases):
+            if not name or len(name) > 512:
+                raise ValueError(f"serve.model: expected a name of 1 to 512 characters, got {name!r}")
+        if self.max_choices < 1:
+            raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ValueError(f"serve.request_timeout_s must be above 0 seconds, got {self.request_timeout_s}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """As the model reads it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Service:
+    """One for a process; the tokenizer encodes in a thread of its own, so that a long prompt keeps nobody waiting."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        codec: TextCodec,
+        backend: Backend,
+        new_meter: Callable[[], Meter] = NoMeter,
+    ) -> None:
+        """`new_meter` makes what follows a request to generate."""
+        self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
+        self._facts: EngineFacts | None = None
+        self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+
+    async def facts(self) -> EngineFacts:
+        """Of the engine."""
+        if self._facts is None:
+            self._facts = await ask_facts(self.backend)
+        return self._facts
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError if a request names another model; to name none is fine, since there is one."""
+        if name is not None and name not in (self.settings.model, *self.settings.aliases):
+            raise unknown_model(name)
+
+    async def encode(self, param: str, prompt: str | list[int]) -> Prompt:
+        """A prompt of the request field `param`. Raises ApiError."""
+        if isinstance(prompt, str):
+            token_ids = await self._in_thread(lambda: _encoded(self.codec, prompt, param))
+            return await self._checked(param, Prompt(prompt, tuple(token_ids)))
+        return await self._checked(param, Prompt(self.codec.decode(prompt), tuple(prompt)), check_ids=True)
+
+    async def encode_chat(self, messages: list[dict[str, str]]) -> Prompt:
+        """The messages through the chat template. Raises ApiError."""
+        text, token_ids = await self._in_thread(lambda: _encoded_chat(self.codec, messages))
+        return await self._checked("messages", Prompt(text, tuple(token_ids)))
+
+    def generation(
+        self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None
+    ) -> Generation:
+        """What to ask the backend. Without a seed each prompt gets one of its own, which the answer names."""
+        num_sequences = len(prompts) * params.n
+        if num_sequences > self.settings.max_choices:
+            raise ApiError(
+                400,
+                f"The request asks for {num_sequences} choices (prompts x n, or x best_of), and this server takes at "
+                f"most {self.settings.max_choices}.",
+                param="n",
+                code="invalid_value",
+            )
+        seeds = tuple(secrets.randbelow(_SAFE_SEEDS) if seed is None else seed for _ in prompts)
+        return Generation(
+            request_id=request_id,
+            prompts=tuple(prompt.token_ids for prompt in prompts),
+            seeds=seeds,
+            params=params,
+            timeout_s=self.settings.request_timeout_s,
+        )
+
+    async def check_params(self, params: SamplingParams) -> None:
+        """Raise ApiError for token ids that the model does not have."""
+        vocab_size = (await self.facts()).vocab_size
+        for param, token_ids in (("logit_bias", list(params.logit_bias)), ("stop_token_ids", params.stop_token_ids)):
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise ApiError(
+                        400,
+                        f"{param}: token id {token_id} is outside the model's vocabulary of {vocab_size}",
+                        param=param,
+                        code="invalid_value",
+                    )
+
+    async def _checked(self, param: str, prompt: Prompt, *, check_ids: bool = False) -> Prompt:
+        facts = await self.facts()
+        foreign = next((t for t in prompt.token_ids if t >= facts.vocab_size), None) if check_ids else None
+        if foreign is not None:
+            raise ApiError(
+                400,
+                f"{param}: token id {foreign} is outside the model's vocabulary of {facts.vocab_size}",
+                param=param,
+                code="invalid_value",
+            )
+        if len(prompt.token_ids) > facts.max_model_len:
+            raise too_long(param, len(prompt.token_ids), facts.max_model_len)
+        return prompt
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+
+
+def unknown_model(name: str) -> ApiError:
+    """The answer to a name that no model has."""
+    shown = name[:128].encode("ascii", "backslashreplace").decode()
+    return ApiError(404, f"The model {shown!r} does not exist.", param="model", code="model_not_found")
+
+
+def too_long(param: str, num_tokens: int, max_model_len: int) -> ApiError:
+    """The answer to a prompt that leaves no room for output."""
+    return ApiError(
+        400,
+        f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {num_tokens}.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _encoded(codec: TextCodec, text: str, param: str) -> list[int]:
+    try:
+        return codec.encode(text, is_chat=False)
+    except RowError as error:
+        raise ApiError(400, error.message, param=param, code="invalid_value") from error
+
+
+def _encoded_chat(codec: TextCodec, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
+    try:
+        return codec.chat_prompt(messages)
+    except RowError as error:
+        raise ApiError(400, error.message, param="messages", code="invalid_value") from error

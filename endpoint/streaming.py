@@ -1,0 +1,54 @@
+"""Server-sent events, as OpenAI clients read them (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import StreamingResponse
+
+from endpoint.errors import ApiError
+from pipeline.logs import Event
+
+_log = logging.getLogger(__name__)
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_FAILURE = ApiError(500, "The server failed over this request.", type="server_error", code="internal_error")
+
+
+async def stream_response(chunks: AsyncIterator[dict[str, Any]], request_id: str) -> StreamingResponse:
+    """The chunks as events, once there is one: what fails before it is raised, so that it has a status of its own."""
+    try:
+        first = await anext(chunks)
+    except StopAsyncIteration:
+        raise AssertionError("a stream has at least one chunk") from None
+    return StreamingResponse(_events(first, chunks, request_id), media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], request_id: str) -> AsyncIterator[bytes]:
+    """Ends with [DONE], or with an error that is no success."""
+    async with aclosing(rest):  # type: ignore[type-var]
+        yield event(first)
+        try:
+            async for chunk in rest:
+                yield event(chunk)
+        except ApiError as error:
+            yield event(error.envelope())
+            return
+        except Exception as error:  # noqa: BLE001 - the status is out; the client gets an error without details
+            _log.exception(Event("stream failed", request=request_id, error_type=type(error).__name__))
+            yield event(_FAILURE.envelope())
+            return
+        yield b"data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + dumps(data) + b"\n\n"
+
+
+def dumps(data: Any) -> bytes:
+    """JSON in UTF-8, without spaces."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,87 @@
+"""TextStream: a sample's text as its tokens come. No half characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from actors.deltas import Ending
+from actors.translation import output_text
+from pipeline.incremental_decoder import IncrementalDecoder
+from pipeline.text import TextCodec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What may be shown now."""
+
+    text: str
+    spans: tuple[tuple[str, bool], ...]  # the same text, in parts: whether a part was drafted
+    offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins
+
+
+class TextStream:
+    """The pieces joined are what `actors.translation.output_text` says of all tokens."""
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True) -> None:
+        """Text that may be the beginning of one of these strings is held back until that is known.
+
+        Spans and offsets mean something only `by_token`; without, what comes together is decoded together.
+        """
+        self.token_ids: list[int] = []
+        self.text = ""  # what was shown
+        self._codec, self._stop, self._by_token = codec, stop, by_token
+        self._decoder = IncrementalDecoder(codec)
+        self._held: list[tuple[str, bool]] = []  # decoded, not shown yet
+        self._num_characters = 0  # decoded
+
+    def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
+        """What these tokens, the first of which were drafted, bring to show; all the rest if the sample has ended."""
+        offsets = []
+        if not self._by_token and token_ids:
+            self._hold(self._decoder.push(token_ids), False)
+        for position, token_id in enumerate(token_ids if self._by_token else ()):
+            offsets.append(self._num_characters)
+            self._hold(self._decoder.push([token_id]), position < num_accepted)
+        self.token_ids += token_ids
+        if ending is None:
+            return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
+        whole = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
+        rest = whole[len(self.text) :]
+        decoded = "".join(text for text, _ in self._held)
+        if not decoded.startswith(rest):  # the flush of a half character, or a tokenizer that takes text back
+            self._held = [(rest, False)]
+        return self._show(len(rest), tuple(offsets))
+
+    def _hold(self, text: str, is_drafted: bool) -> None:
+        self._num_characters += len(text)
+        if not text:
+            return
+        if self._held and self._held[-1][1] == is_drafted:
+            self._held[-1] = (self._held[-1][0] + text, is_drafted)
+        else:
+            self._held.append((text, is_drafted))
+
+    def _num_undecided(self) -> int:
+        """Characters at the end that a stop string may begin with."""
+        text = "".join(text for text, _ in self._held)
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+    def _show(self, num_characters: int, offsets: tuple[int, ...]) -> Piece:
+        shown: list[tuple[str, bool]] = []
+        while num_characters > 0 and self._held:
+            text, is_drafted = self._held.pop(0)
+            if len(text) > num_characters:
+                self._held.insert(0, (text[num_characters:], is_drafted))
+                text = text[:num_characters]
+            shown.append((text, is_drafted))
+            num_characters -= len(text)
+        text = "".join(text for text, _ in shown)
+        self.text += text
+        return Piece(text, tuple(shown), offsets)

@@ -1,0 +1,36 @@
+"""POST /tokenize and /detokenize: what the model reads of a text, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from endpoint.errors import ApiError
+from endpoint.protocol import DetokenizeRequest, TokenizeRequest
+from endpoint.service import Service
+
+
+async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
+    """The token ids of a prompt, or of messages through the chat template. Raises ApiError."""
+    service.check_model(request.model)
+    if request.messages is not None:
+        prompt = await service.encode_chat(request.as_rows())
+    else:
+        assert request.prompt is not None
+        prompt = await service.encode("prompt", request.prompt)
+    facts = await service.facts()
+    return {"count": len(prompt.token_ids), "max_model_len": facts.max_model_len, "tokens": list(prompt.token_ids)}
+
+
+async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
+    """The text of token ids, special tokens left out. Raises ApiError."""
+    service.check_model(request.model)
+    vocab_size = (await service.facts()).vocab_size
+    foreign = next((token_id for token_id in request.tokens if token_id >= vocab_size), None)
+    if foreign is not None:
+        raise ApiError(
+            400,
+            f"tokens: token id {foreign} is outside the model's vocabulary of {vocab_size}",
+            param="tokens",
+            code="invalid_value",
+        )
+    return {"prompt": service.codec.decode(request.tokens)}

@@ -1,0 +1,183 @@
+"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until it is told to end.
+
+SIGTERM or Ctrl-C: nothing new is taken, what is in flight is finished, then it ends. A second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import ray
+import torch
+import yaml
+from ray import serve
+
+from actors.draft_roster import start_roster
+from actors.generator import load_codec
+from actors.resources import describe_placement, settle_device
+from actors.settings import GeneratorSettings
+from endpoint.deployment import APP_NAME, deploy, make_application, withdraw
+from jobs.cluster import join_ray
+from jobs.ending import Exit, bad_configuration
+from jobs.plan import check_models, settled_models, settled_stages
+from jobs.serve_config import ServeConfig, load_serve_config
+from jobs.stopping import sigterm_interrupts
+from pipeline.fingerprint import model_sketch, text_fingerprint, tokenizer_fingerprint
+
+_LOOK_EVERY_S = 5.0  # whether the application still runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    with sigterm_interrupts():
+        try:
+            config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
+            settings, num_gpus = settled(config)
+            check_models(settings)
+            application = _application(config, settings, num_gpus) if not config.dry_run else None
+        except (ValueError, OSError) as error:
+            return bad_configuration(error)
+        except KeyboardInterrupt:
+            return Exit.INCOMPLETE
+        print(describe(config, settings), flush=True)
+        return Exit.COMPLETE if application is None else _serve(config, application)
+
+
+def application(sections: dict[str, Any]) -> Any:
+    """For Serve's own configuration, which KubeRay takes: `import_path: jobs.serve:application`, and the sections as args.
+
+    Host and port are Serve's business there. Raises ValueError or OSError for what can be known to be wrong.
+    """
+    with NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(sections, file)
+        file.flush()
+        config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
+    settings, num_gpus = settled(config)
+    check_models(settings)
+    return _application(config, settings, num_gpus)
+
+
+def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:
+    """The engine's settings with device, folders and dtype as they will be, and the GPUs that an engine takes."""
+    settings, address = config.generator_settings(), _address(config)
+    if config.models.device == "auto" and address:
+        join_ray(address)
+    cluster_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else torch.cuda.device_count()
+    if config.models.device == "cuda" and address:
+        cluster_gpus = max(cluster_gpus, 1.0)  # the cluster's, not this machine's
+    if config.stages.count > 1 and config.models.device != "cpu":  # the stages take the GPUs; an engine none of itself
+        has_gpus = cluster_gpus + config.stages.num_gpus + config.serve.num_gpus > 0
+        device = "cuda" if has_gpus or config.models.device == "cuda" else "cpu"
+        num_gpus = config.serve.num_gpus
+    else:
+        device, pool = settle_device(config.models.device, config.pool(), float(cluster_gpus))
+        num_gpus = pool.num_gpus
+    models, stages = settled_models(settings.models, device), settled_stages(settings.stages, device)
+    return replace(settings, models=models, stages=stages), num_gpus
+
+
+def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """What is served, for a person."""
+    models, serve_section = settings.models, config.serve
+    engines = f"{serve_section.min_replicas}"
+    if serve_section.max_replicas > serve_section.min_replicas:
+        engines += f" to {serve_section.max_replicas}"
+    lines = [
+        f"Serving {_name(config, settings)!r} at http://{serve_section.host}:{serve_section.port}/v1",
+        f"  target:  {models.target} ({models.device}, {models.dtype})",
+        f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
+        f"  engines: {engines}, {settings.engine.num_slots} slots each",
+        f"  placement: {describe_placement(settings, config.pool())}",
+    ]
+    return "\n".join(lines)
+
+
+def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float) -> Any:
+    """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
+    codec = load_codec(settings)
+    service_settings = config.service_settings(_name(config, settings), _fingerprint(settings, codec.chat_template))
+    deployment_settings = config.deployment_settings(num_gpus)
+    roster = None
+    if settings.placement == "split":
+        join_ray(_address(config))
+        roster = start_roster(settings, APP_NAME, config.log_settings(), config.serve.min_replicas)
+    return make_application(
+        settings,
+        service_settings,
+        config.replica_settings(),
+        deployment_settings,
+        config.log_settings(),
+        roster=roster,
+        has_docs=config.serve.docs,
+    )
+
+
+def _serve(config: ServeConfig, application: Any) -> Exit:
+    """Run it until a signal comes."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        join_ray(_address(config))
+        serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
+        deploy(application)
+        print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
+        _wait()
+    except KeyboardInterrupt:
+        print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
+        withdraw()
+        return Exit.COMPLETE
+    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    finally:
+        if _address(config) is None and ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+    return Exit.FAILED
+
+
+def _wait() -> None:
+    """Until the application is gone, which somebody else may have taken away. A signal raises KeyboardInterrupt."""
+    never = threading.Event()
+    while not never.wait(_LOOK_EVERY_S):
+        if APP_NAME not in serve.status().applications:
+            print("error: the application was taken away", file=sys.stderr)
+            return
+
+
+def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """The model's name: as configured, as on the hub, or as its folder."""
+    target = config.models.target
+    return config.serve.model or (Path(settings.models.target).name if Path(target).exists() else target)
+
+
+def _fingerprint(settings: GeneratorSettings, chat_template: str | None) -> str:
+    """Of what decides which text a request with a seed gets."""
+    models, engine = settings.models, settings.engine
+    parts = (
+        model_sketch(models.target),
+        tokenizer_fingerprint(models.tokenizer or models.target),
+        text_fingerprint(chat_template or ""),
+        settings.chat.system_prompt,
+        sorted(settings.chat.template_kwargs.items()),
+        models.dtype,
+        engine.verification,
+        engine.max_model_len,
+    )
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+
+def _address(config: ServeConfig) -> str | None:
+    return config.serve.ray_address or os.environ.get("RAY_ADDRESS")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

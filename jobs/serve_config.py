@@ -1,0 +1,107 @@
+"""ServeConfig: what `jobs.serve` is told, checked as every configuration is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from actors.replica import ReplicaSettings
+from actors.settings import (
+    ChatSettings,
+    DraftSettings,
+    GeneratorSettings,
+    ModelSettings,
+    Placement,
+    StageSettings,
+)
+from decoding.options import EngineOptions
+from endpoint.deployment import DeploymentSettings
+from endpoint.service import ServiceSettings
+from jobs.config import YamlConfig, check_draft_timeouts, load_settings_of
+from jobs.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection
+from pipeline.dataset import ActorPool
+from pipeline.logs import LogSettings
+
+
+class ServeConfig(YamlConfig):
+    """Serves a model behind the OpenAI API: the target's own text, token for token, with the draft's help."""
+
+    dry_run: bool = Field(False, description="Print what would be served and stop; no model is loaded.")
+    models: ModelsSection
+    stages: StagesSection = StagesSection()
+    chat: ChatSection = ChatSection()
+    engine: EngineSection = EngineSection()
+    placement: Placement = Field(
+        "colocated", description="Draft model in the engine's process (colocated), or in draft actors (split)."
+    )
+    drafts: DraftsSection = DraftsSection()
+    serve: ServeSection = ServeSection()
+
+    def generator_settings(self) -> GeneratorSettings:
+        """The engine's part. Sampling is the request's business, and so are seeds."""
+        return GeneratorSettings(
+            models=ModelSettings(**self.models.model_dump()),
+            engine=EngineOptions(**self.engine.model_dump()),
+            chat=ChatSettings(**self.chat.model_dump()),
+            stages=StageSettings(**self.stages.model_dump()),
+            placement=self.placement,
+            drafts=DraftSettings(**self.drafts.model_dump()),
+        )
+
+    def deployment_settings(self, num_gpus: float) -> DeploymentSettings:
+        """How many processes, and what each holds: so many GPUs, since the device is known."""
+        values = self.serve.model_dump(include=set(DeploymentSettings.__dataclass_fields__))
+        return DeploymentSettings(**{**values, "num_gpus": num_gpus})
+
+    def replica_settings(self) -> ReplicaSettings:
+        """How an engine takes requests."""
+        return ReplicaSettings(
+            max_waiting=self.serve.max_waiting,
+            probe_timeout_s=0.9 * self.serve.health_timeout_s,
+            hang_timeout_s=self.serve.hang_timeout_s,
+        )
+
+    def service_settings(self, model: str, fingerprint: str) -> ServiceSettings:
+        """What the application says; `model` is its name where the configuration has none."""
+        return ServiceSettings(
+            model=self.serve.model or model,
+            aliases=self.serve.aliases,
+            fingerprint=fingerprint,
+            max_choices=self.serve.max_choices,
+            request_timeout_s=self.serve.request_timeout_s,
+        )
+
+    def pool(self) -> ActorPool:
+        """The engines as a pool, for what is known of pools."""
+        serve = self.serve
+        return ActorPool(
+            min_actors=serve.min_replicas,
+            max_actors=serve.max_replicas,
+            num_cpus=serve.num_cpus,
+            num_gpus=serve.num_gpus,
+            memory=serve.memory,
+            resources=serve.resources,
+            accelerator_type=serve.accelerator_type,
+        )
+
+    def log_settings(self) -> LogSettings:
+        """What every process logs: never a prompt or an output."""
+        return LogSettings(format=self.serve.log_format, level=self.serve.log_level)
+
+
+def load_serve_config(arguments: Sequence[str], prog: str) -> ServeConfig:
+    """The configuration of these command-line arguments, or a ValueError that names every wrong field."""
+    config = load_settings_of(ServeConfig, arguments, prog)
+    settings = config.generator_settings()
+    config.deployment_settings(config.serve.num_gpus), config.replica_settings(), config.pool()  # their own checks
+    config.service_settings("model", "")
+    check_draft_timeouts(settings, config.serve.hang_timeout_s)
+    if config.chat.template_columns:
+        raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
+    if config.stages.count > 1 and config.serve.hang_timeout_s <= settings.stages.longest_step_s:
+        raise ValueError(
+            f"serve.hang_timeout_s is {config.serve.hang_timeout_s:g}, but an engine that replaces stages may need "
+            f"{settings.stages.longest_step_s:g} seconds for a step; raise it"
+        )
+    return config

@@ -1,0 +1,138 @@
+"""ControlTokens: what a tokenizer reads as one token of its own, and how text is kept from being read so.
+
+A chat template writes control tokens (<|im_end|>), and a message may hold the same characters. In a message they are
+text. So before the template runs, such characters are masked by others that no text has; after it, what is not masked
+is the template's own. The text is then encoded by a twin of the tokenizer that knows its control tokens under masks of
+their own only: what a message says is never read as one, and what the template says always is.
+
+An assistant's messages may hold the tokens that are not special (<think>): the model wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipeline.errors import RowError
+
+# Characters for private use: no tokenizer's normalizer changes them, and no standard gives them a meaning.
+_FIRST_DIGIT, _OPEN, _CLOSE = 0xE100, "\ue0fe", "\ue0ff"
+
+
+def _mask(number: int, nonce: str) -> str:
+    """A string that is in no text: the nonce is drawn anew by every process."""
+    return _OPEN + nonce + "".join(chr(_FIRST_DIGIT + int(digit)) for digit in str(number)) + _CLOSE
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Messages and template variables with their control characters masked, and what each mask stands for."""
+
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any]
+    masks: Mapping[str, str]
+
+    def restore(self, text: str) -> str:
+        """The text with the messages' own characters again."""
+        for mask, original in self.masks.items():
+            text = text.replace(mask, original)
+        return text
+
+
+class ControlTokens:
+    """Of one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Reads its added tokens; the twin is made when it is first needed."""
+        self._tokenizer = tokenizer
+        added = {token_id: str(token.content) for token_id, token in tokenizer.added_tokens_decoder.items()}
+        special = set(tokenizer.all_special_tokens) | {
+            str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
+        }
+        # Runs of spaces and line breaks are tokens of their own in some, and control nothing.
+        self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
+        self._any = _pattern(self._ids)
+        self._special = _pattern([content for content in self._ids if content in special])
+        self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
+
+    def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
+        """All masked; None where there is nothing to mask: it is then rendered and encoded as it is."""
+        masks: dict[str, str] = {}
+        masked = [
+            {name: self._masked(value, message.get("role") == "assistant", masks) for name, value in message.items()}
+            for message in messages
+        ]
+        masked_variables = {name: self._masked(value, False, masks) for name, value in variables.items()}
+        return Masked(masked, masked_variables, masks) if masks else None
+
+    def _masked(self, value: Any, is_assistants: bool, masks: dict[str, str]) -> Any:
+        if isinstance(value, str):
+            pattern = self._special if is_assistants else self._any
+            return value if pattern is None else pattern.sub(lambda match: self._new_mask(match, masks), value)
+        if isinstance(value, dict):
+            return {name: self._masked(inner, is_assistants, masks) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self._masked(inner, is_assistants, masks) for inner in value]
+        return value
+
+    def _new_mask(self, match: re.Match[str], masks: dict[str, str]) -> str:
+        mask = _mask(len(self._ids) + len(masks), self._nonce)
+        masks[mask] = match.group()
+        return mask
+
+    def encode(self, rendered: str, masked: Masked) -> list[int]:
+        """The token ids of what the template made of masked messages. Raises RowError if they cannot be kept apart."""
+        twin, own_masks, ids = self._twin
+        assert self._any is not None
+        text = self._any.sub(lambda match: own_masks[match.group()], rendered)
+        token_ids = twin.encode(masked.restore(text), add_special_tokens=False).ids
+        controls = set(self._ids.values())
+        if any(token_id not in ids and token_id in controls for token_id in token_ids):
+            raise _cannot(masked)
+        return [ids.get(token_id, token_id) for token_id in token_ids]
+
+    @cached_property
+    def _twin(self) -> tuple[Any, dict[str, str], dict[int, int]]:
+        """The twin, the mask of each control token, and from the twin's ids of added tokens to the tokenizer's own."""
+        from tokenizers import Tokenizer
+
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise RowError(
+                "encode",
+                "a message holds a control token of this tokenizer, which has no fast version to encode it as text",
+            )
+        description, names = json.loads(backend.to_str()), dict[str, int]()
+        own_masks = {content: _mask(number, self._nonce) for number, content in enumerate(self._ids)}
+        for token in description["added_tokens"]:
+            if token["content"] in own_masks:
+                token |= {"content": own_masks[token["content"]], "single_word": False}
+            names[token["content"]] = token["id"]
+        description["post_processor"] = None  # names special tokens, and adds them to plain prompts only
+        description["truncation"] = description["padding"] = None
+        twin = Tokenizer.from_str(json.dumps(description))
+        ids: dict[int, int] = {}
+        for name, token_id in names.items():
+            twin_id = twin.token_to_id(name)
+            assert twin_id is not None, "the twin was made with these tokens"
+            ids[twin_id] = token_id
+        return twin, own_masks, ids
+
+
+def _cannot(masked: Masked) -> RowError:
+    return RowError(
+        "encode",
+        f"a message holds {sorted(set(masked.masks.values()))[0]!r}, a control token that this tokenizer cannot write "
+        "as text",
+    )
+
+
+def _pattern(contents: Any) -> re.Pattern[str] | None:
+    """Any of these strings, of several that begin at a place the longest."""
+    longest_first = sorted(contents, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

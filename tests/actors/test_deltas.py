@@ -1,0 +1,201 @@
+"""Tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from actors.deltas import Delta, Growth, TextChangedError
+from actors.engine_loop import EngineLoop
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+
+Pair = tuple[str, str]
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1)
+
+
+def sequences(count: int, params: SamplingParams = PARAMS) -> list[Sequence]:
+    return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
+
+
+def plain(pair: Pair, num_slots: int = 4) -> Engine:
+    return Engine.load(*pair, EngineOptions(num_slots=num_slots, drafter="none"))
+
+
+async def all_of(loop: EngineLoop, asked: list[Sequence]) -> list[Delta]:
+    return [delta async for deltas in loop.stream(asked) for delta in deltas]
+
+
+@pytest.mark.parametrize("options", [{"drafter": "none"}, {"num_speculative_tokens": 4, "draft_length": "fixed"}])
+def test_the_deltas_of_a_sequence_are_its_tokens_and_counts(text_pair: Pair, options: dict[str, Any]) -> None:
+    engine, asked = Engine.load(*text_pair, EngineOptions(num_slots=2, **options)), sequences(3)
+    deltas = asyncio.run(all_of(EngineLoop(engine), asked))
+    for index, sequence in enumerate(asked):
+        own = [delta for delta in deltas if delta.index == index]
+        assert [token for delta in own for token in delta.token_ids] == sequence.output_token_ids
+        assert [entry for delta in own for entry in delta.logprobs] == sequence.logprobs
+        assert sum(delta.num_accepted for delta in own) == sequence.num_accepted_tokens
+        assert [delta.ending is not None for delta in own] == [False] * (len(own) - 1) + [True]
+        ending = own[-1].ending
+        assert ending is not None
+        assert ending.finish_reason == "length"
+        rounds = ending.num_rounds_by_draft
+        assert sum(rounds.values()) == sequence.num_rounds == ending.num_rounds
+        assert sum(drafted * count for (drafted, _), count in rounds.items()) == sequence.num_draft_tokens
+        assert sum(accepted * count for (_, accepted), count in rounds.items()) == sequence.num_accepted_tokens
+
+
+def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
+    async def first() -> None:
+        (sequence,) = asked = sequences(1)
+        async with aclosing(EngineLoop(plain(text_pair)).stream(asked)) as stream:  # type: ignore[type-var]
+            deltas = await anext(stream)
+            assert deltas[0].token_ids
+            assert not sequence.is_finished
+
+    asyncio.run(first())
+
+
+def test_a_sequence_that_cannot_run_ends_its_stream_with_the_error(text_pair: Pair) -> None:
+    bad, good = Sequence.create([], PARAMS), sequences(1)[0]
+    deltas = asyncio.run(all_of(EngineLoop(plain(text_pair)), [bad, good]))
+    endings = {delta.index: delta.ending for delta in deltas if delta.ending is not None}
+    assert (endings[0].finish_reason, endings[1].finish_reason) == ("error", "length")
+    assert "the prompt has no tokens" in str(endings[0].error)
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+def test_who_leaves_frees_the_slots_within_a_step_and_nobody_elses(text_pair: Pair, how: str) -> None:
+    async def scenario() -> None:
+        engine = plain(text_pair, num_slots=3)
+        loop, long = EngineLoop(engine), SamplingParams(max_tokens=200, ignore_eos=True)
+        steps = 0
+        step = engine.step
+
+        def counted() -> list[Sequence]:
+            nonlocal steps
+            steps += 1
+            return step()
+
+        engine.step = counted  # type: ignore[method-assign]
+        stays, leaves = sequences(1, long), sequences(4, long)
+        staying = asyncio.ensure_future(loop.finish(stays))
+        stream = loop.stream(leaves)
+        await anext(stream)
+        if how == "closed":
+            await stream.aclose()  # type: ignore[attr-defined]
+        else:
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        left_at = steps
+        while engine.num_running > 1:
+            await asyncio.sleep(0)
+            assert steps <= left_at + 2, "the slots of who left are still taken"
+        assert not staying.done()
+        await staying
+        assert len(stays[0].output_token_ids) == 200
+        assert loop.numbers().num_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_fails_fails_the_stream_after_what_it_wrote(text_pair: Pair) -> None:
+    async def scenario() -> None:
+        engine = plain(text_pair)
+        step, seen = engine.step, []
+
+        def broken() -> list[Sequence]:
+            if len(seen) > 1:
+                raise RuntimeError("a kernel failed")
+            return step()
+
+        engine.step = broken  # type: ignore[method-assign]
+        loop = EngineLoop(engine)
+        stream = loop.stream(sequences(1))
+
+        async def read() -> None:
+            async for deltas in stream:
+                seen.extend(deltas)
+
+        with pytest.raises(RuntimeError, match="a kernel failed"):
+            await read()
+        assert len(seen) >= 2
+        engine.step = step  # type: ignore[method-assign]
+        assert (await all_of(loop, sequences(1)))[-1].ending is not None
+
+    asyncio.run(scenario())
+
+
+def rounds_of(*rounds: tuple[list[int], int]) -> Any:
+    """A sequence that commits these rounds, each of tokens of which so many were drafted and all but one stood."""
+    sequence = Sequence.create([1], SamplingParams(max_tokens=100))
+
+    def go_on() -> Sequence:
+        for tokens, num_drafted in rounds:
+            sequence.commit(tokens, num_draft_tokens=num_drafted, eos_token_ids=frozenset())
+            yield
+
+    return sequence, go_on()
+
+
+def test_a_sequence_that_begins_again_is_silent_until_it_is_where_it_was() -> None:
+    sequence, rounds = rounds_of(([1, 2, 3], 2), ([4], 2), ([1, 2], 2), ([3, 4, 5], 2), ([6], 0))
+    growth, told = Growth(0, sequence), []
+    for number in range(5):
+        next(rounds)
+        if number == 1:
+            told.append(growth.look())
+            sequence.restart()
+            growth.begin_again()
+            continue
+        told.append(growth.look())
+    assert [delta and (delta.token_ids, delta.num_accepted) for delta in told] == [
+        ((1, 2, 3), 2),
+        ((4,), 0),
+        None,
+        ((5,), 0),
+        ((6,), 0),
+    ]
+
+
+def test_a_sequence_that_writes_something_else_the_second_time_is_an_error() -> None:
+    sequence, rounds = rounds_of(([1, 2, 3], 2), ([1, 7], 2))
+    growth = Growth(0, sequence)
+    next(rounds)
+    growth.look()
+    sequence.restart()
+    growth.begin_again()
+    next(rounds)
+    with pytest.raises(TextChangedError):
+        growth.look()
+
+
+def test_out_of_memory_in_mid_stream_is_not_seen_in_the_text(text_pair: Pair) -> None:
+    async def scenario() -> list[Delta]:
+        engine = Engine.load(*text_pair, EngineOptions(num_slots=4, num_speculative_tokens=3, draft_length="fixed"))
+        step, num_steps = engine.step, 0
+
+        def full() -> list[Sequence]:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == 3:
+                raise MemoryError("planted")
+            return step()
+
+        engine.step = full  # type: ignore[method-assign]
+        loop = EngineLoop(engine)
+        deltas = await all_of(loop, asked)
+        assert loop.numbers().num_out_of_memory == 1
+        return deltas
+
+    asked, expected = sequences(4), sequences(4)
+    deltas = asyncio.run(scenario())
+    for _ in plain(text_pair).stream(expected):
+        pass
+    for index, sequence in enumerate(expected):
+        own = [token for delta in deltas if delta.index == index for token in delta.token_ids]
+        assert own == sequence.output_token_ids

@@ -1,0 +1,124 @@
+"""A replica: who waits, who is refused, who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from actors.generation import BusyError, DeadlineError, Generation, RefusedError, Scoring
+from actors.replica import Replica, ReplicaSettings
+from decoding import SamplingParams
+from tests.endpoint.server import settings_of
+
+LONG = SamplingParams(max_tokens=80, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def replica(text_pair: tuple[str, str]) -> Replica:
+    return Replica(settings_of(text_pair, num_slots=2), ReplicaSettings(max_waiting=2))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop that the replica belongs to."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def ask(params: SamplingParams = LONG, *prompts: list[int], **values: Any) -> Generation:
+    prompts = prompts or ([5, 6],)
+    return Generation(
+        request_id="r", prompts=tuple(map(tuple, prompts)), seeds=tuple(range(len(prompts))), params=params, **values
+    )
+
+
+async def all_of(replica: Replica, generation: Generation) -> list[Any]:
+    return [delta async for deltas in replica.generate(generation) for delta in deltas]
+
+
+def test_over_the_bound_a_request_is_refused_at_once_and_later_taken(replica: Replica, runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        first = [replica.generate(ask()) for _ in range(4)]
+        waiting = [asyncio.ensure_future(anext(stream)) for stream in first]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await anext(replica.generate(ask()))
+        with pytest.raises(BusyError):
+            await replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
+        (refusal,) = [item async for item in replica.generate_or_refuse(ask())]
+        assert isinstance(refusal, BusyError)
+        for stream, future in zip(first, waiting, strict=True):
+            await future
+            async for _ in stream:
+                pass
+        assert (await all_of(replica, ask()))[-1].ending is not None
+
+    runner.run(scenario())
+
+
+def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica, runner: asyncio.Runner) -> None:
+    deltas = runner.run(all_of(replica, ask(SamplingParams(n=8, max_tokens=3, ignore_eos=True))))
+    assert {delta.index for delta in deltas} == set(range(8))
+
+
+def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        with pytest.raises(DeadlineError, match=r"not done in 1e-06 s"):
+            await all_of(replica, ask(timeout_s=1e-6))
+        with pytest.raises(DeadlineError):
+            await replica.score(Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, timeout_s=1e-6))
+        assert replica._num_unfinished == 0
+        assert (await all_of(replica, ask()))[-1].ending is not None
+
+    runner.run(scenario())
+
+
+def test_who_leaves_counts_no_more(replica: Replica, runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        for _ in range(10):  # more than may wait
+            async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
+                await anext(stream)
+        assert replica._num_unfinished == 0
+        while replica.numbers().num_running:
+            await asyncio.sleep(0)
+
+    runner.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("generation", "problem"),
+    [(ask(LONG, []), "no tokens"), (ask(LONG, [5] * 96), "96 tokens"), (ask(LONG, [5], [9999]), "token id 9999")],
+)
+def test_what_can_never_run_is_refused_before_anything_runs(
+    replica: Replica, runner: asyncio.Runner, generation: Generation, problem: str
+) -> None:
+    with pytest.raises(RefusedError, match=problem):
+        runner.run(all_of(replica, generation))
+    assert replica._num_unfinished == 0
+
+
+def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        replica._last_token_at = float("-inf")
+        await replica.check_health()
+        assert replica._last_token_at > 0
+        engine, step = replica._loop.engine, replica._loop.engine.step
+
+        def broken() -> Any:
+            raise RuntimeError("the engine is dead")
+
+        engine.step = broken  # type: ignore[method-assign]
+        try:
+            await replica.check_health()  # a token came lately
+            replica._last_token_at = float("-inf")
+            with pytest.raises(RuntimeError, match="the engine is dead"):
+                await replica.check_health()
+        finally:
+            engine.step = step  # type: ignore[method-assign]
+        await replica.check_health()
+
+    runner.run(scenario())

@@ -1,0 +1,136 @@
+"""Requests whose replica dies: they go on with another one, or say that they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from actors.deltas import Delta, Ending
+from actors.generation import BusyError, DeadlineError, Generation, RefusedError
+from decoding import SamplingParams
+from endpoint.backend import Replicas, as_api_error, ask
+from endpoint.errors import ApiError
+
+ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
+GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
+
+
+def delta(index: int, *tokens: int, accepted: int = 0, ends: bool = False) -> Delta:
+    return Delta(index, tokens, accepted, (), ENDING if ends else None)
+
+
+class Handle:
+    """What a deployment handle looks like, over replicas that say what they are told and die when they are told."""
+
+    def __init__(self, *runs: list[Any]) -> None:
+        self._runs, self.num_cancelled = list(runs), 0
+        self.generate_or_refuse = self
+
+    def options(self, stream: bool) -> Handle:
+        assert stream
+        return self
+
+    def remote(self, generation: Generation) -> Handle:
+        return self
+
+    def cancel(self) -> None:
+        self.num_cancelled += 1
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for said in self._runs.pop(0):
+            if isinstance(said, ActorDiedError | RayTaskError | BackPressureError):
+                raise said
+            yield said
+
+
+async def read(handle: Handle, *, is_repeatable: bool = True) -> list[Delta]:
+    replicas = Replicas(handle, is_repeatable=is_repeatable)
+    return [delta async for deltas in replicas.generate(GENERATION) for delta in deltas]
+
+
+def told(deltas: list[Delta], index: int) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
+    handle = Handle(
+        [[delta(0, 1, 2, 3, accepted=2), delta(1, 8)], [delta(0, 4)], ActorDiedError()],
+        [[delta(0, 1, 2)], [delta(0, 3, 4, 5, accepted=2), delta(1, 8, 9, accepted=1)], ActorDiedError()],
+        [[delta(0, 1, 2, 3, 4)], [delta(0, 5, 6, ends=True)], [delta(1, 8, 9, ends=True)]],
+    )
+    deltas = asyncio.run(read(handle))
+    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
+    assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
+    assert [(delta.token_ids, delta.num_accepted) for delta in deltas if delta.index == 0][2] == ((5,), 0)
+    assert handle.num_cancelled == 0
+
+
+def test_after_three_replicas_it_is_given_up() -> None:
+    with pytest.raises(ActorDiedError):
+        asyncio.run(read(Handle(*[[[delta(0, 1)], ActorDiedError()] for _ in range(4)])))
+
+
+def test_what_is_not_repeatable_goes_on_only_if_nothing_was_told() -> None:
+    again = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
+    assert told(asyncio.run(read(Handle([ActorDiedError()], again), is_repeatable=False)), 0) == [1]
+    with pytest.raises(ActorDiedError):
+        asyncio.run(read(Handle([[delta(0, 1)], ActorDiedError()], again), is_repeatable=False))
+
+
+def test_another_text_is_never_put_behind_what_was_told() -> None:
+    handle = Handle([[delta(0, 1, 2)], ActorDiedError()], [[delta(0, 1, 3)]])
+    with pytest.raises(RuntimeError, match="does not write what it had written"):
+        asyncio.run(read(handle))
+
+
+def test_who_leaves_has_the_replica_cancelled() -> None:
+    async def scenario() -> Handle:
+        handle = Handle([[delta(0, 1)], [delta(0, 2)]])
+        stream = Replicas(handle, is_repeatable=True).generate(GENERATION)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        return handle
+
+    assert asyncio.run(scenario()).num_cancelled == 1
+
+
+@pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), DeadlineError(1.0)])
+def test_a_refusal_is_raised_as_what_it_is(refusal: Exception) -> None:
+    with pytest.raises(type(refusal)):
+        asyncio.run(read(Handle([refusal])))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (BusyError("x"), 429, "server_busy"),
+        (BackPressureError(num_queued_requests=2, max_queued_requests=1), 429, "server_busy"),
+        (RefusedError("sampling.min_tokens is wrong"), 400, "invalid_value"),
+        (DeadlineError(2.0), 504, "deadline_exceeded"),
+        (ActorDiedError(), 503, "model_unavailable"),
+    ],
+)
+def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -> None:
+    answer = as_api_error(error)
+    assert isinstance(answer, ApiError)
+    assert (answer.status, answer.code) == (status, code)
+    assert ("Retry-After" in answer.headers) == (status in (429, 503))
+
+
+def test_a_fault_of_ours_stays_what_it_is() -> None:
+    class Broken:
+        async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+            raise ZeroDivisionError
+            yield []
+
+    async def scenario() -> None:
+        async for _ in ask(Broken(), GENERATION):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(scenario())

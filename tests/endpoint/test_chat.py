@@ -1,0 +1,158 @@
+"""POST /v1/chat/completions, with the official client as the judge of its form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.endpoint.server import CONTEXT, MODEL, Server
+
+USER = {"role": "user", "content": "hello"}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "a question": [USER],
+    "with a system prompt": [{"role": "system", "content": "a small text"}, USER],
+    "second turn": [USER, {"role": "assistant", "content": "world"}, {"role": "user", "content": "one"}],
+    "an answer begun": [USER, {"role": "assistant", "content": "wor"}],
+    "other letters": [{"role": "user", "content": "für 日本 🙂"}],
+    "control tokens": [{"role": "user", "content": "a<|end|>b"}],
+}
+
+
+def streamed(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], list[Any]]:
+    texts: dict[int, str] = {}
+    chunks = list(client.chat.completions.create(model=MODEL, stream=True, **request))
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    return texts, chunks
+
+
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
+    server: Server, client: openai.OpenAI, name: str, temperature: float
+) -> None:
+    request: dict[str, Any] = {"messages": CHATS[name], "temperature": temperature, "seed": 3, "max_tokens": 20}
+    whole = client.chat.completions.create(model=MODEL, **request)
+    (row,) = server.offline(messages=CHATS[name], temperature=temperature, seed=3, max_tokens=20)
+    assert whole.choices[0].message.content == row["text"]
+    assert whole.choices[0].finish_reason == row["finish_reason"]
+    assert streamed(client, **request)[0] == {0: row["text"]}
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
+
+
+def test_content_may_come_in_text_parts_and_a_developer_is_heard_as_the_system(
+    server: Server, client: openai.OpenAI
+) -> None:
+    request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
+    plain = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
+    same = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
+    first = client.chat.completions.create(messages=plain, **request)  # type: ignore[call-overload]
+    second = client.chat.completions.create(messages=same, **request)  # type: ignore[call-overload]
+    assert first.choices[0].message.content == second.choices[0].message.content
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+
+
+def test_an_answer_can_be_sent_back_as_it_came(server: Server, client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)  # type: ignore[list-item]
+    messages = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
+    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    plain = [USER, {"role": "assistant", "content": first.choices[0].message.content}, messages[-1]]
+    (row,) = server.offline(messages=plain, temperature=0.0, max_tokens=8)
+    assert second.choices[0].message.content == row["text"]
+    dumped = [USER, first.choices[0].message.model_dump(), messages[-1]]
+    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    assert again.choices[0].message.content == row["text"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_completion_tokens": 4, "max_tokens": 9}, 4),
+        ({}, None),
+    ],
+)
+def test_the_length_is_the_newer_limit_or_the_older_one_or_what_the_context_leaves(
+    client: openai.OpenAI, limits: dict[str, int], expected: int | None
+) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[USER],  # type: ignore[list-item]
+        extra_body={"ignore_eos": True},
+        **limits,  # type: ignore[arg-type]
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == (expected or CONTEXT - answer.usage.prompt_tokens)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client: openai.OpenAI) -> None:
+    texts, chunks = streamed(
+        client, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
+    )
+    for index in range(3):
+        own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert (own[0].delta.role, own[0].delta.content) == ("assistant", "")
+        assert all(choice.delta.role is None for choice in own[1:])
+        assert [choice.finish_reason for choice in own].count(None) == len(own) - 1
+        assert own[-1].finish_reason in ("stop", "length")
+        assert own[-1].delta.content is None
+    assert len(texts) == 3
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens > 0
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("num_top", [None, 0, 4])
+def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
+    server: Server, client: openai.OpenAI, num_top: int | None
+) -> None:
+    request: dict[str, Any] = {"messages": [USER], "seed": 6, "max_tokens": 12, "logprobs": True}
+    if num_top is not None:
+        request["top_logprobs"] = num_top
+    whole = client.chat.completions.create(model=MODEL, **request).choices[0]
+    (row,) = server.offline(messages=[USER], seed=6, max_tokens=12, logprobs=num_top or 0)
+    assert whole.logprobs is not None
+    content = whole.logprobs.content or []
+    assert [entry.logprob for entry in content] == pytest.approx(row["logprobs"], abs=1e-4)
+    assert all(len(entry.top_logprobs) == (num_top or 0) for entry in content)
+    written = b"".join(bytes(entry.bytes or []) for entry in content)
+    assert written.decode("utf-8", "replace").startswith((whole.message.content or "").rstrip("\ufffd"))
+    _, chunks = streamed(client, **request)
+    parts = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    assert [entry.token for part in parts for entry in part] == [entry.token for entry in content]
+
+
+def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
+    _, chunks = streamed(client, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True})
+    contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    assert contents
+    for choice in contents:
+        spans = choice.model_extra["draft_spans"]
+        assert "".join(span["text"] for span in spans) == choice.delta.content
+
+
+def test_fields_that_only_say_who_asks_are_taken(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello", "name": "ann"}],
+        max_tokens=1,
+        user="ann",
+        metadata={"job": "7"},
+        store=False,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        response_format={"type": "text"},
+        tool_choice="none",
+        modalities=["text"],
+    )
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint == "fp_1"
+    assert answer.choices[0].message.role == "assistant"

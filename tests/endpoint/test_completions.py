@@ -1,0 +1,322 @@
+"""POST /v1/completions, with the official client as the judge of its form, and the target alone of its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.endpoint.server import CONTEXT, MODEL, Server
+
+PROMPTS = ["hello world", "a small text", "one", " two three\n", "für 日本 🙂", "x" * 40]
+
+
+def streamed(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], list[Any]]:
+    """The text of each choice, and all chunks."""
+    texts: dict[int, str] = {}
+    chunks = list(client.completions.create(model=MODEL, stream=True, **request))
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    return texts, chunks
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text_is_the_targets_own_whole_streamed_offline_and_by_transformers(
+    server: Server, client: openai.OpenAI, prompt: str
+) -> None:
+    request: dict[str, Any] = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    assert streamed(client, **request)[0] == {0: whole}
+    (row,) = server.offline(prompt, temperature=0.0, max_tokens=24)
+    assert row["text"] == whole
+    model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
+    ids = torch.tensor([server.service.codec.encode(prompt, is_chat=False)])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, pad_token_id=0
+    )
+    assert server.service.codec.decode(output[0, ids.shape[1] :].tolist()) == whole
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cool": {"temperature": 0.5},
+    "hot": {"temperature": 2.0},
+    "top_p": {"top_p": 0.7},
+    "top_k": {"top_k": 5},
+    "min_p": {"min_p": 0.1},
+    "frequency": {"frequency_penalty": 1.5},
+    "presence": {"presence_penalty": -1.0},
+    "repetition": {"repetition_penalty": 1.3},
+    "bias": {"logit_bias": {"70": 5.0, "80": -100.0}},
+    "greedy bias": {"temperature": 0.0, "logit_bias": {"75": 3.0}},
+    "all": {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "frequency_penalty": 0.3, "min_p": 0.01},
+    "negative seed": {"seed": -5},
+    "large seed": {"seed": 2**63 - 1},
+    "ignoring the end": {"ignore_eos": True, "max_tokens": 60},
+    "at least": {"min_tokens": 20, "temperature": 1.5},
+    "ending at tokens": {"stop_token_ids": [70, 71, 72, 73, 74, 75, 76]},
+    "several": {"n": 3},
+}
+_EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with_it(
+    server: Server, client: openai.OpenAI, name: str
+) -> None:
+    sampling = {"seed": 11, "max_tokens": 24, **SAMPLING[name]}
+    official = {key: value for key, value in sampling.items() if key not in _EXTENSIONS}
+    request: dict[str, Any] = {
+        "prompt": "hello world",
+        **official,
+        "extra_body": {key: value for key, value in sampling.items() if key in _EXTENSIONS},
+    }
+    answer = client.completions.create(model=MODEL, **request)
+    rows = server.offline("hello world", **sampling)
+    assert [choice.text for choice in answer.choices] == [row["text"] for row in rows]
+    assert [choice.finish_reason for choice in answer.choices] == [row["finish_reason"] for row in rows]
+    assert streamed(client, **request)[0] == {row["sample"]: row["text"] for row in rows}
+
+
+def test_without_a_seed_texts_differ_and_the_seed_that_is_told_writes_them_again(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": MODEL, "prompt": ["one", "one"], "max_tokens": 20}
+    first, second = (client.completions.create(**request) for _ in range(2))
+    texts = [choice.text for answer in (first, second) for choice in answer.choices]
+    assert len(set(texts)) == 4
+    for choice in (*first.choices, *second.choices):
+        seed = choice.model_extra["seed"]
+        again = client.completions.create(model=MODEL, prompt="one", max_tokens=20, seed=seed)
+        assert again.choices[0].text == choice.text
+
+
+def test_a_prompt_comes_in_four_forms(server: Server, client: openai.OpenAI) -> None:
+    def ids(text: str) -> list[int]:
+        return server.service.codec.encode(text, is_chat=False)
+
+    forms: list[Any] = ["one", ids("one"), ["one", "two three"], [ids("one"), ids("two three")]]
+    answers = [client.completions.create(model=MODEL, prompt=form, temperature=0).choices for form in forms]
+    texts = [[choice.text for choice in choices] for choices in answers]
+    assert texts[0] == texts[1] == texts[2][:1]
+    assert texts[2] == texts[3]
+    assert len(texts[2]) == 2
+
+
+def test_choice_i_n_plus_j_is_sample_j_of_prompt_i(server: Server, client: openai.OpenAI) -> None:
+    prompts, request = ["one", "two three"], {"n": 3, "seed": 5, "max_tokens": 12}
+    answer = client.completions.create(model=MODEL, prompt=prompts, **request)  # type: ignore[call-overload]
+    expected = [row["text"] for prompt in prompts for row in server.offline(prompt, **request)]
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == expected
+    texts, _ = streamed(client, prompt=prompts, **request)
+    assert [texts[index] for index in range(6)] == expected
+
+
+def test_sixteen_tokens_unless_more_are_asked_for_and_no_more_than_the_context(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="one", extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    answer = client.completions.create(model=MODEL, prompt="one", max_tokens=5000, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == CONTEXT
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_stop_strings_end_the_text_and_are_not_in_it_nor_is_a_part_of_one_streamed(
+    server: Server, client: openai.OpenAI
+) -> None:
+    request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 60}
+    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    for start in range(2, 22, 5):
+        stop = whole[start : start + 3]
+        for stops in (stop, [stop], ["nowhere at all", stop, stop + whole[start + 3]]):
+            answer = client.completions.create(model=MODEL, stop=stops, **request)
+            (row,) = server.offline(**{**request, "stop": stops})
+            assert (answer.choices[0].text, answer.choices[0].finish_reason) == (row["text"], "stop")
+            assert answer.choices[0].model_extra["stop_reason"] == row["stop_reason"]
+            texts, chunks = streamed(client, stop=stops, **request)
+            assert texts == {0: row["text"]}
+            text = ""
+            for chunk in chunks:
+                text += chunk.choices[0].text
+                assert row["text"].startswith(text), "a chunk held more than the text before the stop string"
+
+
+def test_what_may_begin_a_stop_string_and_does_not_comes_later_but_comes(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 30}
+    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    almost = [character + "\x00" for character in dict.fromkeys(whole)][:4]
+    assert streamed(client, stop=almost, **request)[0] == {0: whole}
+
+
+def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_counts(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": ["one", "two"], "n": 2, "seed": 1}
+    _, chunks = streamed(client, stream_options={"include_usage": True}, **request)
+    whole = client.completions.create(model=MODEL, **request)
+    assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
+    finished = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert sorted(finished) == [0, 1, 2, 3]
+    assert whole.usage is not None
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert all("usage" in chunk.model_fields_set for chunk in chunks)
+    _, without = streamed(client, **request)
+    assert not any("usage" in chunk.model_fields_set for chunk in without)
+    assert all(chunk.choices for chunk in without)
+
+
+def test_log_probabilities_are_those_of_the_targets_raw_logits(server: Server, client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="hello world", max_tokens=10, seed=2, logprobs=3, frequency_penalty=1.0
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    (row,) = server.offline("hello world", max_tokens=10, seed=2, logprobs=3, frequency_penalty=1.0)
+    assert logprobs.token_logprobs == pytest.approx(row["logprobs"], abs=1e-4)
+    codec = server.service.codec
+    written = [codec.token_text(token_id) for token_id in row["token_ids"]]
+    assert any("\ufffd" in text for text in written), "parts of characters are written as bytes"
+    for text, token in zip(written, logprobs.tokens or [], strict=True):
+        assert token.startswith("bytes:\\x") if "\ufffd" in text else token == text
+    for token, own, tops, expected in zip(
+        logprobs.tokens or [],
+        logprobs.token_logprobs or [],
+        logprobs.top_logprobs or [],
+        row["top_logprobs"],
+        strict=True,
+    ):
+        assert tops[token] == pytest.approx(own)
+        best = expected[0]
+        assert max(tops.values()) == pytest.approx(max(best["logprob"], own), abs=1e-4)
+        assert len(tops) in (3, 4)
+    offsets = logprobs.text_offset or []
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_streamed_log_probabilities_are_those_of_the_whole_answer(client: openai.OpenAI, echo: bool) -> None:
+    request: dict[str, Any] = {"prompt": "für one", "seed": 2, "max_tokens": 20, "logprobs": 2, "echo": echo}
+    whole = client.completions.create(model=MODEL, **request).choices[0]
+    texts, chunks = streamed(client, **request)
+    assert texts == {0: whole.text}
+    assert whole.logprobs is not None
+    parts = [choice.logprobs for chunk in chunks for choice in chunk.choices]
+    for name in ("tokens", "text_offset"):
+        assert [entry for part in parts for entry in getattr(part, name)] == getattr(whole.logprobs, name)
+    values = [value for part in parts for value in part.token_logprobs]
+    assert values[echo:] == pytest.approx((whole.logprobs.token_logprobs or [])[echo:], abs=1e-4)
+
+
+@pytest.mark.parametrize("prompt", ["hello world, one two", "für 日本 🙂", "o"])
+def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: openai.OpenAI, prompt: str) -> None:
+    """What lm-eval's local-completions asks for."""
+    ids = server.service.codec.encode(prompt, is_chat=False)
+    model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
+    expected_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [expected_TV[position, token_id].item() for position, token_id in enumerate(ids[1:])]
+    for form in (prompt, ids):
+        answer = client.completions.create(
+            model=MODEL,
+            prompt=form,  # type: ignore[arg-type]
+            max_tokens=0,
+            echo=True,
+            logprobs=1,
+            temperature=0,
+        )
+        choice = answer.choices[0]
+        assert choice.text == prompt
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+        assert len(choice.logprobs.tokens or []) == len(choice.logprobs.text_offset or []) == len(ids)
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
+
+
+def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": ["one two", "hello"], "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    plain = client.completions.create(model=MODEL, **request)
+    echoed = client.completions.create(model=MODEL, echo=True, **request)
+    for prompt, before, after in zip(request["prompt"], plain.choices, echoed.choices, strict=True):
+        assert after.text == prompt + before.text
+        num_prompt = len(server.service.codec.encode(prompt, is_chat=False))
+        assert before.logprobs is not None
+        assert after.logprobs is not None
+        assert (after.logprobs.tokens or [])[num_prompt:] == before.logprobs.tokens
+        assert (after.logprobs.text_offset or [])[num_prompt] == len(prompt)
+    assert client.completions.create(model=MODEL, echo=True, prompt="one", max_tokens=0).choices[0].text == "one"
+    assert streamed(client, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
+
+
+def test_the_best_of_several_samples_are_those_whose_tokens_are_likeliest(
+    server: Server, client: openai.OpenAI
+) -> None:
+    request: dict[str, Any] = {"prompt": "hello world", "seed": 9, "max_tokens": 12}
+    rows = server.offline(**request, n=6, logprobs=0)
+    rows.sort(key=lambda row: -sum(row["logprobs"]) / len(row["logprobs"]))
+    answer = client.completions.create(model=MODEL, n=2, best_of=6, **request)
+    assert [choice.text for choice in answer.choices] == [row["text"] for row in rows[:2]]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(row["num_output_tokens"] for row in rows)
+
+
+def test_an_answer_says_how_its_drafts_fared_with_the_names_that_vllm_has(
+    server: Server, client: openai.OpenAI
+) -> None:
+    request: dict[str, Any] = {
+        "prompt": "hello world",
+        "temperature": 0,
+        "max_tokens": 40,
+        "extra_body": {"ignore_eos": True},
+    }
+    answer = client.completions.create(model=MODEL, **request)
+    numbers = answer.model_extra["metrics"]["speculative_decoding"]
+    assert numbers["num_spec_tokens"] == 3
+    assert sum(numbers["acceptance_histogram"]) == numbers["num_spec_steps"]
+    accepted = sum(count * accepted for accepted, count in enumerate(numbers["acceptance_histogram"]))
+    assert accepted == numbers["num_accepted_draft_tokens"] > 0
+    by_draft = numbers["acceptance_histogram_by_draft_length"]
+    assert sum(int(drafted) * sum(counts) for drafted, counts in by_draft.items()) == numbers["num_draft_tokens"]
+    assert numbers["draft_acceptance_rate"] == accepted / numbers["num_draft_tokens"]
+    assert numbers["mean_acceptance_length"] == 1 + accepted / numbers["num_spec_steps"]
+    _, chunks = streamed(client, stream_options={"include_usage": True}, **request)
+    assert chunks[-1].model_extra["metrics"]["speculative_decoding"] == numbers
+    several = client.completions.create(model=MODEL, n=2, **request)
+    assert several.model_extra["metrics"]["speculative_decoding"] is None
+
+
+def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {
+        "prompt": "für one",
+        "seed": 4,
+        "max_tokens": 60,
+        "stream_options": {"include_usage": True},
+    }
+    extra = {"include_draft_spans": True, "ignore_eos": True}
+    texts, chunks = streamed(client, extra_body=extra, stop=["zz"], **request)
+    spans = []
+    for chunk in chunks[:-1]:
+        own = chunk.choices[0].model_extra["draft_spans"]
+        assert "".join(span["text"] for span in own) == chunk.choices[0].text
+        spans += own
+    assert "".join(span["text"] for span in spans) == texts[0]
+    accepted = chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert accepted > 0
+    assert any(span["is_accepted"] for span in spans)
+    assert not all(span["is_accepted"] for span in spans)
+
+
+def test_the_head_of_an_answer_names_the_model_and_what_it_runs_as(client: openai.OpenAI) -> None:
+    for name in (MODEL, "tiny"):
+        answer = client.completions.create(model=name, prompt="one", max_tokens=1)
+        assert (answer.object, answer.model, answer.system_fingerprint) == ("text_completion", MODEL, "fp_1")
+        assert answer.id.startswith("cmpl-")

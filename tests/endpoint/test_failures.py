@@ -1,0 +1,158 @@
+"""What a client sees when something goes wrong behind the application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, ClassVar
+
+import httpx2
+import openai
+import pytest
+
+from actors.deltas import Delta, Ending
+from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, Scoring
+from decoding.sequence import TokenLogprobs
+from endpoint.meter import FinishReason
+from pipeline.counts import Counts
+from tests.endpoint.server import MODEL, Server, running_server, settings_of
+
+
+class Backend:
+    """Says two tokens, and then does what it is told."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], Any] = lambda: None
+        self.num_closed = 0
+
+    async def facts(self) -> EngineFacts:
+        return EngineFacts(96, 300, 3)
+
+    async def check_health(self) -> None:
+        return None
+
+    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
+        raise BusyError("x")
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        try:
+            if generation.params.max_tokens > 1:
+                yield [Delta(0, (70, 71), 1)]
+            if (wait := self.then()) is not None:
+                await wait
+            ending = Ending("length", None, None, 0, 2, 1, 1, {(1, 1): 1, (0, 0): 1})
+            yield [Delta(0, (72,), 0, (), ending)]
+        finally:
+            self.num_closed += 1
+
+
+class Meter:
+    """Remembers what it was told; the newest of all is what a test looks at."""
+
+    made: ClassVar[list[Meter]] = []
+
+    def __init__(self) -> None:
+        self.num_tokens, self.reasons, self.counts = 0, list[str](), Counts()
+        Meter.made.append(self)
+
+    def tokens(self, num_tokens: int, sample: int = 0) -> None:
+        self.num_tokens += num_tokens
+
+    def finished(self, reason: FinishReason, counts: Counts | None = None) -> None:
+        self.reasons.append(reason)
+        self.counts = counts or Counts()
+
+
+@pytest.fixture(scope="module")
+def served(text_pair: tuple[str, str]) -> Iterator[tuple[Server, Backend]]:
+    backend = Backend()
+    with running_server(settings_of(text_pair), backend) as server:
+        server.service.new_meter = Meter
+        yield server, backend
+
+
+def fail(error: Exception) -> Callable[[], Any]:
+    def then() -> Any:
+        raise error
+
+    return then
+
+
+ERRORS: list[tuple[Exception, int, str, str]] = [
+    (BusyError("x"), 429, "server_busy", "rejected"),
+    (DeadlineError(1.0), 504, "deadline_exceeded", "timeout"),
+    (ZeroDivisionError("secret"), 500, "internal_error", "error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS)
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_an_error_in_mid_stream_is_an_error_event_and_no_success(
+    served: tuple[Server, Backend], path: str, error: Exception, status: int, code: str, reason: str
+) -> None:
+    server, backend = served
+    backend.then = fail(error)
+    own = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={**own, "stream": True, "max_tokens": 9})
+    assert answer.status_code == 200
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert json.loads(events[-1])["error"]["code"] == code
+    assert "[DONE]" not in answer.text
+    assert "secret" not in answer.text
+    assert Meter.made[-1].reasons == [reason]
+    with server.client() as client, pytest.raises(openai.APIError):
+        for _ in client.completions.create(model=MODEL, prompt="a", stream=True, max_tokens=9):
+            pass
+
+
+@pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS[:2])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_before_the_first_token_has_a_status_of_its_own(
+    served: tuple[Server, Backend], stream: bool, error: Exception, status: int, code: str, reason: str
+) -> None:
+    server, backend = served
+    backend.then = fail(error)
+    answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert Meter.made[-1].reasons == [reason]
+
+
+def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> None:
+    body = {"prompt": "a", "echo": True, "logprobs": 1}
+    answer = httpx2.post(f"{served[0].url}/v1/completions", json=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[Server, Backend]) -> None:
+    server, backend = served
+    is_waiting, num_closed = asyncio.Event(), backend.num_closed
+
+    async def wait() -> None:
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    backend.then = wait
+    body = {"prompt": "a", "stream": True, "max_tokens": 9}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+        asyncio.run_coroutine_threadsafe(is_waiting.wait(), server.loop).result(30)
+
+    async def closed() -> None:
+        while backend.num_closed == num_closed:
+            await asyncio.sleep(0.01)
+
+    asyncio.run_coroutine_threadsafe(closed(), server.loop).result(30)
+    assert Meter.made[-1].reasons == ["cancelled"]
+
+
+def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Backend]) -> None:
+    server, backend = served
+    backend.then = lambda: None
+    with server.client() as client:
+        client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=9)
+    meter = Meter.made[-1]
+    assert (meter.num_tokens, meter.reasons) == (3, ["length"])
+    counts = meter.counts
+    assert (counts.num_prompt_tokens, counts.num_output_tokens, counts.num_rounds) == (2, 3, 2)
+    assert (counts.num_draft_tokens, counts.num_accepted_tokens, counts.accepted_per_position) == (1, 1, (1,))

@@ -1,0 +1,81 @@
+"""Models, tokens, health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.endpoint.server import CONTEXT, MODEL, Server
+
+
+def test_the_model_is_listed_under_each_of_its_names(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == [MODEL, "tiny"]
+    assert all(model.object == "model" and model.created > 1_600_000_000 for model in models)
+    assert client.models.retrieve(MODEL).id == MODEL, "a name may hold slashes"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/model")
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("text", ["hello world", "für 日本 🙂", "a<|end|>b"])
+def test_tokens_of_a_text_and_back(server: Server, text: str) -> None:
+    answer = httpx2.post(f"{server.url}/tokenize", json={"prompt": text}).json()
+    expected = server.service.codec.encode(text, is_chat=False)
+    assert answer == {"count": len(expected), "max_model_len": CONTEXT, "tokens": expected}
+    back = httpx2.post(f"{server.url}/detokenize", json={"tokens": expected}).json()
+    assert back == {"prompt": server.service.codec.decode(expected)}
+
+
+def test_messages_are_tokenized_as_a_chat_reads_them(server: Server, client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "hello <|end|>"}]
+    answer = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()
+    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    assert chat.usage is not None
+    assert answer["count"] == chat.usage.prompt_tokens
+    assert answer["tokens"] == server.service.codec.chat_prompt(messages)[1]
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, {"prompt": 5}])
+def test_there_is_one_thing_to_tokenize(server: Server, body: dict[str, Any]) -> None:
+    assert httpx2.post(f"{server.url}/tokenize", json=body).status_code == 400
+
+
+def test_a_token_id_that_the_model_does_not_have_is_refused(server: Server) -> None:
+    answer = httpx2.post(f"{server.url}/detokenize", json={"tokens": [1, 5000]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_health_is_that_of_the_process_and_readiness_that_of_the_engine(server: Server) -> None:
+    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert httpx2.get(f"{server.url}/health/ready").json() == {"status": "ready"}
+    engine = server.service.backend._loop.engine  # type: ignore[attr-defined]
+    step, last = engine.step, server.service.backend._last_token_at  # type: ignore[attr-defined]
+
+    def broken() -> Any:
+        raise RuntimeError("the GPU fell off the bus")
+
+    try:
+        engine.step, server.service.backend._last_token_at = broken, float("-inf")  # type: ignore[attr-defined]
+        answer = httpx2.get(f"{server.url}/health/ready")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert "GPU" not in answer.text
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+    finally:
+        engine.step, server.service.backend._last_token_at = step, last  # type: ignore[attr-defined]
+    assert httpx2.get(f"{server.url}/health/ready").status_code == 200
+
+
+def test_the_version_is_told(server: Server) -> None:
+    assert set(httpx2.get(f"{server.url}/version").json()) == {"version"}
+
+
+def test_openapi_describes_every_route(server: Server) -> None:
+    paths = httpx2.get(f"{server.url}/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health"} <= set(
+        paths
+    )
