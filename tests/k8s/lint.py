@@ -28,7 +28,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     ray = ray_object(objects)
     if ray is not None:
         found += [f"{name_of(ray)}: {problem}" for problem in [*_ray(ray), *_budget(objects, ray)]]
-    found += _network(objects)
+    found += _network(objects, ground)
     return found
 
 
@@ -223,13 +223,11 @@ def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
         yield "the disruption budget must say minAvailable as a number: KubeRay's pods have no scale"
 
 
-def _network(objects: list[Object]) -> Iterator[str]:
+def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    if not policies:
-        return
-    if not any(
+    if policies and not any(
         each["spec"]["podSelector"] == {} and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"} and not each["spec"].keys() & {"ingress", "egress"}
-        for each in policies
+        for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
     ):
         yield "NetworkPolicy: none denies what no other allows"
     for each in policies:
