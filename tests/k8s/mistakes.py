@@ -104,7 +104,7 @@ MISTAKES = (
     Mistake("no resources", f"{_SUBMITTER}.containers.0.resources", GONE, "request and limit of cpu"),
     Mistake("a mount without a volume", f"{_WORKER}.volumeMounts.0.name", "temp", "no volume is called"),
     Mistake("the autoscaler's mount without a volume", "spec.rayClusterSpec.autoscalerOptions.volumeMounts.0.name", "x", "has no volume"),
-    Mistake("two mounts on a path", f"{_WORKER}.volumeMounts.1.mountPath", "/tmp", "two on one path"),
+    Mistake("two mounts on a path", f"{_WORKER}.volumeMounts.1.mountPath", "/tmp", "is there twice"),
     Mistake("a claim that is nowhere", f"{_WORKER_POD}.volumes.3.persistentVolumeClaim.claimName", "model", "which is nowhere"),
     Mistake("a ConfigMap that is nowhere", f"{_WORKER_POD}.volumes.4.configMap.name", "dray", "which is nowhere"),
     Mistake("a service account that is nowhere", f"{_WORKER_POD}.serviceAccountName", "default", "which is nowhere"),
