@@ -1,6 +1,7 @@
 """The schemas of KubeRay's custom resources, as the API server applies them: nulls pruned, defaults set, nothing unknown.
 
-The definitions are not in this repository; DRAY_KUBERAY_CRDS names their folder (k8s/README.md says how to get them).
+The definitions are not in this repository; KUBERAY_CRDS names their folder (k8s/README.md says how to get them). The
+variable is not called DRAY_...: the commands refuse such names that are no fields.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
-VARIABLE = "DRAY_KUBERAY_CRDS"
+VARIABLE = "KUBERAY_CRDS"
 _LISTED = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
 Schema = dict[str, Any]
 
