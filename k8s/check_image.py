@@ -70,11 +70,11 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
     for install in installs:
         if "-c constraints.txt" not in install:
             yield f"{install.strip()!r} does not keep to constraints.txt"
-    pinned = {line.partition("==")[0].lower() for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
     project = tomllib.loads((root / "pyproject.toml").read_text())
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[\[<>=~ ]", requirement)[0]
-        if name.lower() not in pinned:
+        if name.lower().replace("_", "-") not in pinned:
             yield f"{name} is a dependency and not in constraints.txt"
     copied = {word for step in steps if step.name == "COPY" for word in step.arguments.split()}
     for package in {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}:
