@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding.support import load_config
 
@@ -43,7 +43,11 @@ def footprint(folder: str, dtype: str, num_slots: int, max_model_len: int) -> Fo
 
     Raises ValueError if the model cannot be run. The network is made without its weights, on no device.
     """
-    config = load_config(folder)
+    return footprint_of(load_config(folder), dtype, num_slots, max_model_len)
+
+
+def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+    """As `footprint`, of a configuration."""
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)

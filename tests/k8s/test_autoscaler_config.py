@@ -20,7 +20,7 @@ EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]
     "overlays/spot": {"on-demand": (GPU, 0, 2, 120.0, 0), "spot": (GPU, 0, 8, 120.0, 10)},
     "overlays/split": {
         "target": (GPU, 0, 8, 120.0, None),
-        "draft": ({"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 4, 120.0, None),
+        "draft": ({"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 8, 120.0, None),
     },
     "overlays/service": {"gpu": (GPU, 1, 8, 120.0, None)},
     "overlays/head-ft": {"gpu": (GPU, 1, 8, 120.0, None)},
