@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import subprocess
@@ -17,11 +18,12 @@ import pytest
 from jobs import generate
 from pipeline.check import check_run, content_hash
 from pipeline.run_directory import RunDirectory
+from tests.faults.autoscaling import num_workers
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until
 from tests.k8s.fake_kubernetes import FakeKubernetes, serving
 from tests.k8s.local_operator import HEAD_POD, LocalOperator, autoscaler
-from tests.k8s.manifests import cluster_spec, of_kind, render
+from tests.k8s.manifests import K8S, cluster_spec, of_kind, render
 from tests.k8s.payloads import as_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -145,3 +147,24 @@ def test_a_job_without_the_token_is_refused(demo: Demo) -> None:
     assert job.returncode != 0
     assert "403" in said or "token" in said.lower()
     assert not demo.output.exists()
+
+
+def test_a_pod_that_ends_takes_its_node_out_of_use_first(tmp_path: Path) -> None:
+    with running_cluster() as cluster:
+        node = cluster.add_node()
+        shim = tmp_path / "pgrep"  # in a pod there is one raylet; here there are others
+        shim.write_text(f"#!/bin/sh\necho {cluster.workers[node]}\n")
+        shim.chmod(0o755)
+        path = f"{tmp_path}:{cluster.environment['PATH']}"
+        environment = cluster.environment | {"PATH": path, "RAY_ADDRESS": cluster.address}
+        done = subprocess.run(["bash", str(K8S / "drain.sh"), "20"], env=environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        wait_until(lambda: num_workers(cluster) == 0, PATIENCE_S, every_s=0.5)
+
+
+def test_a_pod_ends_even_if_its_cluster_is_gone(tmp_path: Path) -> None:
+    shim = tmp_path / "pgrep"
+    shim.write_text("#!/bin/sh\nexit 1\n")
+    shim.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", str(K8S / "drain.sh"), "600"], env=environment, timeout=30).returncode == 0
