@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,14 +20,14 @@ from pipeline.run_directory import RunDirectory
 from tests.faults.autoscaling import num_workers
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until
+from tests.k8s.demo import demo_cluster, demo_config
 from tests.k8s.fake_kubernetes import FakeKubernetes, serving
 from tests.k8s.local_operator import HEAD_POD, LocalOperator, autoscaler
-from tests.k8s.manifests import K8S, cluster_spec, of_kind, render
+from tests.k8s.manifests import K8S, of_kind, render
 from tests.k8s.payloads import as_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_S = 300.0
-IDLE_S = 8  # of a node until it goes; the manifest's 30 would only make the test longer
 
 
 @dataclass
@@ -63,21 +62,6 @@ class Demo:
         """What the autoscaler asked for, in order."""
         operations = [operation for patch in self.kubernetes.patches for operation in patch]
         return [operation["value"] for operation in operations if operation["path"].endswith("/replicas")]
-
-
-def demo_config(folder: Path) -> Path:
-    """The demo's ConfigMap as a file of this machine."""
-    path = folder / "run.yaml"
-    path.write_text(as_here(of_kind(render("overlays/cpu-demo"), "ConfigMap")["data"]["run.yaml"], str(folder)))
-    return path
-
-
-def demo_cluster() -> dict[str, Any]:
-    """The RayCluster that the operator would make of the demo's RayJob."""
-    spec = cluster_spec(of_kind(render("overlays/cpu-demo"), "RayJob"))
-    for group in spec["workerGroupSpecs"]:
-        group["idleTimeoutSeconds"] = IDLE_S
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "demo", "namespace": "dray"}, "spec": spec}
 
 
 @pytest.fixture

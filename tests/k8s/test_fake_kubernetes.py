@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.k8s.demo import demo_cluster
 from tests.k8s.fake_kubernetes import FakeKubernetes, serving
 from tests.k8s.manifests import ROOT
-from tests.k8s.test_autoscaling import demo_cluster
 
 # The provider reads its environment when it is imported: it gets a process of its own.
 _PROVIDER = """
