@@ -64,13 +64,23 @@ def _base_images(steps: list[Step]) -> Iterator[str]:
 
 
 def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
-    installs = [part for step in steps if step.name == "RUN" for part in re.split(r"&&|;;|;", step.arguments) if "pip install" in part]
+    installs = [
+        part
+        for step in steps
+        if step.name == "RUN"
+        for part in re.split(r"&&|;;|;", step.arguments)
+        if "pip install" in part
+    ]
     if not installs:
         yield "no pip install"
     for install in installs:
         if "-c constraints.txt" not in install:
             yield f"{install.strip()!r} does not keep to constraints.txt"
-    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
     project = tomllib.loads((root / "pyproject.toml").read_text())
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[\[<>=~ ]", requirement)[0]
@@ -83,7 +93,9 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
 
 
 def _debian_packages(steps: list[Step], last: int) -> Iterator[str]:
-    installed = {word for step in steps if step.name == "RUN" and step.stage == last for word in shlex.split(step.arguments)}
+    installed = {
+        word for step in steps if step.name == "RUN" and step.stage == last for word in shlex.split(step.arguments)
+    }
     yield from (f"{package} is not installed" for package in _NEEDED if package not in installed)
 
 

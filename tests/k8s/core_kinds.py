@@ -58,7 +58,9 @@ _RULE = _closed(
     annotations=_TEXTS,
     **{"for": _DURATION},
 )
-_GROUP = _closed(["name", "rules"], name={"type": "string"}, interval=_DURATION, rules={"type": "array", "items": _RULE})
+_GROUP = _closed(
+    ["name", "rules"], name={"type": "string"}, interval=_DURATION, rules={"type": "array", "items": _RULE}
+)
 # https://prometheus-operator.dev/docs/api-reference/api: the part that these manifests use
 _MONITORING = {
     "PodMonitor": _kind(

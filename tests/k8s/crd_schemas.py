@@ -109,7 +109,9 @@ def _check_list_map_keys(validator: Any, keys: list[str], value: Any, schema: Sc
 def _check_list_type(validator: Any, kind: str, value: Any, schema: Schema) -> Iterator[ValidationError]:
     if kind == "set" and isinstance(value, list):
         seen = [json.dumps(item) for item in value]
-        yield from (ValidationError(f"{item} is there twice") for item in sorted({i for i in seen if seen.count(i) > 1}))
+        yield from (
+            ValidationError(f"{item} is there twice") for item in sorted({i for i in seen if seen.count(i) > 1})
+        )
 
 
 def _check_rules(validator: Any, rules: list[Schema], value: Any, schema: Schema) -> Iterator[ValidationError]:

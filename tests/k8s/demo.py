@@ -23,4 +23,9 @@ def demo_cluster() -> dict[str, Any]:
     spec = cluster_spec(of_kind(render("overlays/cpu-demo"), "RayJob"))
     for group in spec["workerGroupSpecs"]:
         group["idleTimeoutSeconds"] = _IDLE_S
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "demo", "namespace": "dray"}, "spec": spec}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "demo", "namespace": "dray"},
+        "spec": spec,
+    }

@@ -68,4 +68,6 @@ def _of_serve() -> set[str]:
 def _of_autoscaler() -> set[str]:
     registry = CollectorRegistry()
     AutoscalerPrometheusMetrics(session_name="test", registry=registry)
-    return {sample for metric in registry.collect() for sample in {metric.name, *(each.name for each in metric.samples)}}
+    return {
+        sample for metric in registry.collect() for sample in {metric.name, *(each.name for each in metric.samples)}
+    }

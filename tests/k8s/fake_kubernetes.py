@@ -48,12 +48,18 @@ class FakeKubernetes:
 
     def get(self, path: str) -> Object | None:
         """The answer to GET, or None for what is not there."""
-        pods, clusters = f"/api/v1/namespaces/{self.namespace}/pods", f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters"
+        pods, clusters = (
+            f"/api/v1/namespaces/{self.namespace}/pods",
+            f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters",
+        )
         with self.lock:
             if path == f"{clusters}/{self.name}":
                 return copy.deepcopy(self.cluster)
             if path == pods:
-                return {"metadata": {"resourceVersion": str(self.version)}, "items": copy.deepcopy([*self.pods.values()])}
+                return {
+                    "metadata": {"resourceVersion": str(self.version)},
+                    "items": copy.deepcopy([*self.pods.values()]),
+                }
             return copy.deepcopy(self.pods.get(path.removeprefix(f"{pods}/")))
 
     def patch(self, path: str, operations: list[Object]) -> Object | None:
@@ -143,7 +149,9 @@ class _Authority:
         files[1].write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
         return str(files[0]), str(files[1])
 
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType) -> x509.Certificate:
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType
+    ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()

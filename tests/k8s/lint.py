@@ -24,7 +24,9 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     for each in objects:
         for name, template in pod_templates(each):
             found += [f"{name_of(each)} {name}: {problem}" for problem in _pod(template)]
-            found += [f"{name_of(each)} {name}: {problem}" for problem in _references(template["spec"], objects, ground)]
+            found += [
+                f"{name_of(each)} {name}: {problem}" for problem in _references(template["spec"], objects, ground)
+            ]
     ray = ray_object(objects)
     if ray is not None:
         found += [f"{name_of(ray)}: {problem}" for problem in [*_ray(ray), *_budget(objects, ray)]]
@@ -65,7 +67,17 @@ def _pod_security(spec: Object) -> Iterator[str]:
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(field):
             yield f"{field}: not in a restricted namespace"
-    allowed = {"name", "emptyDir", "configMap", "secret", "persistentVolumeClaim", "projected", "downwardAPI", "csi", "ephemeral"}
+    allowed = {
+        "name",
+        "emptyDir",
+        "configMap",
+        "secret",
+        "persistentVolumeClaim",
+        "projected",
+        "downwardAPI",
+        "csi",
+        "ephemeral",
+    }
     for volume in spec.get("volumes", []):
         if extra := set(volume) - allowed:
             yield f"volume {volume['name']}: {', '.join(extra)} is not in a restricted namespace"
@@ -103,7 +115,11 @@ def _container(container: Object, volumes: Object, spec: Object) -> Iterator[str
             yield "ports: a hostPort"
     memory = container.get("resources", {}).get("limits", {}).get("memory")
     in_memory = sum(
-        (_size(volumes[mount["name"]]["emptyDir"].get("sizeLimit", "0")) for mount in mounts if _is_memory(volumes, mount)),
+        (
+            _size(volumes[mount["name"]]["emptyDir"].get("sizeLimit", "0"))
+            for mount in mounts
+            if _is_memory(volumes, mount)
+        ),
         Decimal(0),
     )
     if memory is not None and 2 * in_memory > _size(memory):
@@ -202,7 +218,11 @@ def _ray(ray: Object) -> Iterator[str]:
         shared = [volumes[each["name"]]["emptyDir"] for each in mounts if each["mountPath"] == "/dev/shm"]
         if not shared or not store or store > _size(shared[0].get("sizeLimit", "0")):
             yield f"{name}: object-store-memory ({store}) must be given and fit into /dev/shm"
-    if ray["kind"] == "RayJob" and "submitterPodTemplate" not in ray["spec"] and ray["spec"].get("submissionMode") == "K8sJobMode":
+    if (
+        ray["kind"] == "RayJob"
+        and "submitterPodTemplate" not in ray["spec"]
+        and ray["spec"].get("submissionMode") == "K8sJobMode"
+    ):
         yield "submitterPodTemplate: the operator's own is not allowed in a restricted namespace"
 
 
@@ -226,7 +246,9 @@ def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
 def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     if policies and not any(
-        each["spec"]["podSelector"] == {} and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"} and not each["spec"].keys() & {"ingress", "egress"}
+        each["spec"]["podSelector"] == {}
+        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and not each["spec"].keys() & {"ingress", "egress"}
         for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
     ):
         yield "NetworkPolicy: none denies what no other allows"

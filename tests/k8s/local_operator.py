@@ -69,7 +69,11 @@ class LocalOperator:
     def _reconcile(self, group: Object) -> None:
         """One group: away with what is to go or has ended, then as many as are asked for."""
         label = "ray.io/group"
-        mine = [name for name, pod in self._kubernetes.pods.items() if pod["metadata"]["labels"][label] == group["groupName"]]
+        mine = [
+            name
+            for name, pod in self._kubernetes.pods.items()
+            if pod["metadata"]["labels"][label] == group["groupName"]
+        ]
         to_delete = (group.get("scaleStrategy") or {}).get("workersToDelete") or []
         for name in mine:
             if name in to_delete or self._processes[name].poll() is not None:
@@ -104,7 +108,9 @@ class LocalOperator:
 
 
 @contextmanager
-def autoscaler(kubernetes: FakeKubernetes, gcs: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def autoscaler(
+    kubernetes: FakeKubernetes, gcs: str, environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """The container beside the head: Ray's own autoscaler with its KubeRay provider, as the operator starts it."""
     command = ["ray", "kuberay-autoscaler", "--cluster-name", kubernetes.name]
     command += ["--cluster-namespace", kubernetes.namespace, "--gcs-address", gcs]

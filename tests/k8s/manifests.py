@@ -18,7 +18,11 @@ OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").i
 FOLDERS = (*GROUND, *OVERLAYS)
 Object = dict[str, Any]
 
-_CLUSTER_SPEC = {"RayCluster": ("spec",), "RayJob": ("spec", "rayClusterSpec"), "RayService": ("spec", "rayClusterConfig")}
+_CLUSTER_SPEC = {
+    "RayCluster": ("spec",),
+    "RayJob": ("spec", "rayClusterSpec"),
+    "RayService": ("spec", "rayClusterConfig"),
+}
 
 
 class _StrictLoader(yaml.CSafeLoader):

@@ -49,9 +49,23 @@ class Demo:
         """`ray job submit`, as KubeRay's submitter does it."""
         entrypoint = of_kind(render("overlays/cpu-demo"), "RayJob")["spec"]["entrypoint"]
         words = shlex.split(as_here(entrypoint, str(self.folder)))
-        command = ["ray", "job", "submit", "--address", f"http://{self.dashboard}", "--", *words, f"--output.path={self.output}"]
+        command = [
+            "ray",
+            "job",
+            "submit",
+            "--address",
+            f"http://{self.dashboard}",
+            "--",
+            *words,
+            f"--output.path={self.output}",
+        ]
         return subprocess.Popen(
-            command, env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            command,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
         )
 
     def num_committed(self) -> int:
@@ -141,7 +155,9 @@ def test_a_pod_that_ends_takes_its_node_out_of_use_first(tmp_path: Path) -> None
         shim.chmod(0o755)
         path = f"{tmp_path}:{cluster.environment['PATH']}"
         environment = cluster.environment | {"PATH": path, "RAY_ADDRESS": cluster.address}
-        done = subprocess.run(["bash", str(K8S / "drain.sh"), "20"], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["bash", str(K8S / "drain.sh"), "20"], env=environment, capture_output=True, text=True, timeout=120
+        )
         assert (done.returncode, done.stderr) == (0, "")
         wait_until(lambda: num_workers(cluster) == 0, PATIENCE_S, every_s=0.5)
 

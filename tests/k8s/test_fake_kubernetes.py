@@ -40,7 +40,9 @@ def test_rays_provider_launches_and_ends_pods_by_it(tmp_path: Path) -> None:
     kubernetes = FakeKubernetes(demo_cluster(), {"a-worker": _pod("a-worker")})
     with serving(kubernetes, tmp_path) as variables:
         environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", _PROVIDER], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROVIDER], env=environment, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["before"] == ["a-worker"]

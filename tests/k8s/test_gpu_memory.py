@@ -14,10 +14,20 @@ from tests.k8s.manifests import of_kind, render
 _COMMON: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
     "Qwen/Qwen3-8B": Qwen3Config(
-        hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, tie_word_embeddings=False, **_COMMON
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        tie_word_embeddings=False,
+        **_COMMON,
     ),
     "Qwen/Qwen3-0.6B": Qwen3Config(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True, **_COMMON
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        tie_word_embeddings=True,
+        **_COMMON,
     ),
 }
 LARGE, SMALL = 79.6 * GIB, 22.0 * GIB  # what an H100 with 80 GB and an L4 leave to programs

@@ -44,7 +44,9 @@ def test_a_mistake_in_the_dockerfile_is_noticed(text: str, other: str, said: str
     assert any(said in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize("path", [".git", ".venv/bin/python", "out/demo", "tests/conftest.py", "k8s/overlays/job/run.yaml", ".env"])
+@pytest.mark.parametrize(
+    "path", [".git", ".venv/bin/python", "out/demo", "tests/conftest.py", "k8s/overlays/job/run.yaml", ".env"]
+)
 def test_what_is_private_or_large_is_not_sent_to_the_builder(path: str) -> None:
     assert is_ignored(path, IGNORED)
     assert any("would be sent" in problem for problem in problems_with(DOCKERFILE, IGNORED.replace("\n*\n", "\n")))

@@ -43,7 +43,12 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
     shown = set().union(*(names_in(query) for path in DASHBOARDS for query in queries(json.loads(path.read_text()))))
     of_dray = {name for name in exported_names() if name.startswith("ray_dray_")}
     endings = ("_count", "_sum")  # of histograms, of which the buckets are shown
-    elsewhere = {"ray_dray_generations_total", "ray_dray_draft_timeouts_total", "ray_dray_units_left", "ray_dray_units_committed_total"}
+    elsewhere = {
+        "ray_dray_generations_total",
+        "ray_dray_draft_timeouts_total",
+        "ray_dray_units_left",
+        "ray_dray_units_committed_total",
+    }
     asked = {name for _, query in alerts() for name in names_in(query)}
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
 
@@ -54,7 +59,9 @@ def test_panels_stand_apart_and_have_ids_of_their_own() -> None:
         assert len({panel["id"] for panel in panels}) == len(panels)
         taken: set[tuple[int, int]] = set()
         for grid in (panel["gridPos"] for panel in panels):
-            cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+            cells = {
+                (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+            }
             assert grid["x"] + grid["w"] <= 24
             assert not cells & taken
             taken |= cells
@@ -62,7 +69,9 @@ def test_panels_stand_apart_and_have_ids_of_their_own() -> None:
 
 def test_a_metric_that_nobody_exports_is_noticed() -> None:
     assert names_in("sum(rate(ray_dray_output_token_total[5m]))") - exported_names() == {"ray_dray_output_token_total"}
-    assert names_in("ray_dray_output_tokens") - exported_names() == {"ray_dray_output_tokens"}  # a counter ends in _total
+    assert names_in("ray_dray_output_tokens") - exported_names() == {
+        "ray_dray_output_tokens"
+    }  # a counter ends in _total
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
