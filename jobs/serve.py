@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def application(sections: dict[str, Any]) -> Any:
-    """For Serve's own configuration, which KubeRay takes: `import_path: jobs.serve:application`, and the sections as args.
+    """For Serve's own configuration, as KubeRay takes it: `import_path: jobs.serve:application`, the sections as args.
 
     Host and port are Serve's business there. Raises ValueError or OSError for what can be known to be wrong.
     """

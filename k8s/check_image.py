@@ -1,4 +1,4 @@
-"""Says what is wrong with k8s/Dockerfile and .dockerignore, as far as that can be known without building: python k8s/check_image.py"""
+"""`python k8s/check_image.py`: what is wrong with k8s/Dockerfile and .dockerignore, as can be seen without building."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schemas of KubeRay's custom resources, as the API server applies them: nulls pruned, defaults set, nothing unknown.
+"""The schemas of KubeRay's custom resources, as the API server applies them: defaults set, nothing unknown.
 
 The definitions are not in this repository; KUBERAY_CRDS names their folder (k8s/README.md says how to get them). The
 variable is not called DRAY_...: the commands refuse such names that are no fields.
@@ -31,7 +31,7 @@ def crd_folder() -> Path:
     missing = [name for name in _LISTED.values() if not (folder / f"ray.io_{name}.yaml").is_file()]
     if not os.environ.get(VARIABLE) or missing:
         raise FileNotFoundError(
-            f"{VARIABLE} must name a folder with KubeRay's custom resource definitions (ray.io_rayjobs.yaml and others); "
+            f"{VARIABLE} must name a folder with KubeRay's definitions (ray.io_rayjobs.yaml and others); "
             "get them with: helm pull kuberay-operator --untar --repo https://ray-project.github.io/kuberay-helm, "
             f"and set {VARIABLE}=kuberay-operator/crds"
         )
@@ -65,7 +65,7 @@ def _closed_schema(kind: str) -> Schema:
 
 
 def _close(schema: Any) -> None:
-    """Forbid what is not named, as strict field validation does, and say in JSON Schema what Kubernetes says otherwise."""
+    """Forbid what is not named, and say in JSON Schema what Kubernetes says otherwise."""
     if not isinstance(schema, dict):
         return
     if schema.pop("x-kubernetes-int-or-string", False):

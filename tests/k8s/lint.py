@@ -207,7 +207,7 @@ def _ray(ray: Object) -> Iterator[str]:
                 yield f"autoscalerOptions.volumeMounts: the head has no volume {mount['name']!r}"
         yield from (f"autoscaler: {problem}" for problem in _container_security(options.get("securityContext", {})))
         yield from (f"autoscaler: {problem}" for problem in _resources(options.get("resources", {})))
-    if not spec["headGroupSpec"]["template"]["spec"].get("automountServiceAccountToken") == bool(
+    if spec["headGroupSpec"]["template"]["spec"].get("automountServiceAccountToken") is not bool(
         spec.get("enableInTreeAutoscaling")
     ):
         yield "head: automountServiceAccountToken is what the autoscaler needs, and nobody else"

@@ -1,4 +1,4 @@
-"""What KubeRay's operator does, with raylets of this machine as pods: as many as the RayCluster says, and none that it names to go."""
+"""What KubeRay's operator does, with raylets of this machine as pods: as many as the RayCluster says."""
 
 from __future__ import annotations
 

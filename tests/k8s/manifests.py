@@ -51,7 +51,7 @@ def rendered(folder: str) -> str:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise FileNotFoundError(
-            "these tests render k8s/ with `kubectl kustomize`, and there is no kubectl on the PATH: install kubectl 1.32 "
+            "these tests render k8s/ with `kubectl kustomize`, and there is no kubectl on the PATH: install 1.32 "
             "or later (https://kubernetes.io/docs/tasks/tools)"
         )
     done = subprocess.run([kubectl, "kustomize", str(K8S / folder)], capture_output=True, text=True, timeout=60)

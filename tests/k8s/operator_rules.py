@@ -1,4 +1,4 @@
-"""What KubeRay's operator refuses beyond its schemas, or takes and then does otherwise than one thinks (KubeRay 1.7)."""
+"""What KubeRay's operator refuses beyond its schemas, or takes and does otherwise than one thinks (KubeRay 1.7)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _service(ray: Object) -> Iterator[str]:
             yield "upgradeStrategy: an incremental upgrade needs the autoscaler"
         step, surge = options.get("stepSizePercent", 0), options.get("maxSurgePercent", 100)
         if not 0 < step <= surge <= 100 or options.get("intervalSeconds", 0) <= 0 or "gatewayClassName" not in options:
-            yield "upgradeStrategy.clusterUpgradeOptions: 0 < stepSizePercent <= maxSurgePercent <= 100, an interval, a gateway"
+            yield "upgradeStrategy.clusterUpgradeOptions: 0 < stepSizePercent <= maxSurgePercent <= 100, interval, gateway"
     if spec.get("rayClusterDeletionDelaySeconds", 60) < 0:
         yield "rayClusterDeletionDelaySeconds: must not be negative"
     if "name" in spec["rayClusterConfig"]["headGroupSpec"].get("headService", {}).get("metadata", {}):

@@ -1,4 +1,4 @@
-"""Ray's own code reads the manifests: what its autoscaler will believe about the groups, and whether the work fits them."""
+"""Ray's own code reads the manifests: what its autoscaler believes about the groups, and whether the work fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's manifest under Ray's real KubeRay autoscaler: nodes come from none, the job completes exactly, nodes go."""
+"""The demo's manifest under Ray's real KubeRay autoscaler: nodes come, the job completes exactly, nodes go."""
 
 from __future__ import annotations
 

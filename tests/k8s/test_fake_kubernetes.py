@@ -1,4 +1,4 @@
-"""The small Kubernetes API answers Ray's own provider, by the provider's own client, and nobody without a certificate."""
+"""The small Kubernetes API answers Ray's own provider, by its own client, and nobody without a certificate."""
 
 from __future__ import annotations
 

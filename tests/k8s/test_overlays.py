@@ -37,5 +37,5 @@ def test_without_the_definitions_of_kuberay_it_is_said_how_to_get_them(monkeypat
 
 
 def test_a_key_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(Exception, match="'a'.* twice"):
+    with pytest.raises(Exception, match=r"'a'.* twice"):
         load_objects("a: 1\nb: 2\na: 3\n")
