@@ -157,7 +157,7 @@ def _service(ray: Object) -> Iterator[str]:
             yield "upgradeStrategy: an incremental upgrade needs the autoscaler"
         step, surge = options.get("stepSizePercent", 0), options.get("maxSurgePercent", 100)
         if not 0 < step <= surge <= 100 or options.get("intervalSeconds", 0) <= 0 or "gatewayClassName" not in options:
-            yield "upgradeStrategy.clusterUpgradeOptions: 0 < stepSizePercent <= maxSurgePercent <= 100, interval, gateway"
+            yield "upgradeStrategy.clusterUpgradeOptions: 0 < stepSizePercent <= maxSurgePercent <= 100, and others"
     if spec.get("rayClusterDeletionDelaySeconds", 60) < 0:
         yield "rayClusterDeletionDelaySeconds: must not be negative"
     if "name" in spec["rayClusterConfig"]["headGroupSpec"].get("headService", {}).get("metadata", {}):

@@ -14,6 +14,7 @@ from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
 from jobs import generate
+from jobs.sections import ServeSection
 from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
 from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys
@@ -141,6 +142,14 @@ def test_requests_have_the_time_they_are_promised(folder: str) -> None:
         pod = group["template"]["spec"]
         drain_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2])
         assert serve["drain_timeout_s"] < drain_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_service_takes_its_keys_from_the_secret_that_it_mounts() -> None:
+    config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
+    serve = config["applications"][0]["args"]["serve"]
+    fields = [name for name in ServeSection.model_fields if "key" in name]
+    named = [name for name in fields if "/etc/dray-keys/keys" in str(serve.get(name))]
+    assert named or not fields, f"jobs.serve takes keys by {fields}: overlays/service must name /etc/dray-keys/keys there"
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
