@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import pytest
 
 from tests.k8s import crd_schemas
-from tests.k8s.manifests import FOLDERS, OVERLAYS, ground, load_objects, name_of, render
+from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, ground, load_objects, name_of, render
 from tests.k8s.validation import problems_with
 
 
@@ -39,3 +40,12 @@ def test_without_the_definitions_of_kuberay_it_is_said_how_to_get_them(monkeypat
 def test_a_key_that_is_there_twice_is_refused() -> None:
     with pytest.raises(Exception, match=r"'a'.* twice"):
         load_objects("a: 1\nb: 2\na: 3\n")
+
+
+def test_the_readme_names_every_folder_and_no_other() -> None:
+    readme = (K8S / "README.md").read_text()
+    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z-]+)` \|", readme, re.MULTILINE))
+    there = {str(path.parent.relative_to(K8S)) for path in K8S.glob("*/*/kustomization.yaml")}
+    assert rows == there == {*FOLDERS, "base/raycluster"}
+    for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
+        assert folder in there

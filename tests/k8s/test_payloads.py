@@ -149,7 +149,9 @@ def test_the_service_takes_its_keys_from_the_secret_that_it_mounts() -> None:
     serve = config["applications"][0]["args"]["serve"]
     fields = [name for name in ServeSection.model_fields if "key" in name]
     named = [name for name in fields if "/etc/dray-keys/keys" in str(serve.get(name))]
-    assert named or not fields, f"jobs.serve takes keys by {fields}: overlays/service must name /etc/dray-keys/keys there"
+    assert named or not fields, (
+        f"jobs.serve takes keys by {fields}: overlays/service must name /etc/dray-keys/keys there"
+    )
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
