@@ -9,7 +9,8 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo serve-demo test test-faults test-endpoint test-page test-all check fmt bench bench-quick peers clean
+.PHONY: help setup demo serve-demo test test-faults test-endpoint test-page test-autoscaling test-all check fmt bench bench-quick \
+  peers clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -41,6 +42,10 @@ test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's
 
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
 	$(BIN)/python -m pytest tests/endpoint/test_page.py
+
+# One cluster of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
+test-autoscaling: setup  ## run the demo job on a cluster that Ray's KubeRay autoscaler grows and shrinks: some minutes
+	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py
 
 test-all: setup  ## run all tests, the slow ones too: well over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not ray" -n auto --maxprocesses 4 --dist loadgroup

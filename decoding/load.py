@@ -78,7 +78,7 @@ def load_parts(
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     draft_model = None
-    max_model_len = _max_model_len(options.max_model_len, target_model.max_positions)
+    max_model_len = settle_max_model_len(options.max_model_len, target_model.max_positions)
     if drafter_name in NEED_A_MODEL and remote is not None:
         remote.connect(target_model)
         # one lane more than the target has work for: that one is drafted for
@@ -91,7 +91,8 @@ def load_parts(
     return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
 
 
-def _max_model_len(wanted: int | None, max_positions: int | None) -> int:
+def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:
+    """Tokens of prompt and output: as wanted, or what the target sees, at most 4096. ValueError if it sees fewer."""
     if wanted is None:
         return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
     if max_positions is not None and wanted > max_positions:

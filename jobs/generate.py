@@ -11,6 +11,10 @@ from rich.console import Console
 from actors.generator import Generator
 from actors.resources import describe_placement
 from decoding.drafters import NEED_A_MODEL
+from decoding.footprint import Footprint, footprint
+from decoding.load import settle_max_model_len
+from decoding.support import load_config as load_model_config
+from decoding.support import max_positions
 from jobs.cluster import pick_device, start_ray
 from jobs.config import RunConfig, load_config
 from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
@@ -127,9 +131,19 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     has_model = drafter in NEED_A_MODEL
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
     console.print(f"  placement: {describe_placement(plan.settings, pool)}")
+    for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
+        if model is not None:
+            console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
     console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
+
+
+def _footprint(plan: Plan, model: str) -> Footprint:
+    """Of target or draft with all of an engine's slots; stages of a target share it out among them."""
+    engine, models = plan.settings.engine, plan.settings.models
+    length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
+    return footprint(model, models.dtype, engine.num_slots, length)
 
 
 if __name__ == "__main__":

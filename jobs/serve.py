@@ -13,10 +13,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import ray
 import torch
+import yaml
 from ray import serve
 
 from actors.draft_roster import start_roster
@@ -51,6 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Exit.COMPLETE if application is None else _serve(config, application)
         except KeyboardInterrupt:  # a second one: what was in flight is not waited for
             return Exit.INCOMPLETE
+
+
+def application(sections: dict[str, Any]) -> Any:
+    """For Serve's own configuration, as KubeRay takes it: `import_path: jobs.serve:application`, the sections as args.
+
+    Host and port are Serve's business there. Raises ValueError or OSError for what can be known to be wrong.
+    """
+    with NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(sections, file)
+        file.flush()
+        config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
+    settings, num_gpus = settled(config)
+    check_models(settings)
+    return _application(config, settings, num_gpus)
 
 
 def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:

@@ -1,0 +1,62 @@
+"""Footprint: the memory that a model takes on its device, known from its configuration before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from decoding.support import load_config
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes. What a forward needs beside them for a moment depends on device and shapes, and is not here."""
+
+    weights: int
+    cache_per_token: int  # keys and values of one token in one slot, over all layers
+    num_slots: int
+    max_model_len: int
+
+    @property
+    def cache(self) -> int:
+        """Keys and values of all slots; each has a spare position beyond its end."""
+        return self.cache_per_token * self.num_slots * (self.max_model_len + 1)
+
+    @property
+    def total(self) -> int:
+        """Weights and cache."""
+        return self.weights + self.cache
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total / GIB:.2f} GiB (weights {self.weights / GIB:.2f}, cache {self.cache / GIB:.2f} for "
+            f"{self.num_slots} slots of {self.max_model_len} tokens)"
+        )
+
+
+def footprint(folder: str, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+    """Of the model in `folder`, whose weights and cache have this dtype (float32, bfloat16, float16).
+
+    Raises ValueError if the model cannot be run. The network is made without its weights, on no device.
+    """
+    return footprint_of(load_config(folder), dtype, num_slots, max_model_len)
+
+
+def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+    """As `footprint`, of a configuration."""
+    kind: torch.dtype = getattr(torch, dtype)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Footprint(
+        weights=sum(parameter.numel() for parameter in network.parameters()) * kind.itemsize,
+        cache_per_token=2 * text.num_hidden_layers * heads * head_size * kind.itemsize,
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+    )

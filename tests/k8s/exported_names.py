@@ -1,0 +1,73 @@
+"""The names of metrics that Dray and Ray really export, read off their own code."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import promql_parser as promql
+import ray
+from prometheus_client import CollectorRegistry
+from ray.autoscaler._private.prom_metrics import AutoscalerPrometheusMetrics
+from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels, serve_dashboard_panels
+from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+from actors.metrics import METRICS, Metric
+
+_SERVE = re.compile(r'"(serve_[a-z_0-9]+)"')
+
+
+@cache
+def exported_names() -> frozenset[str]:
+    """As Prometheus sees them."""
+    return frozenset(_of_dray() | _of_ray_nodes() | _of_serve() | _of_autoscaler())
+
+
+def names_in(query: str) -> set[str]:
+    """The metrics that a query of PromQL reads; raises ValueError if it is none."""
+    found: set[str] = set()
+
+    def visit(node: promql.Expr) -> None:
+        selector = node.vector_selector if isinstance(node, promql.MatrixSelector) else node
+        if isinstance(selector, promql.VectorSelector):
+            found.add(str(selector.name))
+
+    promql.walk(promql.parse(query), visit)
+    return found
+
+
+def _of_dray() -> set[str]:
+    return {name for metric in METRICS for name in _in_prometheus(metric)}
+
+
+def _in_prometheus(metric: Metric) -> set[str]:
+    name = f"ray_{metric.name}"
+    endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    return {name + ending for ending in endings[metric.kind]}
+
+
+def _of_ray_nodes() -> set[str]:
+    """The agent's gauges, and what Ray's own dashboard reads of its core (in C++), which has no list of them."""
+    panels = Path(default_dashboard_panels.__file__).read_text()
+    in_core = set(re.findall(r"\b(ray_(?:resources|object_store_memory|tasks|actors))\{", panels))
+    return {f"ray_{name}" for name in METRICS_GAUGES} | in_core
+
+
+def _of_serve() -> set[str]:
+    """Names in the code of Ray Serve; how a counter or histogram ends there is seen in Ray's own dashboard."""
+    folder = Path(ray.__file__).parent / "serve" / "_private"
+    names = {name for path in folder.glob("*.py") for name in _SERVE.findall(path.read_text())}
+    shown = set(re.findall(r"\b(ray_serve_[a-z_0-9]+)", Path(serve_dashboard_panels.__file__).read_text()))
+    endings = ("", "_total", "_bucket", "_count", "_sum")
+    return {f"ray_{name}" for name in names} | {
+        each for each in shown if any(each == f"ray_{name}{ending}" for name in names for ending in endings)
+    }
+
+
+def _of_autoscaler() -> set[str]:
+    registry = CollectorRegistry()
+    AutoscalerPrometheusMetrics(session_name="test", registry=registry)
+    return {
+        sample for metric in registry.collect() for sample in {metric.name, *(each.name for each in metric.samples)}
+    }

@@ -1,0 +1,131 @@
+"""What KubeRay's operator does, with raylets of this machine as pods: as many as the RayCluster says."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
+
+from tests.k8s.fake_kubernetes import FakeKubernetes
+
+psutil = ray._private.utils.psutil  # the copy that comes with Ray
+Object = dict[str, Any]
+HEAD_POD = "dray-head"
+_EVERY_S = 0.3
+# Several raylets on one address: what Ray gives fixed ports by default gets free ones.
+_FREE_PORTS = ("dashboard-agent-listen-port", "min-worker-port", "max-worker-port", "metrics-export-port")
+
+
+class LocalOperator:
+    """Makes and ends pods while it is entered; all of them are gone afterwards."""
+
+    def __init__(self, kubernetes: FakeKubernetes, address: str, environment: dict[str, str], folder: Path) -> None:
+        """`address` is the GCS's; `environment` that of the cluster's processes."""
+        self._kubernetes, self._address, self._environment, self._folder = kubernetes, address, environment, folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._numbers, self._ended = itertools.count(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        kubernetes.pods[HEAD_POD] = self._pod(HEAD_POD, "headgroup", "head")
+        self.most_workers = 0
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all pods."""
+        self._ended.set()
+        self._thread.join()
+        for process in self._processes.values():
+            _end(process)
+
+    def workers(self) -> list[str]:
+        """The names of the worker pods."""
+        with self._kubernetes.lock:
+            return [name for name in self._kubernetes.pods if name != HEAD_POD]
+
+    def kill(self, pod: str) -> None:
+        """SIGKILL to all of a pod's processes, as when its machine is taken away."""
+        _end(self._processes[pod])
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            with self._kubernetes.lock:
+                for group in self._kubernetes.cluster["spec"]["workerGroupSpecs"]:
+                    self._reconcile(group)
+                self.most_workers = max(self.most_workers, len(self._kubernetes.pods) - 1)
+
+    def _reconcile(self, group: Object) -> None:
+        """One group: away with what is to go or has ended, then as many as are asked for."""
+        label = "ray.io/group"
+        mine = [
+            name
+            for name, pod in self._kubernetes.pods.items()
+            if pod["metadata"]["labels"][label] == group["groupName"]
+        ]
+        to_delete = (group.get("scaleStrategy") or {}).get("workersToDelete") or []
+        for name in mine:
+            if name in to_delete or self._processes[name].poll() is not None:
+                _end(self._processes[name])
+                del self._kubernetes.pods[name]
+                self._kubernetes.version += 1
+        for _ in range(group["replicas"] - sum(name in self._kubernetes.pods for name in mine)):
+            self._start(group)
+
+    def _start(self, group: Object) -> None:
+        name = f"dray-{group['groupName']}-worker-{next(self._numbers)}"
+        environment = {"RAY_CLOUD_INSTANCE_ID": name, "RAY_NODE_TYPE_NAME": group["groupName"]}
+        resources = _get_ray_resources_from_group_spec(group, is_head=False)
+        parameters = {"num-cpus": resources["CPU"], "memory": resources["memory"], **group["rayStartParams"]}
+        parameters |= dict.fromkeys(_FREE_PORTS, 0)
+        command = ["ray", "start", f"--address={self._address}", "--block"]
+        command += [f"--{key}={value}" for key, value in parameters.items()]
+        with open(self._folder / f"{name}.log", "wb") as log:
+            self._processes[name] = subprocess.Popen(
+                command, env=self._environment | environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._kubernetes.pods[name] = self._pod(name, group["groupName"], "worker")
+        self._kubernetes.version += 1
+
+    def _pod(self, name: str, group: str, node_type: str) -> Object:
+        labels = {"ray.io/cluster": self._kubernetes.name, "ray.io/group": group, "ray.io/node-type": node_type}
+        return {
+            "metadata": {"name": name, "labels": labels, "resourceVersion": "1"},
+            "spec": {"containers": []},
+            "status": {"podIP": "127.0.0.1", "containerStatuses": [{"state": {"running": {}}}]},
+        }
+
+
+@contextmanager
+def autoscaler(
+    kubernetes: FakeKubernetes, gcs: str, environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The container beside the head: Ray's own autoscaler with its KubeRay provider, as the operator starts it."""
+    command = ["ray", "kuberay-autoscaler", "--cluster-name", kubernetes.name]
+    command += ["--cluster-namespace", kubernetes.namespace, "--gcs-address", gcs]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and all that it started."""
+    with suppress(psutil.NoSuchProcess):
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait(60)

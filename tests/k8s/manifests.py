@@ -1,0 +1,112 @@
+"""What `kubectl apply -k` would send: the folders of k8s/, rendered by kustomize, and their parts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+GROUND = ("base/namespace", "base/models", "base/monitoring")  # applied once, by whoever owns the namespace
+OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
+FOLDERS = (*GROUND, *OVERLAYS)
+Object = dict[str, Any]
+
+_CLUSTER_SPEC = {
+    "RayCluster": ("spec",),
+    "RayJob": ("spec", "rayClusterSpec"),
+    "RayService": ("spec", "rayClusterConfig"),
+}
+
+
+class _StrictLoader(yaml.CSafeLoader):
+    """YAML in which a key stands once, as the Kubernetes API wants it."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> Object:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    twice = {key for key in keys if keys.count(key) > 1}
+    if twice:
+        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {sorted(twice)} twice")
+    return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_objects(text: str) -> list[Object]:
+    """The objects of a YAML file; raises yaml.YAMLError if a key is there twice."""
+    return [document for document in yaml.load_all(text, _StrictLoader) if document is not None]
+
+
+@cache
+def rendered(folder: str) -> str:
+    """What `kubectl kustomize k8s/FOLDER` prints. It needs no cluster and no network."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise FileNotFoundError(
+            "these tests render k8s/ with `kubectl kustomize`, and there is no kubectl on the PATH: install 1.32 "
+            "or later (https://kubernetes.io/docs/tasks/tools)"
+        )
+    done = subprocess.run([kubectl, "kustomize", str(K8S / folder)], capture_output=True, text=True, timeout=60)
+    if done.returncode or done.stderr:
+        raise ValueError(f"kubectl kustomize k8s/{folder}: {done.stderr}")
+    return done.stdout
+
+
+def render(folder: str) -> list[Object]:
+    """The objects of a folder, fresh ones that a test may change."""
+    return load_objects(rendered(folder))
+
+
+def ground() -> list[Object]:
+    """What stands before an overlay is applied."""
+    return [each for folder in GROUND for each in render(folder)]
+
+
+def of_kind(objects: list[Object], kind: str) -> Object:
+    """The only object of a kind."""
+    (found,) = [each for each in objects if each["kind"] == kind]
+    return found
+
+
+def ray_object(objects: list[Object]) -> Object | None:
+    """The RayCluster, RayJob or RayService among them."""
+    return next((each for each in objects if each["kind"] in _CLUSTER_SPEC), None)
+
+
+def cluster_spec(ray: Object) -> Object:
+    """Its RayCluster's spec."""
+    for key in _CLUSTER_SPEC[ray["kind"]]:
+        ray = ray[key]
+    return ray
+
+
+def groups(ray: Object) -> Iterator[tuple[str, Object]]:
+    """Its head group and worker groups, by name."""
+    spec = cluster_spec(ray)
+    yield "head", spec["headGroupSpec"]
+    for group in spec.get("workerGroupSpecs", []):
+        yield group["groupName"], group
+
+
+def pod_templates(each: Object) -> Iterator[tuple[str, Object]]:
+    """All pods that an object makes, each with a name for it."""
+    if each["kind"] in _CLUSTER_SPEC:
+        for name, group in groups(each):
+            yield name, group["template"]
+        if "submitterPodTemplate" in each["spec"]:
+            yield "submitter", each["spec"]["submitterPodTemplate"]
+    elif each["kind"] == "Job":
+        yield "job", each["spec"]["template"]
+
+
+def name_of(each: Object) -> str:
+    """Kind and name."""
+    return f"{each.get('kind')}/{each.get('metadata', {}).get('name')}"

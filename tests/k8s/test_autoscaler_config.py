@@ -1,0 +1,109 @@
+"""Ray's own code reads the manifests: what its autoscaler believes about the groups, and whether the work fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, ray_object, render
+
+GIB = 2**30
+HEAD = {"CPU": 0, "memory": 16 * GIB}
+GPU = {"CPU": 8, "GPU": 1, "memory": 64 * GIB}
+EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]]] = {
+    # group -> resources, least and most nodes, seconds until an idle one goes, priority
+    "overlays/job": {"gpu": (GPU, 0, 8, 120.0, None)},
+    "overlays/cluster": {"gpu": (GPU, 0, 8, 120.0, None)},
+    "overlays/spot": {"on-demand": (GPU, 0, 2, 120.0, 0), "spot": (GPU, 0, 8, 120.0, 10)},
+    "overlays/split": {
+        "target": (GPU, 0, 8, 120.0, None),
+        "draft": ({"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 8, 120.0, None),
+    },
+    "overlays/service": {"gpu": (GPU, 1, 8, 120.0, None)},
+    "overlays/head-ft": {"gpu": (GPU, 1, 8, 120.0, None)},
+    "overlays/cpu-demo": {"cpu": ({"CPU": 1, "memory": 3 * GIB}, 0, 2, 30.0, None)},
+}
+
+
+def node_types(folder: str) -> dict[str, Any]:
+    """What the autoscaler makes of an overlay's cluster."""
+    ray = ray_object(render(folder))
+    assert ray is not None
+    cluster = {"metadata": {"name": "x", "namespace": ray["metadata"]["namespace"]}, "spec": cluster_spec(ray)}
+    config = _derive_autoscaling_config_from_ray_cr(cluster)
+    assert config["provider"]["namespace"] == "dray"
+    return dict(config["available_node_types"])
+
+
+def test_every_autoscaling_overlay_is_here() -> None:
+    scaling = set()
+    for folder in OVERLAYS:
+        ray = ray_object(render(folder))
+        assert ray is not None
+        if cluster_spec(ray)["enableInTreeAutoscaling"]:
+            scaling.add(folder)
+    assert scaling == set(EXPECTED)
+
+
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_the_autoscaler_reads_what_the_manifest_means(folder: str) -> None:
+    types = node_types(folder)
+    head = types.pop("headgroup")
+    assert head["resources"] == (HEAD if folder != "overlays/cpu-demo" else {"CPU": 0, "memory": 3 * GIB})
+    assert types.keys() == EXPECTED[folder].keys()
+    for name, (resources, least, most, idle_s, priority) in EXPECTED[folder].items():
+        kind = types[name]
+        assert kind["resources"] == resources
+        assert (kind["min_workers"], kind["max_workers"]) == (least, most)
+        assert kind["idle_timeout_s"] == idle_s
+        assert kind.get("priority") == priority
+
+
+def room(folder: str, demand: dict[str, float], labels: dict[str, str]) -> float:
+    """How many actors with this demand the groups with these labels have room for, at most."""
+    total = 0.0
+    for name, kind in node_types(folder).items():
+        if name != "headgroup" and labels.items() <= kind["labels"].items():
+            each = min(kind["resources"].get(what, 0) // amount for what, amount in demand.items())
+            total += kind["max_workers"] * each
+    return total
+
+
+@pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/split", "overlays/cpu-demo"])
+def test_all_actors_of_a_run_find_room(folder: str) -> None:
+    run = yaml.safe_load(of_kind(render(folder), "ConfigMap")["data"]["run.yaml"])
+    actors = run["actors"]
+    is_gpu = run["models"]["device"] == "cuda"
+    demand = {"GPU": actors["num_gpus"]} if is_gpu else {"CPU": actors.get("num_cpus", 1)}
+    assert room(folder, demand, actors.get("label_selector", {})) >= actors["max_actors"]
+    if run.get("placement") == "split":
+        drafts = run["drafts"]
+        num_drafts = actors["max_actors"] * drafts["per_target"]
+        assert room(folder, {"GPU": drafts["num_gpus"]}, drafts["label_selector"]) >= num_drafts
+        assert not set(actors["label_selector"].items()) & set(drafts["label_selector"].items())
+
+
+@pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
+def test_all_engines_of_the_endpoint_find_room(folder: str) -> None:
+    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    serve = config["applications"][0]["args"]["serve"]
+    assert room(folder, {"GPU": serve["num_gpus"]}, {}) >= serve["max_replicas"]
+    assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
+
+
+def test_a_queued_job_has_as_many_machines_as_actors() -> None:
+    objects = render("overlays/kueue")
+    (group,) = of_kind(objects, "RayJob")["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    actors = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["run.yaml"])["actors"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == actors["max_actors"]
+
+
+def test_the_quota_of_the_namespace_allows_the_largest_overlay() -> None:
+    quota = of_kind(render("base/namespace"), "ResourceQuota")["spec"]["hard"]
+    for folder in EXPECTED:
+        workers = [kind for name, kind in node_types(folder).items() if name != "headgroup"]
+        gpus = sum(kind["max_workers"] * kind["resources"].get("GPU", 0) for kind in workers)
+        assert gpus <= int(quota["requests.nvidia.com/gpu"]), folder

@@ -1,0 +1,27 @@
+"""Each mistake in a manifest is noticed, and said in words that name it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.k8s.manifests import ground, render
+from tests.k8s.mistakes import MISTAKES, Mistake
+from tests.k8s.validation import problems_with
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_a_mistake_is_noticed(mistake: Mistake) -> None:
+    objects = render(mistake.folder)
+    mistake.make(objects)
+    problems = problems_with(objects, ground())
+    assert any(mistake.said in problem for problem in problems), problems
+
+
+def test_a_ground_that_denies_nothing_is_noticed() -> None:
+    objects = [each for each in render("base/namespace") if each["metadata"]["name"] != "deny-all"]
+    assert any("none denies" in problem for problem in problems_with(objects, []))
+
+
+def test_there_are_mistakes_enough() -> None:
+    assert len(MISTAKES) >= 40
+    assert len({mistake.what for mistake in MISTAKES}) == len(MISTAKES)

@@ -1,0 +1,83 @@
+"""Alerts and dashboards ask for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.k8s.exported_names import exported_names, names_in
+from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
+
+DASHBOARDS = sorted((K8S / "base" / "monitoring" / "dashboards").glob("*.json"))
+
+
+def alerts() -> list[tuple[str, str]]:
+    groups = of_kind(render("base/monitoring"), "PrometheusRule")["spec"]["groups"]
+    return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+
+
+def queries(dashboard: Any) -> list[str]:
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+
+
+@pytest.mark.parametrize(("alert", "query"), alerts())
+def test_an_alert_reads_metrics_that_are_exported(alert: str, query: str) -> None:
+    names = names_in(query)
+    assert names
+    assert names <= exported_names()
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
+    dashboard = json.loads(path.read_text())
+    asked = [names_in(query) for query in queries(dashboard)]
+    assert all(asked)
+    assert set().union(*asked) <= exported_names()
+    variables = [each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    assert {each.partition("(")[2].partition(",")[0] for each in variables} <= exported_names()
+
+
+def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
+    shown = set().union(*(names_in(query) for path in DASHBOARDS for query in queries(json.loads(path.read_text()))))
+    of_dray = {name for name in exported_names() if name.startswith("ray_dray_")}
+    endings = ("_count", "_sum")  # of histograms, of which the buckets are shown
+    elsewhere = {
+        "ray_dray_generations_total",
+        "ray_dray_draft_timeouts_total",
+        "ray_dray_units_left",
+        "ray_dray_units_committed_total",
+    }
+    asked = {name for _, query in alerts() for name in names_in(query)}
+    assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
+
+
+def test_panels_stand_apart_and_have_ids_of_their_own() -> None:
+    for path in DASHBOARDS:
+        panels = json.loads(path.read_text())["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        taken: set[tuple[int, int]] = set()
+        for grid in (panel["gridPos"] for panel in panels):
+            cells = {
+                (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+            }
+            assert grid["x"] + grid["w"] <= 24
+            assert not cells & taken
+            taken |= cells
+
+
+def test_a_metric_that_nobody_exports_is_noticed() -> None:
+    assert names_in("sum(rate(ray_dray_output_token_total[5m]))") - exported_names() == {"ray_dray_output_token_total"}
+    assert names_in("ray_dray_output_tokens") - exported_names() == {
+        "ray_dray_output_tokens"
+    }  # a counter ends in _total
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
+    ray = ray_object(render(folder))
+    assert ray is not None
+    ports = {port["name"] for port in cluster_spec(ray)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
+    asked = {each["port"] for each in of_kind(render("base/monitoring"), "PodMonitor")["spec"]["podMetricsEndpoints"]}
+    assert asked - ports == {"metrics"}, "KubeRay adds that one"

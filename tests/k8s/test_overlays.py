@@ -1,0 +1,51 @@
+"""Everything that `kubectl apply -k` would send is what Kubernetes, KubeRay and a platform team would take."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+import pytest
+
+from tests.k8s import crd_schemas
+from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, ground, load_objects, name_of, render
+from tests.k8s.validation import problems_with
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_is_rendered_has_no_problem(folder: str) -> None:
+    assert problems_with(render(folder), ground()) == []
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_an_overlay_makes_one_ray_object_and_no_part_of_the_ground(folder: str) -> None:
+    objects = render(folder)
+    assert sum(crd_schemas.is_kuberay(each) for each in objects) == 1
+    assert not {name_of(each) for each in objects} & {name_of(each) for each in ground()}
+
+
+def test_overlays_can_stand_side_by_side() -> None:
+    names = {folder: {name_of(each) for each in render(folder)} for folder in OVERLAYS}
+    for one, other in combinations(OVERLAYS, 2):
+        if not {one, other} <= {"overlays/service", "overlays/head-ft"}:  # one service, with and without
+            assert not names[one] & names[other], f"{one} and {other} would overwrite each other"
+
+
+def test_without_the_definitions_of_kuberay_it_is_said_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(crd_schemas.VARIABLE, raising=False)
+    with pytest.raises(FileNotFoundError, match="helm pull kuberay-operator"):
+        crd_schemas.crd_folder()
+
+
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(Exception, match=r"'a'.* twice"):
+        load_objects("a: 1\nb: 2\na: 3\n")
+
+
+def test_the_readme_names_every_folder_and_no_other() -> None:
+    readme = (K8S / "README.md").read_text()
+    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z-]+)` \|", readme, re.MULTILINE))
+    there = {str(path.parent.relative_to(K8S)) for path in K8S.glob("*/*/kustomization.yaml")}
+    assert rows == there == {*FOLDERS, "base/raycluster"}
+    for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
+        assert folder in there

@@ -1,0 +1,172 @@
+"""The texts inside manifests are loaded by those who will load them: jobs.generate, Ray, Ray Serve."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.runtime_env import RuntimeEnv
+from ray.serve import Application
+from ray.serve.schema import ServeDeploySchema
+
+from jobs import generate
+from jobs.sections import ServeSection
+from tests.jobs.runs import prompts, write_jsonl
+from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
+from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys
+
+Pair = tuple[str, str]
+JOBS = [folder for folder in OVERLAYS if any(each["kind"] == "RayJob" for each in render(folder))]
+SERVICES = [folder for folder in OVERLAYS if any(each["kind"] == "RayService" for each in render(folder))]
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KubeRay sets RAY_ADDRESS, by which the commands know that GPUs may be elsewhere. Nothing here connects to it."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+
+def command(folder: str, home: Path) -> list[str]:
+    """The command line of a job, with its ConfigMap's files in `home`."""
+    objects = render(folder)
+    for name, text in of_kind(objects, "ConfigMap")["data"].items():
+        (home / name).write_text(as_here(text, str(home)))
+    return shlex.split(as_here(of_kind(objects, "RayJob")["spec"]["entrypoint"], str(home)))
+
+
+def elsewhere(tmp_path: Path, pair: Pair) -> list[str]:
+    """Flags that put other places for those which only a cloud has; everything else is as in the manifest."""
+    source = write_jsonl(tmp_path / "in.jsonl", prompts(5))
+    places = {"input.path": source, "output.path": tmp_path / "out", "models.target": pair[0], "models.draft": pair[1]}
+    return [f"--{name}={place}" for name, place in places.items()]
+
+
+@pytest.mark.parametrize("folder", JOBS)
+def test_the_command_of_a_job_makes_a_plan(
+    folder: str, tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python, dash_m, module, *arguments = command(folder, tmp_path)
+    assert (python, dash_m) == ("python", "-m")
+    places = elsewhere(tmp_path, text_pair) if folder != "overlays/cpu-demo" else [f"--output.path={tmp_path / 'out'}"]
+    code = importlib.import_module(module).main([*arguments, "--dry-run", *places, "--engine.max_model_len=64"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "units:" in said.out
+
+
+def test_the_demo_generates_the_bundled_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *_, flag, config = command("overlays/cpu-demo", tmp_path)
+    assert generate.main([flag, config, "--dry-run", f"--output.path={tmp_path / 'out'}"]) == 0
+    assert "300 rows" in capsys.readouterr().out
+
+
+def test_variables_that_kubernetes_makes_of_services_would_end_a_job(
+    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, flag, config = command("overlays/job", tmp_path)
+    monkeypatch.setenv("DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
+    assert generate.main([flag, config, "--dry-run", *elsewhere(tmp_path, text_pair)]) == 2
+    assert "DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", JOBS)
+def test_the_configuration_is_where_the_command_looks_for_it(folder: str) -> None:
+    objects = render(folder)
+    for _, template in [each for each in pod_templates(of_kind(objects, "RayJob")) if each[0] != "submitter"]:
+        mounts = template["spec"]["containers"][0]["volumeMounts"]
+        (name,) = [mount["name"] for mount in mounts if mount["mountPath"] == CONFIG_HOME]
+        (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == name]
+        assert volume["configMap"]["name"] == of_kind(objects, "ConfigMap")["metadata"]["name"]
+
+
+@pytest.mark.parametrize("folder", JOBS)
+def test_a_job_that_is_stopped_has_time_to_stop(folder: str) -> None:
+    objects = render(folder)
+    spec = of_kind(objects, "RayJob")["spec"]
+    environment = RuntimeEnv(**yaml.safe_load(spec["runtimeEnvYAML"]))
+    wait_s = int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    run = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["run.yaml"])["run"]
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert run.get("grace_period_s", 120) < wait_s < head["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("folder", SERVICES)
+def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: Pair) -> None:
+    text = of_kind(render(folder), "RayService")["spec"]["serveConfigV2"]
+    config = yaml.safe_load(text)
+    assert unknown_keys(config) == []
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.route_prefix == "/"
+    module, _, name = application.import_path.partition(":")
+    sections: dict[str, Any] = application.args
+    sections["models"] |= {"target": text_pair[0], "draft": text_pair[1]}
+    sections["engine"] |= {"max_model_len": 64}
+    assert isinstance(getattr(importlib.import_module(module), name)(sections), Application)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("serve", "max_replica"), ("engine", "num_slot"), ("models", "targt"), ("sampling", "seed")]
+)
+def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section: str, key: str, text_pair: Pair) -> None:
+    build = importlib.import_module("jobs.serve").application
+    sections = {"models": {"target": text_pair[0]}}
+    sections.setdefault(section, {})[key] = "x"
+    with pytest.raises(ValueError, match=section):
+        build(sections)
+
+
+@pytest.mark.parametrize("place", ["", "http_options", "applications.0"])
+def test_a_key_that_serve_would_pass_over_is_noticed(place: str) -> None:
+    config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
+    inner = config
+    for key in filter(None, place.split(".")):
+        inner = inner[int(key)] if isinstance(inner, list) else inner[key]
+    inner["max_queued_request"] = 5
+    ServeDeploySchema.model_validate(config)  # Serve takes it
+    assert unknown_keys(config)[0].endswith("max_queued_request")
+
+
+@pytest.mark.parametrize("folder", SERVICES)
+def test_requests_have_the_time_they_are_promised(folder: str) -> None:
+    spec = of_kind(render(folder), "RayService")["spec"]
+    config = yaml.safe_load(spec["serveConfigV2"])
+    serve = config["applications"][0]["args"]["serve"]
+    assert serve["request_timeout_s"] < config["http_options"]["request_timeout_s"]
+    assert serve["request_timeout_s"] <= serve["drain_timeout_s"]
+    assert serve["request_timeout_s"] < spec["rayClusterDeletionDelaySeconds"]
+    for group in cluster_spec({"kind": "RayService", "spec": spec})["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        drain_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2])
+        assert serve["drain_timeout_s"] < drain_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_service_takes_its_keys_from_the_secret_that_it_mounts() -> None:
+    config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
+    serve = config["applications"][0]["args"]["serve"]
+    fields = [name for name in ServeSection.model_fields if "key" in name]
+    named = [name for name in fields if "/etc/dray-keys/keys" in str(serve.get(name))]
+    assert named or not fields, (
+        f"jobs.serve takes keys by {fields}: overlays/service must name /etc/dray-keys/keys there"
+    )
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_nothing_is_written_where_it_is_lost(folder: str) -> None:
+    objects = render(folder)
+    configs = [each for each in objects if each["kind"] == "ConfigMap"]
+    if not configs:
+        return
+    output = yaml.safe_load(configs[0]["data"]["run.yaml"])["output"]["path"]
+    if "://" in output:
+        return
+    ray = ray_object(objects)
+    assert ray is not None
+    for name, template in pod_templates(ray):
+        if name != "submitter":
+            mounts = {each["name"]: each["mountPath"] for each in template["spec"]["containers"][0]["volumeMounts"]}
+            claims = [each["name"] for each in template["spec"]["volumes"] if "persistentVolumeClaim" in each]
+            assert any(output.startswith(f"{mounts[claim]}/") for claim in claims if claim in mounts), name
