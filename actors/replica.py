@@ -80,6 +80,7 @@ class Replica:
         self._loop = EngineLoop(engine, self._settings.hang_timeout_s)
         self._num_unfinished = 0  # sequences
         self._last_token_at = float("-inf")
+        self._trial: asyncio.Task[None] | None = None  # whether the engine writes
         facts = load_facts(engine, settings.models.draft)
         _log.info(Event("replica loaded", **facts, seconds=round(time.monotonic() - started, 3)))
 
@@ -155,6 +156,12 @@ class Replica:
         """
         if time.monotonic() - self._last_token_at < self._settings.fresh_s:
             return
+        if self._trial is None or self._trial.done():  # one for all who ask meanwhile
+            self._trial = asyncio.create_task(self._try())
+        await asyncio.shield(self._trial)
+
+    async def _try(self) -> None:
+        """Have the engine write a token."""
         probe = Sequence.create([0], _PROBE)
         try:
             await asyncio.wait_for(self._loop.finish([probe]), self._settings.probe_timeout_s)

@@ -91,7 +91,10 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
             async for deltas in stream:
                 for delta in deltas:
                     meter.tokens(len(delta.token_ids), delta.index)
-                yield [_grown(choices[delta.index], delta, generation.request_id) for delta in deltas]
+                for delta in deltas:  # one at a time: two of them may be of one choice, and its state is of the newest
+                    yield [_grown(choices[delta.index], delta, generation.request_id)]
+        if any(choice.ending is None for choice in choices):
+            raise ApiError(500, "The model stopped early.", type="server_error", code="generation_failed")
         reason = "length" if any(choice.finish_reason == "length" for choice in choices) else "stop"
     except ApiError as error:
         reason = _REASONS.get(error.status, "error")

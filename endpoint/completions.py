@@ -78,6 +78,7 @@ async def complete(service: Service, request: CompletionRequest, request_id: str
     service.check_model(request.model)
     params = request.params()
     await service.check_params(params)
+    service.check_num_choices(len(request.prompts), params)
     prompts = [
         await service.encode("prompt" if len(request.prompts) == 1 else f"prompt[{index}]", prompt)
         for index, prompt in enumerate(request.prompts)

@@ -96,15 +96,7 @@ class Service:
         self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None
     ) -> Generation:
         """What to ask the backend. Without a seed each prompt gets one of its own, which the answer names."""
-        num_sequences = len(prompts) * params.n
-        if num_sequences > self.settings.max_choices:
-            raise ApiError(
-                400,
-                f"The request asks for {num_sequences} choices (prompts x n, or x best_of), and this server takes at "
-                f"most {self.settings.max_choices}.",
-                param="n",
-                code="invalid_value",
-            )
+        self.check_num_choices(len(prompts), params)
         seeds = tuple(secrets.randbelow(_SAFE_SEEDS) if seed is None else seed for _ in prompts)
         return Generation(
             request_id=request_id,
@@ -113,6 +105,18 @@ class Service:
             params=params,
             timeout_s=self.settings.request_timeout_s,
         )
+
+    def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:
+        """Raise ApiError for more than one request may ask for; worth asking before the prompts are encoded."""
+        num_sequences = num_prompts * params.n
+        if num_sequences > self.settings.max_choices:
+            raise ApiError(
+                400,
+                f"The request asks for {num_sequences} choices (prompts x n, or x best_of), and this server takes at "
+                f"most {self.settings.max_choices}.",
+                param="n",
+                code="invalid_value",
+            )
 
     async def check_params(self, params: SamplingParams) -> None:
         """Raise ApiError for token ids that the model does not have."""

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from endpoint.errors import ApiError
 
-_BRACKET_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# Possessive, and the closing quote may be missing: nothing is ever looked at twice.
+_BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

@@ -24,6 +24,9 @@ from pipeline.errors import RowError
 _FIRST_DIGIT, _OPEN, _CLOSE = 0xE100, "\ue0fe", "\ue0ff"
 
 
+_A_MASK = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
+
+
 def _mask(number: int, nonce: str) -> str:
     """A string that is in no text: the nonce is drawn anew by every process."""
     return _OPEN + nonce + "".join(chr(_FIRST_DIGIT + int(digit)) for digit in str(number)) + _CLOSE
@@ -39,9 +42,7 @@ class Masked:
 
     def restore(self, text: str) -> str:
         """The text with the messages' own characters again."""
-        for mask, original in self.masks.items():
-            text = text.replace(mask, original)
-        return text
+        return _A_MASK.sub(lambda match: self.masks.get(match.group(), match.group()), text)
 
 
 class ControlTokens:
@@ -62,28 +63,26 @@ class ControlTokens:
 
     def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
         """All masked; None where there is nothing to mask: it is then rendered and encoded as it is."""
-        masks: dict[str, str] = {}
+        masks: dict[str, str] = {}  # of each content
         masked = [
             {name: self._masked(value, message.get("role") == "assistant", masks) for name, value in message.items()}
             for message in messages
         ]
         masked_variables = {name: self._masked(value, False, masks) for name, value in variables.items()}
-        return Masked(masked, masked_variables, masks) if masks else None
+        return Masked(masked, masked_variables, {mask: content for content, mask in masks.items()}) if masks else None
 
     def _masked(self, value: Any, is_assistants: bool, masks: dict[str, str]) -> Any:
         if isinstance(value, str):
             pattern = self._special if is_assistants else self._any
-            return value if pattern is None else pattern.sub(lambda match: self._new_mask(match, masks), value)
+            return value if pattern is None else pattern.sub(lambda match: self._mask_of(match.group(), masks), value)
         if isinstance(value, dict):
             return {name: self._masked(inner, is_assistants, masks) for name, inner in value.items()}
         if isinstance(value, list):
             return [self._masked(inner, is_assistants, masks) for inner in value]
         return value
 
-    def _new_mask(self, match: re.Match[str], masks: dict[str, str]) -> str:
-        mask = _mask(len(self._ids) + len(masks), self._nonce)
-        masks[mask] = match.group()
-        return mask
+    def _mask_of(self, content: str, masks: dict[str, str]) -> str:
+        return masks.setdefault(content, _mask(len(self._ids) + len(masks), self._nonce))
 
     def encode(self, rendered: str, masked: Masked) -> list[int]:
         """The token ids of what the template made of masked messages. Raises RowError if they cannot be kept apart."""

@@ -25,6 +25,7 @@ class Backend:
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
         self.num_closed = 0
+        self.is_hurried, self.has_end = False, True
 
     async def facts(self) -> EngineFacts:
         return EngineFacts(96, 300, 3)
@@ -37,12 +38,14 @@ class Backend:
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         try:
-            if generation.params.max_tokens > 1:
-                yield [Delta(0, (70, 71), 1)]
+            first = [Delta(0, (70, 71), 1)] if generation.params.max_tokens > 1 else []
+            if first and not self.is_hurried:
+                yield first
             if (wait := self.then()) is not None:
                 await wait
             ending = Ending("length", None, None, 0, 2, 1, 1, {(1, 1): 1, (0, 0): 1})
-            yield [Delta(0, (72,), ending=ending)]
+            if self.has_end:
+                yield [*(first if self.is_hurried else []), Delta(0, (72,), ending=ending)]
         finally:
             self.num_closed += 1
 
@@ -156,3 +159,29 @@ def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Ba
     counts = meter.counts
     assert (counts.num_prompt_tokens, counts.num_output_tokens, counts.num_rounds) == (2, 3, 2)
     assert (counts.num_draft_tokens, counts.num_accepted_tokens, counts.accepted_per_position) == (1, 1, (1,))
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_what_comes_together_is_told_once_and_in_order(served: tuple[Server, Backend], path: str) -> None:
+    """A busy reader gets several deltas of a choice at once, the last of which ends it."""
+    server, backend = served
+    backend.then, backend.is_hurried = (lambda: None), True
+    own = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={**own, "stream": True, "max_tokens": 9})
+    backend.is_hurried = False
+    choices = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n\n")[:-2]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert choices[-1]["finish_reason"] == "length", "nothing comes behind the end"
+    texts = [choice["text"] if path == "completions" else choice["delta"].get("content") or "" for choice in choices]
+    assert "".join(texts) == server.service.codec.decode([70, 71, 72])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_generation_that_stops_without_an_end_is_no_success(served: tuple[Server, Backend], stream: bool) -> None:
+    server, backend = served
+    backend.then, backend.has_end = (lambda: None), False
+    answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 9})
+    backend.has_end = True
+    assert "generation_failed" in answer.text
+    assert "[DONE]" not in answer.text
+    assert answer.status_code == (200 if stream else 500)

@@ -93,3 +93,10 @@ def test_what_is_json_comes_back_as_python_reads_it(value: dict[str, Any], ascii
 
 def test_nesting_up_to_the_limit_is_taken() -> None:
     assert parse_json(b'{"a": ' + b"[" * 31 + b"]" * 31 + b"}", 32)
+
+
+@pytest.mark.parametrize("tail", [b'"' + b'\\"' * 400_000, b'"' + b"a" * 1_000_000 + b'"', b'"\\' * 300_000])
+def test_a_body_made_to_be_read_again_and_again_is_read_once(tail: bytes) -> None:
+    """A reader that begins anew at every quote would take hours; this test would be ended for it."""
+    with pytest.raises(ApiError):
+        parse_json(b"[]" * 40 + tail, max_depth=32)

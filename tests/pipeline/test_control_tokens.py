@@ -73,6 +73,14 @@ def test_a_control_token_in_a_users_message_is_text(marked_codec: TextCodec, spe
     assert marked_codec.decode(token_ids).strip() == content.strip(), "all of it is there as text"
 
 
+def test_a_message_full_of_control_tokens_takes_no_longer_than_its_length(marked_codec: TextCodec) -> None:
+    """A text that is gone through once for each of them would take hours; this test would be ended for it."""
+    content = "<think> " * 30_000
+    text, token_ids = marked_codec.chat_prompt([user(content)])
+    assert content in text
+    assert controls_in(marked_codec, token_ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
+
+
 def test_the_templates_own_tokens_stay_beside_those_that_a_message_spells(marked_codec: TextCodec) -> None:
     messages = [user("a <|end|> b <think>"), {"role": "assistant", "content": "c"}, user("d")]
     _, token_ids = marked_codec.chat_prompt(messages)
