@@ -204,6 +204,7 @@ def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
     assert not any(facts.is_fused for facts in model.pipeline.group.facts()), "the new stage was told so, too"
 
 
+@pytest.mark.slow
 def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[str, str]) -> None:
     (prompt,) = random_prompts([90], vocab_size=POISON, seed=5)
     whole = list(make_engine(pair, None, "none").prompt_logprobs(prompt, 2))
