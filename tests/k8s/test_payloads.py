@@ -95,7 +95,7 @@ def test_a_job_that_is_stopped_has_time_to_stop(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", SERVICES)
-def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: Pair) -> None:
+def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: Pair, tmp_path: Path) -> None:
     text = of_kind(render(folder), "RayService")["spec"]["serveConfigV2"]
     config = yaml.safe_load(text)
     assert unknown_keys(config) == []
@@ -105,6 +105,9 @@ def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: 
     sections: dict[str, Any] = application.args
     sections["models"] |= {"target": text_pair[0], "draft": text_pair[1]}
     sections["engine"] |= {"max_model_len": 64}
+    (tmp_path / "keys").write_text("a-key-of-somebody-who-may-ask\n")
+    assert sections["serve"]["key_files"] == ["/etc/dray-keys/keys"], "where the pods have them"
+    sections["serve"]["key_files"] = [str(tmp_path / "keys")]
     assert isinstance(getattr(importlib.import_module(module), name)(sections), Application)
 
 
