@@ -9,31 +9,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from actors.slot_mirror import change_lengths
+from actors.remote_slots import RemoteSlots
 from actors.stage_facts import goes_with
 from actors.stage_pipeline import StagePipeline
 from actors.stage_step import Step
-from actors.stage_work import (
-    Change,
-    Copy,
-    Decide,
-    Finish,
-    Judge,
-    Logits,
-    Nothing,
-    Score,
-    Swap,
-    Work,
-    Zero,
-    for_travel,
-    question_of,
-)
+from actors.stage_work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
 from decoding.prefill import batches
 from decoding.rows import Rows
 from decoding.scoring import Decision, Question, RowVerdict
 from decoding.sequence import Sequence, TokenLogprobs
+from decoding.target import timed_start
 
-_TIMED_START = 64  # positions before tokens whose forward is timed
 _NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
 
 
@@ -146,9 +132,8 @@ class ShardedModel:
             step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
         decision: Decision | None = self.pipeline.settle(step)
         if decision is None:
-            losses = [row.loss for row in step.rows or [step] if row.loss]
-            known = losses[0] if losses else self.pipeline.loss(token_ids)
-            self._lost[sequence] = known or "the target's stages were lost over this row"
+            loss = step.loss_of(0) or self.pipeline.loss(token_ids)
+            self._lost[sequence] = loss or "the target's stages were lost over this row"
             return Decision(0, False, [], self._lost[sequence])
         return decision
 
@@ -165,7 +150,7 @@ class ShardedModel:
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """As `Target.seconds`: through all stages, with nothing else in flight."""
         assert self.cache is not None
-        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        start = timed_start(self.cache.num_positions, num_tokens)
         if min(self._standing()[:num_rows]) < start:
             self.prefill(range(num_rows), [[0] * start] * num_rows)
         self.pipeline.drain()
@@ -228,52 +213,13 @@ class ShardedAnswer:
         verdicts = [_NOT_FINITE] * len(sequences)
         if self._step is None:
             return verdicts
-        answers = self._model.pipeline.settle(self._step) or [None]
-        steps = self._step.rows or [self._step]
-        for row, answer, step in zip(self._known, answers, steps * len(answers), strict=False):
+        pipeline = self._model.pipeline
+        answers = pipeline.settle(self._step) or [None]  # a single row that was given up
+        for index, (row, answer) in enumerate(zip(self._known, answers, strict=True)):
             if answer is not None:
                 verdicts[row] = answer
                 continue
-            loss = step.loss or self._model.pipeline.loss(sequences[row].token_ids)
+            loss = self._step.loss_of(index) or pipeline.loss(sequences[row].token_ids)
             if loss is not None:
                 self._model.give_up(sequences[row], loss)
         return verdicts
-
-
-class RemoteSlots:
-    """What the engine does with whole slots: it goes out with the next step."""
-
-    def __init__(self, pipeline: StagePipeline, session: int, num_positions: int) -> None:
-        """Of one session."""
-        self.num_positions = num_positions
-        self._pipeline, self._session = pipeline, session
-        self._changes: list[Change] = []
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """As `KVCache.copy`."""
-        self._changes.append(Copy(source, target, length))
-
-    def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """As `KVCache.swap`."""
-        self._changes.append(Swap(first, second, first_length, second_length))
-
-    def zero(self, slot: int) -> None:
-        """As `KVCache.zero`."""
-        self._changes.append(Zero(slot))
-
-    def is_finite(self, slot: int, length: int) -> bool:
-        """As `KVCache.is_finite`; false also where so much does not stand there, because a stage died over it."""
-        if self._changes:
-            self._pipeline.send(Step(Work(self._session, self.take_changes())))
-        return self._pipeline.is_finite(self._session, slot, length)
-
-    def take_changes(self) -> tuple[Change, ...]:
-        """What has been done to the slots since the last step."""
-        changes, self._changes = tuple(self._changes), []
-        return changes
-
-    def lengths(self) -> list[int]:
-        """How many tokens each slot holds, changes and steps on their way included."""
-        lengths = self._pipeline.lengths(self._session)
-        change_lengths(lengths, self._changes)
-        return lengths

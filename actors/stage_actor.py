@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
 from actors.stage_facts import StageFacts
@@ -50,6 +49,7 @@ class StageActor:
         wait `timeout_s` for each other.
         """
         self._arguments = (path, index, num_stages, device, dtype)
+        self._device: Device = device
         self._rank, self._num_ranks, self._timeout_s, self._port = rank, num_ranks, timeout_s, port
         self._meeting_place: Any = None
         self._has_failed = False  # where others went on without it: it must join no forward of theirs any more
@@ -69,8 +69,7 @@ class StageActor:
             with self._together():
                 if self._num_ranks > 1:
                     assert self._port is not None, "somebody opens the place where ranks meet"
-                    *_, device, _ = self._arguments
-                    meet(self._port, self._rank, self._num_ranks, device, self._timeout_s)
+                    meet(self._port, self._rank, self._num_ranks, self._device, self._timeout_s)
                 self._loaded = Stage.load(*self._arguments, self._num_ranks)
         return self.facts()
 
@@ -88,15 +87,12 @@ class StageActor:
             device_name=name_of(stage.device),
             max_positions=stage.max_positions,
             vocab_size=stage.vocab_size,
-            num_layers=stage.layers.end - stage.layers.first,
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,
             runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
             is_batch_invariant=stage.is_batch_invariant,
-            num_all_layers=stage.layers.num_layers,
             window=own_window(stage.network.config),
-            node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
         )
 
     def pid(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.stage_group import StageGroup, StageLostError, is_loss
+from actors.stage_group import StageGroup, StageLostError, cause_of, is_loss
 from decoding.memory import is_out_of_memory
 
 _LOOK_EVERY_S = 1.0  # whether a rank has failed for which the others of its stage wait
@@ -31,7 +31,7 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | N
     except RayError as error:
         if is_loss(error):
             raise StageLostError(f"a stage is lost: {type(error).__name__}") from error
-        raise _cause(error) from None
+        raise cause_of(error) from None
 
 
 def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set[int]:
@@ -49,7 +49,7 @@ def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=min(look_every_s, left_s), fetch_local=False)
         for stage, answers in enumerate(references):
             here = [reference for reference in answers if reference not in pending]
-            if 0 < len(here) < len(answers) and any(_error(reference) for reference in here):
+            if 0 < len(here) < len(answers) and _errors(here):
                 group.end(stage)
                 torn.add(stage)
     return torn
@@ -64,28 +64,23 @@ def _look_at_all(group: StageGroup, references: Seq[Seq[Any]], torn: set[int]) -
     for stage, answers in enumerate(references):
         # The first rank's may be large, and lie on another node: it is not fetched to see that it is there.
         heard = answers if stage == len(references) - 1 else answers[1:]
-        errors = [error for reference in heard if (error := _error(reference)) is not None]
-        if not errors:
+        if not _errors(heard):
             continue
-        if len(heard) < len(answers) and (first := _error(answers[0])) is not None:
-            errors.insert(0, first)
+        errors = _errors(answers)
         group.end(stage)
-        own = [_cause(error) for error in errors if not is_loss(error)]
+        own = [cause_of(error) for error in errors if not is_loss(error)]
         shortage = next((error for error in own if is_out_of_memory(error)), None)
         if shortage is not None or (len(own) == len(answers) and stage not in torn):
             raise shortage or own[0]
         raise StageLostError(f"stage {stage} is lost: {errors[-1]}") from errors[-1]
 
 
-def _error(reference: Any) -> RayError | None:
-    try:
-        ray.get(reference)
-    except RayError as error:
-        return error
-    return None
-
-
-def _cause(error: RayError) -> Exception:
-    """What the step raised."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
+def _errors(answers: Seq[Any]) -> list[RayError]:
+    """Of the ranks that failed, which have answered."""
+    errors: list[RayError] = []
+    for reference in answers:
+        try:
+            ray.get(reference)
+        except RayError as error:
+            errors.append(error)
+    return errors

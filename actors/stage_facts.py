@@ -14,22 +14,19 @@ from decoding.prefill import Piece, may_go_with
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What there is to know of a stage."""
+    """By now: it may be made faster, or slower again."""
 
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device_name: str  # "cpu", or the GPU's name
     max_positions: int | None
     vocab_size: int | None  # None where there is no head
-    num_layers: int
-    num_weight_bytes: int
-    packs_rows: bool
-    is_fused: bool
-    runs_kernels: bool
+    num_weight_bytes: int  # of this process, where ranks share the stage out
+    packs_rows: bool  # or the model sees a rectangle
+    is_fused: bool  # our own layers run
+    runs_kernels: bool  # and our own attention in them
     is_batch_invariant: bool
-    num_all_layers: int
     window: int  # that the model file cuts by itself; 0 if there is none
-    node_id: str
 
 
 def goes_with(facts: Seq[StageFacts]) -> Callable[[list[int], list[Piece]], bool]:

@@ -120,17 +120,15 @@ class StageGroup:
         return [self._get(stage, answer, until) for stage, answer in asked]
 
     def end(self, stage: int) -> None:
-        """End the processes of a stage that hangs."""
+        """End the processes of a stage: it hangs, or one of them is lost."""
         for actor in self.ranks[stage]:
             ray.kill(actor, no_restart=True)
 
-    def heal(self, until: float | None = None) -> None:
+    def heal(self, until: float) -> None:
         """Replace every stage that does not answer, and tell each what it has not been told.
 
-        Raises StageLostError if that is not done in time: `until` (`time.monotonic`), `start_timeout_s` from now.
+        Raises StageLostError if that is not done in time (`until`, by `time.monotonic`).
         """
-        if until is None:
-            until = time.monotonic() + self.settings.start_timeout_s
         asked = [self.run(stage, "pid") for stage in range(len(self.ranks))]
         every = [reference for references in asked for reference in references]
         answered, _ = ray.wait(every, num_returns=len(every), timeout=self.settings.timeout_s, fetch_local=False)
@@ -174,7 +172,7 @@ class StageGroup:
             ),
             reraise=True,
         )
-        attempts(self.heal)
+        attempts(lambda: self.heal(time.monotonic() + self.settings.start_timeout_s))
 
     def _tell(self, until: float) -> None:
         """Do what is left of the setup, on all stages at once."""
@@ -216,8 +214,7 @@ class StageGroup:
         except RayError as error:
             if is_loss(error):
                 raise StageLostError(f"stage {stage} is lost: {_words(error)}") from error
-            cause = getattr(error, "cause", None)
-            raise (cause if isinstance(cause, Exception) else error) from None
+            raise cause_of(error) from None
 
     def _start(self, stage: int) -> list[Any]:
         path, count, device, dtype = self._arguments
@@ -249,6 +246,12 @@ def is_loss(error: BaseException | None) -> bool:
     if isinstance(error, RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
     return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError, RankFailedError))
+
+
+def cause_of(error: RayError) -> Exception:
+    """What the call itself raised, if it is that."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
 
 
 def _words(error: RayError) -> str:

@@ -36,6 +36,10 @@ class Step:
         """Whether it is more than one row alone."""
         return self.num_rows > 1 or (self.num_rows == 1 and bool(self.work.changes))
 
+    def loss_of(self, row: int) -> str | None:
+        """Why one of its rows was given up; None if it was not, or only because what it follows was."""
+        return self.loss if self.rows is None else self.rows[row].loss
+
     def split(self) -> list[Step]:
         """The changes of slots, and each row, as steps of their own, to be done before this one, which gathers them."""
         changes = [Step(Work(self.work.session, self.work.changes))] if self.work.changes else []

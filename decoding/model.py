@@ -18,9 +18,7 @@ from decoding.forward_graphs import ForwardGraphs, cuda_recorder
 from decoding.kv_cache import KVCache, Packing
 from decoding.prefill import Piece, batches, may_go_with
 from decoding.slot_network import SlotNetwork
-from decoding.target import LocalTarget
-
-_TIMED_START = 64  # positions before tokens whose forward is timed
+from decoding.target import LocalTarget, timed_start
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -133,7 +131,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """As `Target.seconds`."""
         assert self.cache is not None
-        start = max(0, min(_TIMED_START, self.cache.num_positions - num_tokens))
+        start = timed_start(self.cache.num_positions, num_tokens)
         tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
         every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
         synchronize(self.device)

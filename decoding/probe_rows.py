@@ -66,6 +66,6 @@ def relative_deviation(found: Seq[torch.Tensor], expected: Seq[torch.Tensor]) ->
     return float(torch.stack(differences).max()) / size if size else float("inf")
 
 
-def ragged(logits: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def ragged(logits_BJV: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Of each row's logits [J, V], those at the tokens that it has where rows are ragged."""
-    return [row_JV[:length] for row_JV, length in zip(logits, RAGGED, strict=True)]
+    return [row_JV[:length] for row_JV, length in zip(logits_BJV, RAGGED, strict=True)]

@@ -14,6 +14,8 @@ from decoding.rows import Rows
 from decoding.scoring import Answer, Decision, Question, RowVerdict, decide, token_logprobs
 from decoding.sequence import TokenLogprobs
 
+_TIMED_START = 64  # positions
+
 
 class Pending(Protocol):
     """An answer that is on its way."""
@@ -43,6 +45,11 @@ class Timed(Protocol):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Of a forward over so many tokens of so many rows, as it is in a round. It spoils the cache."""
         ...
+
+
+def timed_start(num_positions: int, num_tokens: int) -> int:
+    """Where tokens stand whose forward is timed: behind some others, as in a round, where there is room."""
+    return max(0, min(_TIMED_START, num_positions - num_tokens))
 
 
 class Target(Timed, Protocol):

@@ -7,6 +7,7 @@ import transformers
 from decoding import Engine, attention
 from decoding.model import LanguageModel
 from decoding.probe import check_model, measure_deviation
+from decoding.probe_rows import relative_deviation
 from tests.decoding.tiny import build, llama_config, save
 
 GPT_NEO = {
@@ -85,6 +86,15 @@ def test_logits_that_are_not_numbers_are_refused(tmp_path):
         network.get_output_embeddings().weight[3] = float("nan")
     with pytest.raises(ValueError, match="does not compute the same"):
         Engine.load(save(network, tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_a_single_row_without_numbers_is_no_small_deviation(row):
+    expected = list(torch.ones(3, 2, 4))
+    found = list(torch.ones(3, 2, 4))
+    found[row][1, 2] = float("nan")
+    assert not relative_deviation(found, expected) <= 1.0
+    assert not relative_deviation(expected, found) <= 1.0
 
 
 def test_the_model_still_attends_through_slots_after_the_probe(models):

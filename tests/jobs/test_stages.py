@@ -12,6 +12,7 @@ from tests.jobs.runs import arguments, generations, prompts, write_jsonl
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 TWO = ("--stages.count=2", "--stages.num_cpus=0.5")
+RANKS = ("--stages.tensor_parallel=2", "--stages.num_cpus=0.5")
 APART = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30", "--engine.draft_length=fixed")
 
 
@@ -29,7 +30,7 @@ def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_
     assert generate.main(arguments(source, staged, text_pair, *TWO)) == Exit.COMPLETE
     assert tokens(staged) == tokens(tmp_path / "whole")
     assert json.loads((staged / "run.json").read_text())["settings"]["stages"]["count"] == 2
-    for flags in ((), (*TWO, *APART)):
+    for flags in ((), (*TWO, *APART), RANKS):
         for path in (staged / "_SUCCESS", staged / "report.json", *sorted(staged.glob("data/*.parquet"))[:2]):
             path.unlink(missing_ok=True)
         assert generate.main(arguments(source, staged, text_pair, *flags)) == Exit.COMPLETE
@@ -42,6 +43,7 @@ def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_
     [
         (("--stages.count=3",), "a model of 2 layers cannot be cut into 3 stages"),
         (("--stages.count=0",), "stages.count is 0"),
+        (("--stages.tensor_parallel=3",), "which is no multiple of it"),
         (("--stages.count=2", "--stages.num_gpus=1", "--models.device=cpu"), "stages.num_gpus is 1; drop one of them"),
         (("--stages.count=2", "--stages.strategy=ANY"), "stages.strategy"),
         (("--stages.count=2", "--stages.timeout_s=0"), "stages.timeout_s is 0"),
