@@ -45,7 +45,8 @@ def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set
         if left_s <= 0:
             late = next(stage for stage, answers in enumerate(references) if set(answers) & set(pending))
             group.end(late)
-            raise StageLostError(f"stage {late} did not do a step in {timeout_s:g} s (stages.timeout_s)")
+            what = "stages.timeout_s" if timeout_s == group.settings.timeout_s else "stages.start_timeout_s"
+            raise StageLostError(f"stage {late} did not do a step in {timeout_s:g} s ({what})")
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=min(look_every_s, left_s), fetch_local=False)
         for stage, answers in enumerate(references):
             here = [reference for reference in answers if reference not in pending]

@@ -120,10 +120,10 @@ def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     return Growth(choice, delta, piece)
 
 
-def usage(generation: Generation, choices: Seq[Choice], num_output_tokens: int | None = None) -> dict[str, Any]:
+def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
     """The counts of an answer. A prompt counts once, whatever the number of its samples."""
     num_prompt = sum(len(prompt) for prompt in generation.prompts)
-    num_output = sum(choice.num_tokens for choice in choices) if num_output_tokens is None else num_output_tokens
+    num_output = sum(choice.num_tokens for choice in choices)
     firsts = [choice.ending for choice in choices if choice.index % generation.params.n == 0]
     num_cached = sum(ending.num_cached_tokens for ending in firsts if ending is not None)
     return {

@@ -25,7 +25,7 @@ class EdgeSettings:
     keys: Keys | None
     limits: Limits = field(default_factory=Limits)
     has_page: bool = False
-    has_docs: bool = False  # /docs, /redoc and /openapi.json, behind the key like the rest
+    has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
 
 
 def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> None:
