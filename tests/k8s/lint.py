@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from decimal import Decimal
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
@@ -14,6 +15,9 @@ from tests.k8s.manifests import ROOT, cluster_spec, groups, name_of, pod_templat
 Object = dict[str, Any]
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(ACCESS|API|PRIVATE)_?KEY")
 _OUR_SECRETS = {"dray-object-store", "dray-hub", "dray-api-keys", "dray-redis"}  # made by the reader of k8s/README.md
+_METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"))
+_IN_EVERY_NAMESPACE = "kube-root-ca.crt"
+_TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _PORTS_OF_RAY = {6379, 8265, 10001, 52365}
 GPU = "nvidia.com/gpu"
 
@@ -81,8 +85,8 @@ def _pod_security(spec: Object) -> Iterator[str]:
     for volume in spec.get("volumes", []):
         if extra := set(volume) - allowed:
             yield f"volume {volume['name']}: {', '.join(extra)} is not in a restricted namespace"
-    if "automountServiceAccountToken" not in spec:
-        yield "automountServiceAccountToken: say whether the pod may speak to the Kubernetes API"
+    if spec.get("automountServiceAccountToken") is not False:
+        yield "automountServiceAccountToken is not false: the autoscaler mounts its token itself, nobody else needs one"
 
 
 def _container_security(context: Object) -> Iterator[str]:
@@ -104,6 +108,8 @@ def _container(container: Object, volumes: Object, spec: Object) -> Iterator[str
     for mount in mounts:
         if mount["name"] not in volumes:
             yield f"volumeMounts: no volume is called {mount['name']!r}"
+        elif _holds_token(volumes[mount["name"]]):
+            yield "volumeMounts: a token of Kubernetes, which only the autoscaler needs"
     paths = [mount["mountPath"] for mount in mounts]
     if len(paths) != len(set(paths)):
         yield "volumeMounts: two on one path"
@@ -179,6 +185,11 @@ def _references(spec: Object, objects: list[Object], ground: list[Object]) -> It
             wanted.append(f"PersistentVolumeClaim/{volume['persistentVolumeClaim']['claimName']}")
         if "secret" in volume:
             wanted.append(f"Secret/{volume['secret']['secretName']}")
+        for source in volume.get("projected", {}).get("sources", []):
+            if source.get("configMap", {}).get("name", _IN_EVERY_NAMESPACE) != _IN_EVERY_NAMESPACE:
+                wanted.append(f"ConfigMap/{source['configMap']['name']}")
+            if "secret" in source:
+                wanted.append(f"Secret/{source['secret']['name']}")
     for container in spec["containers"]:
         sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in container.get("env", [])]
         sources += [each.get("secretRef") for each in container.get("envFrom", [])]
@@ -207,10 +218,7 @@ def _ray(ray: Object) -> Iterator[str]:
                 yield f"autoscalerOptions.volumeMounts: the head has no volume {mount['name']!r}"
         yield from (f"autoscaler: {problem}" for problem in _container_security(options.get("securityContext", {})))
         yield from (f"autoscaler: {problem}" for problem in _resources(options.get("resources", {})))
-    if spec["headGroupSpec"]["template"]["spec"].get("automountServiceAccountToken") is not bool(
-        spec.get("enableInTreeAutoscaling")
-    ):
-        yield "head: automountServiceAccountToken is what the autoscaler needs, and nobody else"
+    yield from _tokens(spec)
     for name, group in groups(ray):
         store = int(group.get("rayStartParams", {}).get("object-store-memory", 0))
         volumes = {volume["name"]: volume for volume in group["template"]["spec"].get("volumes", [])}
@@ -224,6 +232,22 @@ def _ray(ray: Object) -> Iterator[str]:
         and ray["spec"].get("submissionMode") == "K8sJobMode"
     ):
         yield "submitterPodTemplate: the operator's own is not allowed in a restricted namespace"
+
+
+def _tokens(spec: Object) -> Iterator[str]:
+    """Only the autoscaler speaks to the Kubernetes API, so it alone has a token, at the place where Ray reads it."""
+    volumes = spec["headGroupSpec"]["template"]["spec"].get("volumes", [])
+    tokens = {volume["name"] for volume in volumes if _holds_token(volume)}
+    mounts = spec.get("autoscalerOptions", {}).get("volumeMounts", [])
+    has_token = any(mount["name"] in tokens and mount["mountPath"] == _TOKEN_FOLDER for mount in mounts)
+    if has_token is not bool(spec.get("enableInTreeAutoscaling")):
+        yield f"autoscaler: its token belongs to {_TOKEN_FOLDER}"
+    if tokens and not spec.get("enableInTreeAutoscaling"):
+        yield "head: a token of Kubernetes for nobody"
+
+
+def _holds_token(volume: Object) -> bool:
+    return any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
 
 
 def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
@@ -253,6 +277,8 @@ def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
     ):
         yield "NetworkPolicy: none denies what no other allows"
     for each in policies:
+        for rule in each["spec"].get("egress", []):
+            yield from (f"{name_of(each)}: {problem}" for problem in _way_out(rule))
         for rule in each["spec"].get("ingress", []):
             if not rule.get("from"):
                 yield f"{name_of(each)}: open to everybody"
@@ -266,6 +292,19 @@ def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
                 is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
                 if ports & _PORTS_OF_RAY - {8265} and not is_ray:
                     yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
+
+
+def _way_out(rule: Object) -> Iterator[str]:
+    if not rule.get("to"):
+        yield "lets everything out"
+    for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
+        if not rule.get("ports"):
+            yield f"lets out to {block['cidr']} by any port"
+        inside = ip_network(block["cidr"])
+        excepted = [ip_network(each) for each in block.get("except", [])]
+        for metadata in _METADATA:
+            if metadata in inside and not any(metadata in each for each in excepted):
+                yield f"lets out to {metadata}, the metadata service, which hands out the node's credentials"
 
 
 def pinned(package: str) -> str:

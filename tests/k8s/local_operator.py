@@ -59,6 +59,10 @@ class LocalOperator:
         """SIGKILL to all of a pod's processes, as when its machine is taken away."""
         _end(self._processes[pod])
 
+    def busiest_worker(self) -> str:
+        """The pod whose processes have taken the most time of processors: one that writes."""
+        return max(self.workers(), key=lambda name: _processor_seconds(self._processes[name]))
+
     def _watch(self) -> None:
         while not self._ended.wait(_EVERY_S):
             with self._kubernetes.lock:
@@ -120,6 +124,16 @@ def autoscaler(
         yield process
     finally:
         _end(process)
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Of a process and all that it started and that still runs."""
+    total = 0.0
+    with suppress(psutil.NoSuchProcess):
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                total += sum(each.cpu_times()[:2])
+    return total
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -196,6 +196,38 @@ MISTAKES = (
         GONE,
         "automountServiceAccountToken",
     ),
+    Mistake("a head with a token of Kubernetes", f"{_HEAD_POD}.automountServiceAccountToken", True, "is not false"),
+    Mistake(
+        "the autoscaler's token in the hands of jobs",
+        f"{_HEAD_POD}.containers.0.volumeMounts.+",
+        {"name": "autoscaler-token", "mountPath": "/token"},
+        "which only the autoscaler needs",
+    ),
+    Mistake(
+        "an autoscaler without its token",
+        "spec.rayClusterSpec.autoscalerOptions.volumeMounts.2",
+        GONE,
+        "its token belongs to",
+    ),
+    Mistake(
+        "a token of Kubernetes in a wrong place",
+        "spec.rayClusterSpec.autoscalerOptions.volumeMounts.2.mountPath",
+        "/var/run/secrets",
+        "its token belongs to",
+    ),
+    Mistake(
+        "certificates that are nowhere",
+        f"{_HEAD_POD}.volumes.7.projected.sources.1.configMap.name",
+        "kube-root-ca",
+        "which is nowhere",
+    ),
+    Mistake(
+        "a token of Kubernetes that nobody needs",
+        f"{_HEAD_POD}.volumes.+",
+        {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        "for nobody",
+        folder="overlays/kueue",
+    ),
     Mistake("an image that changes", f"{_WORKER}.image", "registry.example.com/dray:latest", "no tag that stays"),
     Mistake(
         "an image without a tag",
@@ -257,5 +289,24 @@ MISTAKES = (
         "spec.ingress",
         [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": 6379}]}],
         "opens ports of Ray",
+    ),
+    _network("everything may leave", "spec.egress", [{}], "lets everything out"),
+    _network(
+        "any port of the world",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}}]}],
+        "by any port",
+    ),
+    _network(
+        "the metadata service open",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 80}]}],
+        "the metadata service",
+    ),
+    _network(
+        "the metadata service open by IPv6",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}}], "ports": [{"port": 80}]}],
+        "the metadata service",
     ),
 )

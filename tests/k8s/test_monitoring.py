@@ -41,7 +41,10 @@ def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
     assert set().union(*asked) <= exported_names()
     assert set().union(*(unknown_labels(query) for query in queries(dashboard))) == set()
     variables = [each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
-    assert {each.partition("(")[2].partition(",")[0] for each in variables} <= exported_names()
+    for variable in variables:
+        (selector, label) = re.fullmatch(r"label_values\((.*), (\w+)\)", variable).groups()
+        assert names_in(selector) <= exported_names()
+        assert unknown_labels(f"sum by ({label}) ({selector})") == set()
 
 
 def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
@@ -106,3 +109,13 @@ def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
     ports = {port["name"] for port in cluster_spec(ray)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
     asked = {each["port"] for each in of_kind(render("base/monitoring"), "PodMonitor")["spec"]["podMetricsEndpoints"]}
     assert asked - ports == {"metrics"}, "KubeRay adds that one"
+
+
+def test_prometheus_may_reach_each_port_that_it_asks() -> None:
+    numbers = {"metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
+    policies = [each for each in render("base/namespace") if each["kind"] == "NetworkPolicy"]
+    (policy,) = [each["spec"] for each in policies if each["metadata"]["name"] == "metrics"]
+    (rule,) = policy["ingress"]
+    monitor = of_kind(render("base/monitoring"), "PodMonitor")["spec"]
+    assert {numbers[each["port"]] for each in monitor["podMetricsEndpoints"]} == {each["port"] for each in rule["ports"]}
+    assert policy["podSelector"]["matchLabels"] == monitor["selector"]["matchLabels"]
