@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from itertools import combinations
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
+import yaml
 
 from tests.k8s import crd_schemas
-from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, ground, load_objects, name_of, render
+from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, ground, load_objects, name_of, of_kind, render
 from tests.k8s.validation import problems_with
 
 
@@ -49,3 +54,24 @@ def test_the_readme_names_every_folder_and_no_other() -> None:
     assert rows == there == {*FOLDERS, "base/raycluster"}
     for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
         assert folder in there
+
+
+@pytest.mark.parametrize("name", ["my-corpus", "my-models", "my-endpoint"])
+def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, tmp_path: Path) -> None:
+    text = (K8S / "README.md").read_text()
+    (block,) = re.findall(rf"```yaml\n *# {name}/kustomization.yaml\n(.*?)```", text, re.DOTALL)
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(dedent(block))
+    (tmp_path / "dray").symlink_to(K8S.parent)
+    shutil.copy(K8S / "overlays" / "job" / "run.yaml", folder)
+    config = of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"]
+    patch = [{"op": "replace", "path": "/spec/serveConfigV2", "value": config.replace("qwen3-8b", "my-model")}]
+    (folder / "serve.yaml").write_text(yaml.safe_dump(patch))
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert problems_with(load_objects(done.stdout), ground()) == []
+    assert "registry.example.com" not in done.stdout
+    assert {"my-corpus": "s3://my-bucket", "my-models": "YOUR-SHARED-STORAGE", "my-endpoint": "my-model"}[
+        name
+    ] in done.stdout
