@@ -22,6 +22,7 @@ HEAD_POD = "dray-head"
 _EVERY_S = 0.3
 # Several raylets on one address: what Ray gives fixed ports by default gets free ones.
 _FREE_PORTS = ("dashboard-agent-listen-port", "min-worker-port", "max-worker-port", "metrics-export-port")
+_NO_WORK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class LocalOperator:
@@ -62,6 +63,15 @@ class LocalOperator:
     def busiest_worker(self) -> str:
         """The pod whose processes have taken the most time of processors: one that writes."""
         return max(self.workers(), key=lambda name: _processor_seconds(self._processes[name]))
+
+    def has_work(self, pod: str) -> bool:
+        """Whether a process of the pod is an actor's, or does a task: Ray names it after that."""
+        for process in _family(self._processes[pod]):
+            with suppress(psutil.NoSuchProcess):
+                name = " ".join(process.cmdline()[:1])
+                if name.startswith("ray::") and name not in _NO_WORK:
+                    return True
+        return False
 
     def _watch(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -127,19 +137,26 @@ def autoscaler(
 
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Of a process and all that it started and that still runs."""
+    """Of a process and all that it started and that still run."""
     total = 0.0
-    with suppress(psutil.NoSuchProcess):
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            with suppress(psutil.NoSuchProcess):
-                total += sum(each.cpu_times()[:2])
+    for each in _family(process):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(each.cpu_times()[:2])
     return total
+
+
+def _family(process: subprocess.Popen[bytes]) -> list[Any]:
+    """A process after all that it started; none if it is gone."""
+    try:
+        first = psutil.Process(process.pid)
+        return [*first.children(recursive=True), first]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process and all that it started."""
-    with suppress(psutil.NoSuchProcess):
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+    for each in _family(process):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait(60)

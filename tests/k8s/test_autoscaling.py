@@ -152,6 +152,7 @@ def test_a_pod_that_is_idle_goes_and_the_one_that_works_stays(demo: Demo, undist
     job = demo.submit("--actors.min_actors=1", "--actors.max_actors=1")
     wait_until(lambda: len(demo.operator.workers()) == 2 or job.poll() is not None, PATIENCE_S, every_s=0.3)
     (busy,) = set(demo.operator.workers()) - {idle}
+    wait_until(lambda: demo.operator.has_work(busy) or job.poll() is not None, PATIENCE_S, every_s=0.1)
     over.touch()
     wait_until(lambda: len(demo.operator.workers()) == 1 or job.poll() is not None, PATIENCE_S, every_s=0.1)
     assert job.poll() is None, "the job was done before a pod went"

@@ -91,9 +91,7 @@ def test_where_the_weights_alone_are_too_large_there_is_no_slot() -> None:
     assert num_slots(PAIR, "float32", SMALL / GIB, 1024) == 0
 
 
-def test_the_table_of_the_readme_is_what_the_command_prints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_of_the_readme_is_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = []
     for name in ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"):
         folder = tmp_path / name

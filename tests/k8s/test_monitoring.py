@@ -117,5 +117,7 @@ def test_prometheus_may_reach_each_port_that_it_asks() -> None:
     (policy,) = [each["spec"] for each in policies if each["metadata"]["name"] == "metrics"]
     (rule,) = policy["ingress"]
     monitor = of_kind(render("base/monitoring"), "PodMonitor")["spec"]
-    assert {numbers[each["port"]] for each in monitor["podMetricsEndpoints"]} == {each["port"] for each in rule["ports"]}
+    assert {numbers[each["port"]] for each in monitor["podMetricsEndpoints"]} == {
+        each["port"] for each in rule["ports"]
+    }
     assert policy["podSelector"]["matchLabels"] == monitor["selector"]["matchLabels"]

@@ -58,9 +58,10 @@ class Endpoint:
         names: set[str] = set()
         for node in self.of_ray("/api/prometheus/sd"):
             for target in node["targets"]:
-                _, page = fetch(urllib.request.Request(f"http://{target}/metrics"))
-                families = text_string_to_metric_families(page.decode())
-                names |= {sample.name for family in families for sample in family.samples}
+                with suppress(urllib.error.URLError):  # the list has the autoscaler's port, where none runs, too
+                    _, page = fetch(urllib.request.Request(f"http://{target}/metrics"))
+                    families = text_string_to_metric_families(page.decode())
+                    names |= {sample.name for family in families for sample in family.samples}
         return names
 
 
