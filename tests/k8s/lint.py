@@ -5,26 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from ipaddress import ip_address, ip_network
 from typing import Any
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
+from tests.k8s import lint_network
 from tests.k8s.manifests import ROOT, cluster_spec, groups, name_of, pod_templates, ray_object
 
 Object = dict[str, Any]
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(ACCESS|API|PRIVATE)_?KEY")
 _OUR_SECRETS = {"dray-object-store", "dray-hub", "dray-api-keys", "dray-redis"}  # made by the reader of k8s/README.md
-_METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"))
 _IN_EVERY_NAMESPACE = "kube-root-ca.crt"
 _TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
-_PORTS_OF_RAY = {6379, 8265, 10001, 52365}
 GPU = "nvidia.com/gpu"
 
 
 def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     """Of what is applied together, over what was applied before."""
-    found = [*_names(objects)]
+    found = [*_names(objects), *_priorities(objects)]
     for each in objects:
         for name, template in pod_templates(each):
             found += [f"{name_of(each)} {name}: {problem}" for problem in _pod(template)]
@@ -34,7 +32,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     ray = ray_object(objects)
     if ray is not None:
         found += [f"{name_of(ray)}: {problem}" for problem in [*_ray(ray), *_budget(objects, ray)]]
-    found += _network(objects, ground)
+    found += lint_network.problems_with(objects, ground)
     return found
 
 
@@ -45,6 +43,12 @@ def _names(objects: list[Object]) -> Iterator[str]:
         has_namespace = "namespace" in each["metadata"]
         if has_namespace == (each["kind"] in ("Namespace", "PriorityClass")):
             yield f"{name_of(each)}: {'has' if has_namespace else 'has no'} namespace"
+
+
+def _priorities(objects: list[Object]) -> Iterator[str]:
+    for each in objects:
+        if each["kind"] == "PriorityClass" and each.get("preemptionPolicy") != "Never":
+            yield f"{name_of(each)}: preemptionPolicy is not Never: its pods push those of others out"
 
 
 def _pod(template: Object) -> Iterator[str]:
@@ -263,48 +267,10 @@ def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
         yield "the disruption budget does not select the head"
     if "app.kubernetes.io/instance" not in labels or labels.get("ray.io/node-type") != "head":
         yield "the disruption budget selects more than this cluster's head"
+    if budget.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+        yield "the disruption budget keeps a head that is not healthy on its node: unhealthyPodEvictionPolicy"
     if not isinstance(budget.get("minAvailable"), int) or "maxUnavailable" in budget:
         yield "the disruption budget must say minAvailable as a number: KubeRay's pods have no scale"
-
-
-def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    if policies and not any(
-        each["spec"]["podSelector"] == {}
-        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
-        and not each["spec"].keys() & {"ingress", "egress"}
-        for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
-    ):
-        yield "NetworkPolicy: none denies what no other allows"
-    for each in policies:
-        for rule in each["spec"].get("egress", []):
-            yield from (f"{name_of(each)}: {problem}" for problem in _way_out(rule))
-        for rule in each["spec"].get("ingress", []):
-            if not rule.get("from"):
-                yield f"{name_of(each)}: open to everybody"
-            ports = {port["port"] for port in rule.get("ports", [])} or _PORTS_OF_RAY
-            for source in rule.get("from", []):
-                if "ipBlock" in source:
-                    yield f"{name_of(each)}: open to addresses"
-                if source.get("namespaceSelector") == {} or source.get("podSelector") == {}:
-                    yield f"{name_of(each)}: open to any pod"
-                labels = source.get("podSelector", {}).get("matchLabels", {})
-                is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
-                if ports & _PORTS_OF_RAY - {8265} and not is_ray:
-                    yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
-
-
-def _way_out(rule: Object) -> Iterator[str]:
-    if not rule.get("to"):
-        yield "lets everything out"
-    for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
-        if not rule.get("ports"):
-            yield f"lets out to {block['cidr']} by any port"
-        inside = ip_network(block["cidr"])
-        excepted = [ip_network(each) for each in block.get("except", [])]
-        for metadata in _METADATA:
-            if metadata in inside and not any(metadata in each for each in excepted):
-                yield f"lets out to {metadata}, the metadata service, which hands out the node's credentials"
 
 
 def pinned(package: str) -> str:

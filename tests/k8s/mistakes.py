@@ -279,6 +279,13 @@ MISTAKES = (
         "does not select",
         "PodDisruptionBudget",
     ),
+    Mistake(
+        "a budget for heads that answer no more",
+        "spec.unhealthyPodEvictionPolicy",
+        GONE,
+        "not healthy on its node",
+        "PodDisruptionBudget",
+    ),
     _network("open to everybody", "spec.ingress", [{"ports": [{"port": 8000}]}], "open to everybody"),
     _network("open to any pod", "spec.ingress", [{"from": [{"podSelector": {}}]}], "open to any pod"),
     _network(

@@ -1,0 +1,54 @@
+"""What we ask of network policies: Ray's ports are for its own nodes, and nothing leaves but what must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from tests.k8s.manifests import name_of
+
+Object = dict[str, Any]
+_PORTS_OF_RAY = {6379, 8265, 10001, 52365}
+_METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"))
+
+
+def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
+    """Of the policies among them; `ground` is there already."""
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    if policies and not any(
+        each["spec"]["podSelector"] == {}
+        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and not each["spec"].keys() & {"ingress", "egress"}
+        for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
+    ):
+        yield "NetworkPolicy: none denies what no other allows"
+    for each in policies:
+        for rule in each["spec"].get("egress", []):
+            yield from (f"{name_of(each)}: {problem}" for problem in _way_out(rule))
+        for rule in each["spec"].get("ingress", []):
+            if not rule.get("from"):
+                yield f"{name_of(each)}: open to everybody"
+            ports = {port["port"] for port in rule.get("ports", [])} or _PORTS_OF_RAY
+            for source in rule.get("from", []):
+                if "ipBlock" in source:
+                    yield f"{name_of(each)}: open to addresses"
+                if source.get("namespaceSelector") == {} or source.get("podSelector") == {}:
+                    yield f"{name_of(each)}: open to any pod"
+                labels = source.get("podSelector", {}).get("matchLabels", {})
+                is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
+                if ports & _PORTS_OF_RAY - {8265} and not is_ray:
+                    yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
+
+
+def _way_out(rule: Object) -> Iterator[str]:
+    if not rule.get("to"):
+        yield "lets everything out"
+    for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
+        if not rule.get("ports"):
+            yield f"lets out to {block['cidr']} by any port"
+        inside = ip_network(block["cidr"])
+        excepted = [ip_network(each) for each in block.get("except", [])]
+        for metadata in _METADATA:
+            if metadata in inside and not any(metadata in each for each in excepted):
+                yield f"lets out to {metadata}, the metadata service, which hands out the node's credentials"
