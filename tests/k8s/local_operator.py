@@ -36,6 +36,7 @@ class LocalOperator:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         kubernetes.pods[HEAD_POD] = self._pod(HEAD_POD, "headgroup", "head")
         self.most_workers = 0
+        self.broken: dict[str, str] = {}  # pods that ended by themselves, and what they said last
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -91,6 +92,8 @@ class LocalOperator:
         to_delete = (group.get("scaleStrategy") or {}).get("workersToDelete") or []
         for name in mine:
             if name in to_delete or self._processes[name].poll() is not None:
+                if name not in to_delete:
+                    self.broken[name] = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
                 _end(self._processes[name])
                 del self._kubernetes.pods[name]
                 self._kubernetes.version += 1
