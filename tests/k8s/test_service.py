@@ -21,8 +21,8 @@ from tests.jobs.runs import wait_until
 from tests.k8s.exported_names import names_in
 from tests.k8s.manifests import K8S, of_kind, render
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-PATIENCE_S = 300.0
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+PATIENCE_S = 600.0
 KEY = "a-key-of-somebody-who-may-ask"
 PROMPT = {"model": "qwen3-8b", "prompt": "The cat", "max_tokens": 24, "temperature": 0}
 UNTIL_SOMETHING_FAILS = {"ray_serve_deployment_error_counter_total"}  # a counter is there from its first addition on
