@@ -61,10 +61,6 @@ class LocalOperator:
         """SIGKILL to all of a pod's processes, as when its machine is taken away."""
         _end(self._processes[pod])
 
-    def busiest_worker(self) -> str:
-        """The pod whose processes have taken the most time of processors: one that writes."""
-        return max(self.workers(), key=lambda name: _processor_seconds(self._processes[name]))
-
     def has_work(self, pod: str) -> bool:
         """Whether a process of the pod is an actor's, or does a task: Ray names it after that."""
         for process in _family(self._processes[pod]):
@@ -137,15 +133,6 @@ def autoscaler(
         yield process
     finally:
         _end(process)
-
-
-def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Of a process and all that it started and that still run."""
-    total = 0.0
-    for each in _family(process):
-        with suppress(psutil.NoSuchProcess):
-            total += sum(each.cpu_times()[:2])
-    return total
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[Any]:
