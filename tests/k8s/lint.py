@@ -18,6 +18,8 @@ _OUR_SECRETS = {"dray-object-store", "dray-hub", "dray-api-keys", "dray-redis"} 
 _IN_EVERY_NAMESPACE = "kube-root-ca.crt"
 _TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 GPU = "nvidia.com/gpu"
+GPU_KIND = "nvidia.com/gpu.product"
+_VERSION = re.compile(r"\d+\.\d+\.\d+([-.]\w+)*")
 
 
 def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
@@ -138,6 +140,8 @@ def _container(container: Object, volumes: Object, spec: Object) -> Iterator[str
         toleration.get("key") == GPU for toleration in spec.get("tolerations", [])
     ):
         yield f"asks for {GPU} and does not tolerate its taint"
+    if GPU in container.get("resources", {}).get("limits", {}) and not spec.get("nodeSelector", {}).get(GPU_KIND):
+        yield f"asks for a GPU and does not say which: nodeSelector {GPU_KIND}"
     yield from _drain(container, spec)
 
 
@@ -148,8 +152,8 @@ def _is_memory(volumes: Object, mount: Object) -> bool:
 def _image(image: str) -> Iterator[str]:
     name, _, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
-    if not digest and tag in ("", "latest", "nightly"):
-        yield f"image {image}: no tag that stays, nor a digest"
+    if not digest.startswith("sha256:") and not _VERSION.fullmatch(tag):
+        yield f"image {image}: no tag that stays (a whole version), nor a digest"
 
 
 def _resources(resources: Object) -> Iterator[str]:
@@ -230,6 +234,9 @@ def _ray(ray: Object) -> Iterator[str]:
         shared = [volumes[each["name"]]["emptyDir"] for each in mounts if each["mountPath"] == "/dev/shm"]
         if not shared or not store or store > _size(shared[0].get("sizeLimit", "0")):
             yield f"{name}: object-store-memory ({store}) must be given and fit into /dev/shm"
+        container = group["template"]["spec"]["containers"][0]
+        if name != "head" and "preStop" not in container.get("lifecycle", {}):
+            yield f"{name}: no preStop takes its node out of use before a pod ends (drain.sh)"
     if (
         ray["kind"] == "RayJob"
         and "submitterPodTemplate" not in ray["spec"]

@@ -29,7 +29,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
         for rule in each["spec"].get("ingress", []):
             if not rule.get("from"):
                 yield f"{name_of(each)}: open to everybody"
-            ports = {port["port"] for port in rule.get("ports", [])} or _PORTS_OF_RAY
+            ports = _ports_of_ray_in(rule)
             for source in rule.get("from", []):
                 if "ipBlock" in source:
                     yield f"{name_of(each)}: open to addresses"
@@ -37,13 +37,30 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
                     yield f"{name_of(each)}: open to any pod"
                 labels = source.get("podSelector", {}).get("matchLabels", {})
                 is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
-                if ports & _PORTS_OF_RAY - {8265} and not is_ray:
+                if ports - {8265} and not is_ray:
                     yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
+
+
+def _ports_of_ray_in(rule: Object) -> set[int]:
+    """Those of Ray's ports that a rule opens; one that names none opens all, and so does a `port` that is left out."""
+    if not rule.get("ports"):
+        return _PORTS_OF_RAY
+    found: set[int] = set()
+    for port in rule["ports"]:
+        first = port.get("port", 0)
+        if isinstance(first, str):  # a container port's name, of which the policy knows no number
+            return _PORTS_OF_RAY
+        last = port.get("endPort", first or 65535)
+        found |= {each for each in _PORTS_OF_RAY if first <= each <= last}
+    return found
 
 
 def _way_out(rule: Object) -> Iterator[str]:
     if not rule.get("to"):
         yield "lets everything out"
+    for target in rule.get("to", []):
+        if target.get("namespaceSelector") == {} or target.get("podSelector") == {}:
+            yield "lets out to any pod"
     for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
         if not rule.get("ports"):
             yield f"lets out to {block['cidr']} by any port"

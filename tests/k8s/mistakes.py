@@ -249,6 +249,10 @@ MISTAKES = (
         "a memory volume that eats the memory", f"{_WORKER_POD}.volumes.2.emptyDir.sizeLimit", "48Gi", "more than half"
     ),
     Mistake("GPUs without toleration", f"{_WORKER_POD}.tolerations", GONE, "does not tolerate"),
+    Mistake("GPUs of any kind", f"{_WORKER_POD}.nodeSelector", GONE, "does not say which"),
+    Mistake("an image by its branch", f"{_WORKER}.image", "registry.example.com/dray:main", "no tag that stays"),
+    Mistake("an image by half a version", f"{_WORKER}.image", "registry.example.com/dray:0.1", "no tag that stays"),
+    Mistake("a worker that is not drained", f"{_WORKER}.lifecycle", GONE, "no preStop"),
     Mistake(
         "a drain longer than the pod's grace",
         f"{_WORKER_POD}.terminationGracePeriodSeconds",
@@ -297,6 +301,20 @@ MISTAKES = (
         [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": 6379}]}],
         "opens ports of Ray",
     ),
+    _network(
+        "Ray's own port in a range that is open to others",
+        "spec.ingress",
+        [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": 6000, "endPort": 7000}]}],
+        "opens ports of Ray",
+    ),
+    _network(
+        "Ray's own port open to others by its name",
+        "spec.ingress",
+        [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": "gcs"}]}],
+        "opens ports of Ray",
+    ),
+    _network("to any pod of any namespace", "spec.egress", [{"to": [{"namespaceSelector": {}}]}], "out to any pod"),
+    _network("to any pod of the namespace", "spec.egress", [{"to": [{"podSelector": {}}]}], "out to any pod"),
     _network("everything may leave", "spec.egress", [{}], "lets everything out"),
     _network(
         "any port of the world",
