@@ -11,7 +11,8 @@ from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
-from tests.k8s.manifests import K8S, ROOT, of_kind, render
+from tests.k8s.lint import GPU_KIND
+from tests.k8s.manifests import K8S, ROOT, groups, of_kind, ray_object, render
 
 _COMMON: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
@@ -33,6 +34,7 @@ MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
     ),
 }
 LARGE, SMALL = (GPU_GIB[name] * GIB for name in ("H100, A100 (80 GB)", "L4, A10G (24 GB)"))
+KINDS = {"NVIDIA-H100-80GB-HBM3": LARGE, "NVIDIA-L4": SMALL}  # as GPU feature discovery says, in bytes
 PAIR = [MODELS["Qwen/Qwen3-8B"], MODELS["Qwen/Qwen3-0.6B"]]
 
 
@@ -57,15 +59,30 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
     return target, draft
 
 
-@pytest.mark.parametrize("folder", ["overlays/job", "overlays/service", "examples/configs/gpu_cluster.yaml"])
-def test_target_draft_and_slots_fit_into_one_gpu(folder: str) -> None:
-    assert sum(each.total for each in footprints(folder)) <= SHARE * LARGE
+def gpus(folder: str) -> dict[str, float]:
+    """The memory of the GPU that each worker group asks for, in bytes."""
+    ray = ray_object(render(folder))
+    assert ray is not None
+    return {
+        name: KINDS[group["template"]["spec"]["nodeSelector"][GPU_KIND]]
+        for name, group in groups(ray)
+        if name != "head"
+    }
+
+
+@pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/kueue", "overlays/service"])
+def test_target_draft_and_slots_fit_into_the_gpu_that_is_asked_for(folder: str) -> None:
+    assert sum(each.total for each in footprints(folder)) <= SHARE * min(gpus(folder).values())
+
+
+def test_the_example_fits_into_the_gpu_that_it_names() -> None:
+    assert sum(each.total for each in footprints("examples/configs/gpu_cluster.yaml")) <= SHARE * LARGE
 
 
 def test_apart_each_fits_into_its_own_gpu() -> None:
     target, draft = footprints("overlays/split")
-    assert target.total <= SHARE * LARGE
-    assert draft.total <= SHARE * SMALL
+    assert target.total <= SHARE * gpus("overlays/split")["target"]
+    assert draft.total <= SHARE * gpus("overlays/split")["draft"]
 
 
 def test_the_figures_of_the_readme_are_these() -> None:
