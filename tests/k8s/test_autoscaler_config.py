@@ -18,7 +18,7 @@ from endpoint.ingress import Ingress
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
 
 GIB = 2**30
-# What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's operator.
+# What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
 KIND_CPUS = sum(map(Decimal, ("0.2", "0.1", "0.25", "0.2", "0.1", "0.1", "0.1")))
 _GIVES_UP = """
 from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig

@@ -17,7 +17,8 @@ DASHBOARDS = sorted((K8S / "base" / "monitoring" / "dashboards").glob("*.json"))
 
 
 def alerts() -> list[tuple[str, str]]:
-    groups = of_kind(render("base/monitoring"), "PrometheusRule")["spec"]["groups"]
+    rules = [of_kind(render(folder), "PrometheusRule") for folder in ("base/monitoring", "base/monitoring-endpoint")]
+    groups = [group for each in rules for group in each["spec"]["groups"]]
     return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
 
 

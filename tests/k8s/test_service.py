@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 PATIENCE_S = 600.0
 KEY = "a-key-of-somebody-who-may-ask"
 PROMPT = {"model": "qwen3-8b", "prompt": "The cat", "max_tokens": 24, "temperature": 0}
-UNTIL_SOMETHING_FAILS = {"ray_serve_deployment_error_counter_total"}  # a counter is there from its first addition on
+# A counter is there from its first addition on.
+UNTIL_SOMETHING_FAILS = {"ray_serve_deployment_error_counter_total", "ray_serve_health_check_failures_total"}
 
 
 @dataclass
@@ -64,6 +65,16 @@ class Endpoint:
                     names |= {sample.name for family in families for sample in family.samples}
         return names
 
+    def application(self) -> Any:
+        """What Ray Serve says of it."""
+        return self.of_ray("/api/serve/applications/")["applications"]["dray"]
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        """Hand Serve its configuration, and wait until it runs."""
+        self.of_ray("/api/serve/applications/", json.dumps(config).encode())
+        wait_until(lambda: self.application()["status"] not in ("NOT_STARTED", "DEPLOYING"), PATIENCE_S, every_s=1)
+        assert self.application()["status"] == "RUNNING", self.application()
+
 
 def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
     try:
@@ -93,14 +104,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     with running_cluster(authentication, num_cpus=2) as cluster:
         endpoint = Endpoint(cluster, port, token)
-        config = config_here(tmp_path_factory.mktemp("service"), port)
-        endpoint.of_ray("/api/serve/applications/", json.dumps(config).encode())
-
-        def application() -> Any:
-            return endpoint.of_ray("/api/serve/applications/")["applications"]["dray"]
-
-        wait_until(lambda: application()["status"] not in ("NOT_STARTED", "DEPLOYING"), PATIENCE_S, every_s=1)
-        assert application()["status"] == "RUNNING", application()
+        endpoint.deploy(config_here(tmp_path_factory.mktemp("service"), port))
         yield endpoint
 
 
@@ -137,3 +141,15 @@ def test_prometheus_finds_what_the_dashboard_and_the_alerts_ask_for(endpoint: En
     with suppress(AssertionError):  # Ray passes metrics on every 10 s
         wait_until(nothing_is_missing, 90, every_s=2)
     assert missing == set()
+
+
+def test_no_process_of_the_endpoint_is_put_on_a_head_without_cpus(tmp_path: Path) -> None:
+    token, port = secrets.token_hex(32), free_port()
+    with running_cluster({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}) as cluster:
+        worker = cluster.add_node(num_cpus=2)
+        endpoint = Endpoint(cluster, port, token)
+        endpoint.deploy(config_here(tmp_path, port) | {"proxy_location": "HeadOnly"})  # one address, one port
+        deployments = endpoint.application()["deployments"]
+        assert deployments.keys() == {"Ingress", "Replica"}
+        places = {name: {each["node_id"] for each in one["replicas"]} for name, one in deployments.items()}
+        assert places == {"Ingress": {worker}, "Replica": {worker}}
