@@ -43,9 +43,9 @@ test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
 	$(BIN)/python -m pytest tests/endpoint/test_page.py
 
-# One cluster of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
-test-autoscaling: setup  ## run the demo job on a cluster that Ray's KubeRay autoscaler grows and shrinks: some minutes
-	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py
+# Clusters of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
+test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, and its endpoint: about ten minutes
+	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py tests/k8s/test_service.py
 
 test-all: setup  ## run all tests, the slow ones too: well over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not ray" -n auto --maxprocesses 4 --dist loadgroup

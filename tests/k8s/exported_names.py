@@ -1,4 +1,4 @@
-"""The names of metrics that Dray and Ray really export, read off their own code."""
+"""The names of metrics that Dray and Ray really export, read off their own code, and the labels of Dray's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels, s
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from actors.metrics import METRICS, Metric
+from endpoint.metrics import SERVING_METRICS
 
+# What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
+_ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})
+_ADDED |= {"namespace", "pod", "container", "job", "instance", "endpoint", "ray_io_cluster", "ray_io_group"}
 _SERVE = re.compile(r'"(serve_[a-z_0-9]+)"')
 
 
@@ -26,19 +30,54 @@ def exported_names() -> frozenset[str]:
 
 def names_in(query: str) -> set[str]:
     """The metrics that a query of PromQL reads; raises ValueError if it is none."""
+    return {str(selector.name) for selector in _selectors(promql.parse(query))}
+
+
+def unknown_labels(query: str) -> set[str]:
+    """Labels that a query asks of Dray's own metrics, in braces or in `by`, and that these do not have."""
     found: set[str] = set()
 
     def visit(node: promql.Expr) -> None:
-        selector = node.vector_selector if isinstance(node, promql.MatrixSelector) else node
-        if isinstance(selector, promql.VectorSelector):
-            found.add(str(selector.name))
+        selector = _selector(node)
+        if selector is not None:
+            found.update(_missing({each.name for each in selector.matchers.matchers}, selector.name))
+        if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            assert node.modifier.type == promql.AggModifierType.By, "`without` keeps labels that nobody named"
+            for inner in _selectors(node.expr):
+                found.update(_missing(set(node.modifier.labels), inner.name))
 
     promql.walk(promql.parse(query), visit)
     return found
 
 
+def _missing(asked: set[str], name: str | None) -> set[str]:
+    """Those of `asked` that a metric of ours does not have; of others nothing is known."""
+    for metrics, own in ((METRICS, "run"), (SERVING_METRICS, "model_name")):
+        for metric in metrics:
+            if name in _in_prometheus(metric):
+                return asked - _ADDED - {own, *metric.tags} - ({"le"} if metric.kind == "histogram" else set())
+    return set()
+
+
+def _selectors(expression: promql.Expr) -> list[promql.VectorSelector]:
+    found: list[promql.VectorSelector] = []
+
+    def visit(node: promql.Expr) -> None:
+        selector = _selector(node)
+        if selector is not None:
+            found.append(selector)
+
+    promql.walk(expression, visit)
+    return found
+
+
+def _selector(node: promql.Expr) -> promql.VectorSelector | None:
+    selector = node.vector_selector if isinstance(node, promql.MatrixSelector) else node
+    return selector if isinstance(selector, promql.VectorSelector) else None
+
+
 def _of_dray() -> set[str]:
-    return {name for metric in METRICS for name in _in_prometheus(metric)}
+    return {name for metric in (*METRICS, *SERVING_METRICS) for name in _in_prometheus(metric)}
 
 
 def _in_prometheus(metric: Metric) -> set[str]:

@@ -9,18 +9,22 @@ from typing import Any
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
+from tests.k8s import lint_network
 from tests.k8s.manifests import ROOT, cluster_spec, groups, name_of, pod_templates, ray_object
 
 Object = dict[str, Any]
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(ACCESS|API|PRIVATE)_?KEY")
 _OUR_SECRETS = {"dray-object-store", "dray-hub", "dray-api-keys", "dray-redis"}  # made by the reader of k8s/README.md
-_PORTS_OF_RAY = {6379, 8265, 10001, 52365}
+_IN_EVERY_NAMESPACE = "kube-root-ca.crt"
+_TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 GPU = "nvidia.com/gpu"
+GPU_KIND = "nvidia.com/gpu.product"
+_VERSION = re.compile(r"\d+\.\d+\.\d+([-.]\w+)*")
 
 
 def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     """Of what is applied together, over what was applied before."""
-    found = [*_names(objects)]
+    found = [*_names(objects), *_priorities(objects)]
     for each in objects:
         for name, template in pod_templates(each):
             found += [f"{name_of(each)} {name}: {problem}" for problem in _pod(template)]
@@ -30,7 +34,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     ray = ray_object(objects)
     if ray is not None:
         found += [f"{name_of(ray)}: {problem}" for problem in [*_ray(ray), *_budget(objects, ray)]]
-    found += _network(objects, ground)
+    found += lint_network.problems_with(objects, ground)
     return found
 
 
@@ -41,6 +45,12 @@ def _names(objects: list[Object]) -> Iterator[str]:
         has_namespace = "namespace" in each["metadata"]
         if has_namespace == (each["kind"] in ("Namespace", "PriorityClass")):
             yield f"{name_of(each)}: {'has' if has_namespace else 'has no'} namespace"
+
+
+def _priorities(objects: list[Object]) -> Iterator[str]:
+    for each in objects:
+        if each["kind"] == "PriorityClass" and each.get("preemptionPolicy") != "Never":
+            yield f"{name_of(each)}: preemptionPolicy is not Never: its pods push those of others out"
 
 
 def _pod(template: Object) -> Iterator[str]:
@@ -81,8 +91,8 @@ def _pod_security(spec: Object) -> Iterator[str]:
     for volume in spec.get("volumes", []):
         if extra := set(volume) - allowed:
             yield f"volume {volume['name']}: {', '.join(extra)} is not in a restricted namespace"
-    if "automountServiceAccountToken" not in spec:
-        yield "automountServiceAccountToken: say whether the pod may speak to the Kubernetes API"
+    if spec.get("automountServiceAccountToken") is not False:
+        yield "automountServiceAccountToken is not false: the autoscaler mounts its token itself, nobody else needs one"
 
 
 def _container_security(context: Object) -> Iterator[str]:
@@ -104,6 +114,8 @@ def _container(container: Object, volumes: Object, spec: Object) -> Iterator[str
     for mount in mounts:
         if mount["name"] not in volumes:
             yield f"volumeMounts: no volume is called {mount['name']!r}"
+        elif _holds_token(volumes[mount["name"]]):
+            yield "volumeMounts: a token of Kubernetes, which only the autoscaler needs"
     paths = [mount["mountPath"] for mount in mounts]
     if len(paths) != len(set(paths)):
         yield "volumeMounts: two on one path"
@@ -128,6 +140,8 @@ def _container(container: Object, volumes: Object, spec: Object) -> Iterator[str
         toleration.get("key") == GPU for toleration in spec.get("tolerations", [])
     ):
         yield f"asks for {GPU} and does not tolerate its taint"
+    if GPU in container.get("resources", {}).get("limits", {}) and not spec.get("nodeSelector", {}).get(GPU_KIND):
+        yield f"asks for a GPU and does not say which: nodeSelector {GPU_KIND}"
     yield from _drain(container, spec)
 
 
@@ -138,8 +152,8 @@ def _is_memory(volumes: Object, mount: Object) -> bool:
 def _image(image: str) -> Iterator[str]:
     name, _, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
-    if not digest and tag in ("", "latest", "nightly"):
-        yield f"image {image}: no tag that stays, nor a digest"
+    if not digest.startswith("sha256:") and not _VERSION.fullmatch(tag):
+        yield f"image {image}: no tag that stays (a whole version), nor a digest"
 
 
 def _resources(resources: Object) -> Iterator[str]:
@@ -179,6 +193,11 @@ def _references(spec: Object, objects: list[Object], ground: list[Object]) -> It
             wanted.append(f"PersistentVolumeClaim/{volume['persistentVolumeClaim']['claimName']}")
         if "secret" in volume:
             wanted.append(f"Secret/{volume['secret']['secretName']}")
+        for source in volume.get("projected", {}).get("sources", []):
+            if source.get("configMap", {}).get("name", _IN_EVERY_NAMESPACE) != _IN_EVERY_NAMESPACE:
+                wanted.append(f"ConfigMap/{source['configMap']['name']}")
+            if "secret" in source:
+                wanted.append(f"Secret/{source['secret']['name']}")
     for container in spec["containers"]:
         sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in container.get("env", [])]
         sources += [each.get("secretRef") for each in container.get("envFrom", [])]
@@ -207,10 +226,7 @@ def _ray(ray: Object) -> Iterator[str]:
                 yield f"autoscalerOptions.volumeMounts: the head has no volume {mount['name']!r}"
         yield from (f"autoscaler: {problem}" for problem in _container_security(options.get("securityContext", {})))
         yield from (f"autoscaler: {problem}" for problem in _resources(options.get("resources", {})))
-    if spec["headGroupSpec"]["template"]["spec"].get("automountServiceAccountToken") is not bool(
-        spec.get("enableInTreeAutoscaling")
-    ):
-        yield "head: automountServiceAccountToken is what the autoscaler needs, and nobody else"
+    yield from _tokens(spec)
     for name, group in groups(ray):
         store = int(group.get("rayStartParams", {}).get("object-store-memory", 0))
         volumes = {volume["name"]: volume for volume in group["template"]["spec"].get("volumes", [])}
@@ -218,12 +234,31 @@ def _ray(ray: Object) -> Iterator[str]:
         shared = [volumes[each["name"]]["emptyDir"] for each in mounts if each["mountPath"] == "/dev/shm"]
         if not shared or not store or store > _size(shared[0].get("sizeLimit", "0")):
             yield f"{name}: object-store-memory ({store}) must be given and fit into /dev/shm"
+        container = group["template"]["spec"]["containers"][0]
+        if name != "head" and "preStop" not in container.get("lifecycle", {}):
+            yield f"{name}: no preStop takes its node out of use before a pod ends (drain.sh)"
     if (
         ray["kind"] == "RayJob"
         and "submitterPodTemplate" not in ray["spec"]
         and ray["spec"].get("submissionMode") == "K8sJobMode"
     ):
         yield "submitterPodTemplate: the operator's own is not allowed in a restricted namespace"
+
+
+def _tokens(spec: Object) -> Iterator[str]:
+    """Only the autoscaler speaks to the Kubernetes API, so it alone has a token, at the place where Ray reads it."""
+    volumes = spec["headGroupSpec"]["template"]["spec"].get("volumes", [])
+    tokens = {volume["name"] for volume in volumes if _holds_token(volume)}
+    mounts = spec.get("autoscalerOptions", {}).get("volumeMounts", [])
+    has_token = any(mount["name"] in tokens and mount["mountPath"] == _TOKEN_FOLDER for mount in mounts)
+    if has_token is not bool(spec.get("enableInTreeAutoscaling")):
+        yield f"autoscaler: its token belongs to {_TOKEN_FOLDER}"
+    if tokens and not spec.get("enableInTreeAutoscaling"):
+        yield "head: a token of Kubernetes for nobody"
+
+
+def _holds_token(volume: Object) -> bool:
+    return any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
 
 
 def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
@@ -239,33 +274,10 @@ def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
         yield "the disruption budget does not select the head"
     if "app.kubernetes.io/instance" not in labels or labels.get("ray.io/node-type") != "head":
         yield "the disruption budget selects more than this cluster's head"
+    if budget.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+        yield "the disruption budget keeps a head that is not healthy on its node: unhealthyPodEvictionPolicy"
     if not isinstance(budget.get("minAvailable"), int) or "maxUnavailable" in budget:
         yield "the disruption budget must say minAvailable as a number: KubeRay's pods have no scale"
-
-
-def _network(objects: list[Object], ground: list[Object]) -> Iterator[str]:
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    if policies and not any(
-        each["spec"]["podSelector"] == {}
-        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
-        and not each["spec"].keys() & {"ingress", "egress"}
-        for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
-    ):
-        yield "NetworkPolicy: none denies what no other allows"
-    for each in policies:
-        for rule in each["spec"].get("ingress", []):
-            if not rule.get("from"):
-                yield f"{name_of(each)}: open to everybody"
-            ports = {port["port"] for port in rule.get("ports", [])} or _PORTS_OF_RAY
-            for source in rule.get("from", []):
-                if "ipBlock" in source:
-                    yield f"{name_of(each)}: open to addresses"
-                if source.get("namespaceSelector") == {} or source.get("podSelector") == {}:
-                    yield f"{name_of(each)}: open to any pod"
-                labels = source.get("podSelector", {}).get("matchLabels", {})
-                is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
-                if ports & _PORTS_OF_RAY - {8265} and not is_ray:
-                    yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
 
 
 def pinned(package: str) -> str:

@@ -22,6 +22,7 @@ HEAD_POD = "dray-head"
 _EVERY_S = 0.3
 # Several raylets on one address: what Ray gives fixed ports by default gets free ones.
 _FREE_PORTS = ("dashboard-agent-listen-port", "min-worker-port", "max-worker-port", "metrics-export-port")
+_NO_WORK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class LocalOperator:
@@ -35,6 +36,7 @@ class LocalOperator:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         kubernetes.pods[HEAD_POD] = self._pod(HEAD_POD, "headgroup", "head")
         self.most_workers = 0
+        self.broken: dict[str, str] = {}  # pods that ended by themselves, and what they said last
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -59,6 +61,15 @@ class LocalOperator:
         """SIGKILL to all of a pod's processes, as when its machine is taken away."""
         _end(self._processes[pod])
 
+    def has_work(self, pod: str) -> bool:
+        """Whether a process of the pod is an actor's, or does a task: Ray names it after that."""
+        for process in _family(self._processes[pod]):
+            with suppress(psutil.NoSuchProcess):
+                name = " ".join(process.cmdline()[:1])
+                if name.startswith("ray::") and name not in _NO_WORK:
+                    return True
+        return False
+
     def _watch(self) -> None:
         while not self._ended.wait(_EVERY_S):
             with self._kubernetes.lock:
@@ -77,6 +88,8 @@ class LocalOperator:
         to_delete = (group.get("scaleStrategy") or {}).get("workersToDelete") or []
         for name in mine:
             if name in to_delete or self._processes[name].poll() is not None:
+                if name not in to_delete:
+                    self.broken[name] = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
                 _end(self._processes[name])
                 del self._kubernetes.pods[name]
                 self._kubernetes.version += 1
@@ -122,10 +135,18 @@ def autoscaler(
         _end(process)
 
 
+def _family(process: subprocess.Popen[bytes]) -> list[Any]:
+    """A process after all that it started; none if it is gone."""
+    try:
+        first = psutil.Process(process.pid)
+        return [*first.children(recursive=True), first]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process and all that it started."""
-    with suppress(psutil.NoSuchProcess):
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+    for each in _family(process):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait(60)

@@ -13,7 +13,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
-GROUND = ("base/namespace", "base/models", "base/monitoring")  # applied once, by whoever owns the namespace
+GROUND = (
+    "base/namespace",
+    "base/models",
+    "base/monitoring",
+    "base/monitoring-endpoint",
+)  # applied once, by whoever owns the namespace
 OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
 FOLDERS = (*GROUND, *OVERLAYS)
 Object = dict[str, Any]

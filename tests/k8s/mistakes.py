@@ -196,6 +196,38 @@ MISTAKES = (
         GONE,
         "automountServiceAccountToken",
     ),
+    Mistake("a head with a token of Kubernetes", f"{_HEAD_POD}.automountServiceAccountToken", True, "is not false"),
+    Mistake(
+        "the autoscaler's token in the hands of jobs",
+        f"{_HEAD_POD}.containers.0.volumeMounts.+",
+        {"name": "autoscaler-token", "mountPath": "/token"},
+        "which only the autoscaler needs",
+    ),
+    Mistake(
+        "an autoscaler without its token",
+        "spec.rayClusterSpec.autoscalerOptions.volumeMounts.2",
+        GONE,
+        "its token belongs to",
+    ),
+    Mistake(
+        "a token of Kubernetes in a wrong place",
+        "spec.rayClusterSpec.autoscalerOptions.volumeMounts.2.mountPath",
+        "/var/run/secrets",
+        "its token belongs to",
+    ),
+    Mistake(
+        "certificates that are nowhere",
+        f"{_HEAD_POD}.volumes.7.projected.sources.1.configMap.name",
+        "kube-root-ca",
+        "which is nowhere",
+    ),
+    Mistake(
+        "a token of Kubernetes that nobody needs",
+        f"{_HEAD_POD}.volumes.+",
+        {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        "for nobody",
+        folder="overlays/kueue",
+    ),
     Mistake("an image that changes", f"{_WORKER}.image", "registry.example.com/dray:latest", "no tag that stays"),
     Mistake(
         "an image without a tag",
@@ -217,6 +249,10 @@ MISTAKES = (
         "a memory volume that eats the memory", f"{_WORKER_POD}.volumes.2.emptyDir.sizeLimit", "48Gi", "more than half"
     ),
     Mistake("GPUs without toleration", f"{_WORKER_POD}.tolerations", GONE, "does not tolerate"),
+    Mistake("GPUs of any kind", f"{_WORKER_POD}.nodeSelector", GONE, "does not say which"),
+    Mistake("an image by its branch", f"{_WORKER}.image", "registry.example.com/dray:main", "no tag that stays"),
+    Mistake("an image by half a version", f"{_WORKER}.image", "registry.example.com/dray:0.1", "no tag that stays"),
+    Mistake("a worker that is not drained", f"{_WORKER}.lifecycle", GONE, "no preStop"),
     Mistake(
         "a drain longer than the pod's grace",
         f"{_WORKER_POD}.terminationGracePeriodSeconds",
@@ -247,6 +283,13 @@ MISTAKES = (
         "does not select",
         "PodDisruptionBudget",
     ),
+    Mistake(
+        "a budget for heads that answer no more",
+        "spec.unhealthyPodEvictionPolicy",
+        GONE,
+        "not healthy on its node",
+        "PodDisruptionBudget",
+    ),
     _network("open to everybody", "spec.ingress", [{"ports": [{"port": 8000}]}], "open to everybody"),
     _network("open to any pod", "spec.ingress", [{"from": [{"podSelector": {}}]}], "open to any pod"),
     _network(
@@ -257,5 +300,38 @@ MISTAKES = (
         "spec.ingress",
         [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": 6379}]}],
         "opens ports of Ray",
+    ),
+    _network(
+        "Ray's own port in a range that is open to others",
+        "spec.ingress",
+        [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": 6000, "endPort": 7000}]}],
+        "opens ports of Ray",
+    ),
+    _network(
+        "Ray's own port open to others by its name",
+        "spec.ingress",
+        [{"from": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"port": "gcs"}]}],
+        "opens ports of Ray",
+    ),
+    _network("to any pod of any namespace", "spec.egress", [{"to": [{"namespaceSelector": {}}]}], "out to any pod"),
+    _network("to any pod of the namespace", "spec.egress", [{"to": [{"podSelector": {}}]}], "out to any pod"),
+    _network("everything may leave", "spec.egress", [{}], "lets everything out"),
+    _network(
+        "any port of the world",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}}]}],
+        "by any port",
+    ),
+    _network(
+        "the metadata service open",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 80}]}],
+        "the metadata service",
+    ),
+    _network(
+        "the metadata service open by IPv6",
+        "spec.egress",
+        [{"to": [{"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}}], "ports": [{"port": 80}]}],
+        "the metadata service",
     ),
 )

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from decimal import Decimal
 from typing import Any
 
 import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, ray_object, render
+from endpoint.ingress import Ingress
+from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
 
 GIB = 2**30
+# What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
+KIND_CPUS = sum(map(Decimal, ("0.2", "0.1", "0.25", "0.2", "0.1", "0.1", "0.1")))
+_GIVES_UP = """
+from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig
+print(InstanceReconcileConfig().allocate_status_timeout_s)
+"""
 HEAD = {"CPU": 0, "memory": 16 * GIB}
 GPU = {"CPU": 8, "GPU": 1, "memory": 64 * GIB}
 EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]]] = {
@@ -92,6 +105,49 @@ def test_all_engines_of_the_endpoint_find_room(folder: str) -> None:
     serve = config["applications"][0]["args"]["serve"]
     assert room(folder, {"GPU": serve["num_gpus"]}, {}) >= serve["max_replicas"]
     assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
+
+
+@pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
+def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: str) -> None:
+    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    (application,) = config["applications"]
+    (ingress,) = application["deployments"]
+    assert ingress["name"] == Ingress.__name__
+    asked_cpus, serve = ingress["ray_actor_options"]["num_cpus"], application["args"]["serve"]
+    types = node_types(folder)
+    assert types["headgroup"]["resources"]["CPU"] == 0 < asked_cpus
+    engine_cpus = 1 * types["gpu"]["resources"]["GPU"] / serve["num_gpus"]  # endpoint.deployment: one for each engine
+    assert engine_cpus + serve["num_ingresses"] * asked_cpus <= types["gpu"]["resources"]["CPU"]
+
+
+def test_a_spot_pod_that_does_not_come_is_given_up_in_the_time_that_the_readme_says() -> None:
+    options = cluster_spec(of_kind(render("overlays/spot"), "RayJob"))["autoscalerOptions"]
+    environment = {each["name"]: each["value"] for each in options["env"]}
+    done = subprocess.run(
+        [sys.executable, "-c", _GIVES_UP],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "600", done.stderr
+    assert "a pod that has waited ten minutes is given up" in (K8S / "README.md").read_text()
+
+
+def test_the_demo_and_kind_itself_need_what_the_readme_says() -> None:
+    job = of_kind(render("overlays/cpu-demo"), "RayJob")
+    spec = cluster_spec(job)
+    (group,) = spec["workerGroupSpecs"]
+    pods = [(spec["headGroupSpec"]["template"], 1), (group["template"], group["maxReplicas"])]
+    pods.append((job["spec"]["submitterPodTemplate"], 1))
+    asked = [(template["spec"]["containers"][0]["resources"], number) for template, number in pods]
+    asked.append((spec["autoscalerOptions"]["resources"], 1))
+    (cpus, gib) = map(int, re.findall(r"It wants (\d+) CPUs and (\d+) GiB", (K8S / "README.md").read_text())[0])
+    of_demo = sum(parse_quantity(each["requests"]["cpu"]) * number for each, number in asked)
+    assert of_demo == Decimal("3.5")
+    assert cpus - 1 < of_demo + KIND_CPUS <= cpus
+    memory = sum(parse_quantity(each["requests"]["memory"]) * number for each, number in asked)
+    assert memory + GIB // 2 <= gib * GIB
 
 
 def test_a_queued_job_has_as_many_machines_as_actors() -> None:

@@ -1,7 +1,8 @@
-"""The models that the overlays name fit, with their slots, into the GPUs that the overlays ask for."""
+"""The models that overlays and examples name fit, with their slots, into the GPUs that they ask for."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import yaml
 from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.footprint import GIB, Footprint, footprint_of
-from tests.k8s.manifests import of_kind, render
+from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
+from tests.k8s.lint import GPU_KIND
+from tests.k8s.manifests import K8S, ROOT, groups, of_kind, ray_object, render
 
 _COMMON: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
@@ -30,11 +33,14 @@ MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
         **_COMMON,
     ),
 }
-LARGE, SMALL = 79.6 * GIB, 22.0 * GIB  # what an H100 with 80 GB and an L4 leave to programs
-SHARE = 0.9  # the rest is for what a forward needs for a moment, and for CUDA itself
+LARGE, SMALL = (GPU_GIB[name] * GIB for name in ("H100, A100 (80 GB)", "L4, A10G (24 GB)"))
+KINDS = {"NVIDIA-H100-80GB-HBM3": LARGE, "NVIDIA-L4": SMALL}  # as GPU feature discovery says, in bytes
+PAIR = [MODELS["Qwen/Qwen3-8B"], MODELS["Qwen/Qwen3-0.6B"]]
 
 
 def config_of(folder: str) -> dict[str, Any]:
+    if folder.endswith(".yaml"):
+        return dict(yaml.safe_load((ROOT / folder).read_text()))
     objects = render(folder)
     if folder == "overlays/service":
         serve = yaml.safe_load(of_kind(objects, "RayService")["spec"]["serveConfigV2"])
@@ -53,15 +59,30 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
     return target, draft
 
 
-@pytest.mark.parametrize("folder", ["overlays/job", "overlays/service"])
-def test_target_draft_and_slots_fit_into_one_gpu(folder: str) -> None:
-    assert sum(each.total for each in footprints(folder)) <= SHARE * LARGE
+def gpus(folder: str) -> dict[str, float]:
+    """The memory of the GPU that each worker group asks for, in bytes."""
+    ray = ray_object(render(folder))
+    assert ray is not None
+    return {
+        name: KINDS[group["template"]["spec"]["nodeSelector"][GPU_KIND]]
+        for name, group in groups(ray)
+        if name != "head"
+    }
+
+
+@pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/kueue", "overlays/service"])
+def test_target_draft_and_slots_fit_into_the_gpu_that_is_asked_for(folder: str) -> None:
+    assert sum(each.total for each in footprints(folder)) <= SHARE * min(gpus(folder).values())
+
+
+def test_the_example_fits_into_the_gpu_that_it_names() -> None:
+    assert sum(each.total for each in footprints("examples/configs/gpu_cluster.yaml")) <= SHARE * LARGE
 
 
 def test_apart_each_fits_into_its_own_gpu() -> None:
     target, draft = footprints("overlays/split")
-    assert target.total <= SHARE * LARGE
-    assert draft.total <= SHARE * SMALL
+    assert target.total <= SHARE * gpus("overlays/split")["target"]
+    assert draft.total <= SHARE * gpus("overlays/split")["draft"]
 
 
 def test_the_figures_of_the_readme_are_these() -> None:
@@ -74,3 +95,33 @@ def test_the_figures_of_the_readme_are_these() -> None:
 def test_twice_the_slots_would_not_fit() -> None:
     target, draft = footprints("overlays/job")
     assert target.weights + draft.weights + 2 * (target.cache + draft.cache) > LARGE
+
+
+@pytest.mark.parametrize("length", [1024, 4096])
+def test_as_many_slots_as_are_said_to_fit_fit_and_one_more_does_not(length: int) -> None:
+    most = num_slots(PAIR, "bfloat16", LARGE / GIB, length)
+    totals = [sum(footprint_of(model, "bfloat16", slots, length).total for model in PAIR) for slots in (most, most + 1)]
+    assert totals[0] <= SHARE * LARGE < totals[1]
+
+
+def test_where_the_weights_alone_are_too_large_there_is_no_slot() -> None:
+    assert num_slots(PAIR, "float32", SMALL / GIB, 1024) == 0
+
+
+def test_the_table_of_the_readme_is_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = []
+    for name in ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"):
+        folder = tmp_path / name
+        MODELS[name].save_pretrained(folder)
+        folders.append(str(folder))
+    assert main(folders) == 0
+    said = capsys.readouterr().out.splitlines()
+    readme = (K8S / "README.md").read_text().splitlines()
+    lines = table(PAIR, "bfloat16")
+    assert said[-len(lines) :] == lines
+    assert "\n".join(lines) in "\n".join(readme)
+
+
+def test_a_model_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["./nothing-here"]) == 2
+    assert "nothing-here" in capsys.readouterr().err

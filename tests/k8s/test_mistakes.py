@@ -22,6 +22,12 @@ def test_a_ground_that_denies_nothing_is_noticed() -> None:
     assert any("none denies" in problem for problem in problems_with(objects, []))
 
 
+def test_a_priority_that_pushes_the_pods_of_others_out_is_noticed() -> None:
+    objects = render("base/namespace")
+    next(each for each in objects if each["kind"] == "PriorityClass").pop("preemptionPolicy")
+    assert any("push those of others out" in problem for problem in problems_with(objects, []))
+
+
 def test_there_are_mistakes_enough() -> None:
     assert len(MISTAKES) >= 40
     assert len({mistake.what for mistake in MISTAKES}) == len(MISTAKES)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from tests.k8s.exported_names import exported_names, names_in
+from actors.replica import Replica
+from endpoint.deployment import APP_NAME
+from tests.k8s.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
 
 DASHBOARDS = sorted((K8S / "base" / "monitoring" / "dashboards").glob("*.json"))
 
 
 def alerts() -> list[tuple[str, str]]:
-    groups = of_kind(render("base/monitoring"), "PrometheusRule")["spec"]["groups"]
+    rules = [of_kind(render(folder), "PrometheusRule") for folder in ("base/monitoring", "base/monitoring-endpoint")]
+    groups = [group for each in rules for group in each["spec"]["groups"]]
     return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
 
 
@@ -27,6 +31,7 @@ def test_an_alert_reads_metrics_that_are_exported(alert: str, query: str) -> Non
     names = names_in(query)
     assert names
     assert names <= exported_names()
+    assert unknown_labels(query) == set()
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -35,8 +40,12 @@ def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
     asked = [names_in(query) for query in queries(dashboard)]
     assert all(asked)
     assert set().union(*asked) <= exported_names()
+    assert set().union(*(unknown_labels(query) for query in queries(dashboard))) == set()
     variables = [each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
-    assert {each.partition("(")[2].partition(",")[0] for each in variables} <= exported_names()
+    for variable in variables:
+        (selector, label) = re.fullmatch(r"label_values\((.*), (\w+)\)", variable).groups()
+        assert names_in(selector) <= exported_names()
+        assert unknown_labels(f"sum by ({label}) ({selector})") == set()
 
 
 def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
@@ -74,6 +83,26 @@ def test_a_metric_that_nobody_exports_is_noticed() -> None:
     }  # a counter ends in _total
 
 
+@pytest.mark.parametrize(
+    ("query", "unknown"),
+    [
+        ('sum by (model) (rate(ray_dray_http_requests_total{status="429"}[5m]))', {"model"}),
+        ('sum by (status) (rate(ray_dray_http_requests_total{code="429"}[5m]))', {"code"}),
+        ("histogram_quantile(0.9, sum by (le, run) (rate(ray_dray_time_to_first_token_seconds_bucket[5m])))", {"run"}),
+        ("sum by (le) (ray_dray_rows_left)", {"le"}),
+        ("sum by (anything) (ray_resources)", set()),
+    ],
+)
+def test_a_label_that_a_metric_of_dray_does_not_have_is_noticed(query: str, unknown: set[str]) -> None:
+    assert unknown_labels(query) == unknown
+
+
+def test_what_is_asked_of_ray_serve_goes_by_the_names_of_the_endpoint() -> None:
+    text = " ".join(query for _, query in alerts())
+    assert set(re.findall(r'application="(\w+)"', text)) == {APP_NAME}
+    assert set(re.findall(r'deployment="(\w+)"', text)) == {Replica.__name__}
+
+
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
     ray = ray_object(render(folder))
@@ -81,3 +110,15 @@ def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
     ports = {port["name"] for port in cluster_spec(ray)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
     asked = {each["port"] for each in of_kind(render("base/monitoring"), "PodMonitor")["spec"]["podMetricsEndpoints"]}
     assert asked - ports == {"metrics"}, "KubeRay adds that one"
+
+
+def test_prometheus_may_reach_each_port_that_it_asks() -> None:
+    numbers = {"metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
+    policies = [each for each in render("base/namespace") if each["kind"] == "NetworkPolicy"]
+    (policy,) = [each["spec"] for each in policies if each["metadata"]["name"] == "metrics"]
+    (rule,) = policy["ingress"]
+    monitor = of_kind(render("base/monitoring"), "PodMonitor")["spec"]
+    assert {numbers[each["port"]] for each in monitor["podMetricsEndpoints"]} == {
+        each["port"] for each in rule["ports"]
+    }
+    assert policy["podSelector"]["matchLabels"] == monitor["selector"]["matchLabels"]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from itertools import combinations
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
+import yaml
 
 from tests.k8s import crd_schemas
-from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, ground, load_objects, name_of, render
+from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, cluster_spec, ground, load_objects, name_of, of_kind, render
 from tests.k8s.validation import problems_with
 
 
@@ -49,3 +54,49 @@ def test_the_readme_names_every_folder_and_no_other() -> None:
     assert rows == there == {*FOLDERS, "base/raycluster"}
     for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
         assert folder in there
+
+
+def shown(name: str, folder: Path, corpus: str = "corpus-1") -> str:
+    """What `kubectl kustomize` makes of an overlay that the README shows, written into a folder."""
+    text = (K8S / "README.md").read_text()
+    (block,) = re.findall(rf"```yaml\n *# {name}/kustomization.yaml\n(.*?)```", text, re.DOTALL)
+    overlay = folder / name
+    overlay.mkdir(parents=True)
+    (overlay / "kustomization.yaml").write_text(dedent(block).replace("corpus-1", corpus))
+    (folder / "dray").symlink_to(K8S.parent)
+    shutil.copy(K8S / "overlays" / "job" / "run.yaml", overlay)
+    config = of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"]
+    patch = [{"op": "replace", "path": "/spec/serveConfigV2", "value": config.replace("qwen3-8b", "my-model")}]
+    (overlay / "serve.yaml").write_text(yaml.safe_dump(patch))
+    done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("my-corpus", ["s3://my-bucket", "nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB"]),
+        ("my-models", ["YOUR-SHARED-STORAGE"]),
+        ("my-endpoint", ["my-model", "nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB"]),
+        ("my-ground", ["- 10.0.0.0/8", "- 172.16.0.0/12", "- 169.254.0.0/16"]),
+    ],
+)
+def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[str], tmp_path: Path) -> None:
+    text = shown(name, tmp_path)
+    assert problems_with(load_objects(text), ground()) == []
+    assert "registry.example.com" not in text
+    assert all(each in text for each in own)
+
+
+def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path: Path) -> None:
+    one, other = (load_objects(shown("my-corpus", tmp_path / corpus, corpus)) for corpus in ("corpus-1", "corpus-2"))
+    assert not {name_of(each) for each in one} & {name_of(each) for each in other}
+    budgets = [of_kind(each, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] for each in (one, other)]
+    heads = [
+        cluster_spec(of_kind(each, "RayJob"))["headGroupSpec"]["template"]["metadata"]["labels"]
+        for each in (one, other)
+    ]
+    for number, budget in enumerate(budgets):
+        labels = [{**head, "ray.io/node-type": "head"} for head in heads]
+        assert [budget.items() <= each.items() for each in labels] == [number == 0, number == 1]

@@ -13,6 +13,8 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
+from endpoint.gate import environment
+from endpoint.limits import Limits
 from jobs import generate
 from jobs.sections import ServeSection
 from tests.jobs.runs import prompts, write_jsonl
@@ -131,6 +133,16 @@ def test_a_key_that_serve_would_pass_over_is_noticed(place: str) -> None:
     inner["max_queued_request"] = 5
     ServeDeploySchema.model_validate(config)  # Serve takes it
     assert unknown_keys(config)[0].endswith("max_queued_request")
+
+
+@pytest.mark.parametrize("folder", SERVICES)
+def test_the_gate_that_jobs_serve_would_put_before_serve_is_there(folder: str) -> None:
+    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    variables = config["controller_options"]["runtime_env"]["env_vars"]
+    # Not its limits: a variable DRAY_... reaches the application, too, which refuses it. So they are the gate's own.
+    expected = {name: value for name, value in environment(Limits()).items() if not name.startswith("DRAY_")}
+    assert variables == expected
+    assert not {"max_body_bytes", "body_timeout_s"} & config["applications"][0]["args"]["serve"].keys()
 
 
 @pytest.mark.parametrize("folder", SERVICES)

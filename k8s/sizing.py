@@ -1,0 +1,68 @@
+"""`python -m k8s.sizing TARGET [DRAFT]`: how many slots fit into a GPU, as a table in Markdown.
+
+Both are folders or names on the hub, of which only config.json is read. A draft with a GPU of its own (placement
+"split") is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from transformers import AutoConfig, PretrainedConfig
+
+from decoding.footprint import GIB, Footprint, footprint_of
+
+GPU_GIB = {  # as CUDA reports them to programs
+    "H200 (141 GB)": 139.7,
+    "H100, A100 (80 GB)": 79.1,
+    "L40S (48 GB)": 44.4,
+    "L4, A10G (24 GB)": 21.9,
+}
+SHARE = 0.9  # the rest is for what a forward needs for a moment, and for CUDA itself
+LENGTHS = (1024, 2048, 4096, 8192)
+
+
+def num_slots(models: Sequence[PretrainedConfig], dtype: str, gpu_gib: float, max_model_len: int) -> int:
+    """How many slots of so many tokens one GPU holds beside the weights of all these models; 0 if there is no room."""
+    one = [footprint_of(model, dtype, 1, max_model_len) for model in models]
+    left = SHARE * gpu_gib * GIB - sum(each.weights for each in one)
+    return max(0, int(left // sum(each.cache for each in one)))
+
+
+def table(models: Sequence[PretrainedConfig], dtype: str) -> list[str]:
+    """The slots by GPU and by `max_model_len`, line by line."""
+    lines = ["| slots of | " + " | ".join(f"{length:,} tokens" for length in LENGTHS) + " |"]
+    lines.append("|---" * (len(LENGTHS) + 1) + "|")
+    for gpu, gib in GPU_GIB.items():
+        slots = (num_slots(models, dtype, gib, length) for length in LENGTHS)
+        lines.append(f"| {gpu} | " + " | ".join(f"{number:,}" for number in slots) + " |")
+    return lines
+
+
+def describe(name: str, footprint: Footprint) -> str:
+    """One model's weights and cache, in words."""
+    weights, cache = footprint.weights / GIB, footprint.cache_per_token
+    return f"{name}: weights {weights:.2f} GiB, cache of a token {cache:,} bytes"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m k8s.sizing", description="How many slots fit into a GPU.")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="target, and draft if both share the GPU")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    asked = parser.parse_args(arguments)
+    try:
+        configs = [AutoConfig.from_pretrained(name, trust_remote_code=False) for name in asked.models]
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, config in zip(asked.models, configs, strict=True):
+        print(describe(name, footprint_of(config, asked.dtype, 1, 1)))
+    print("", *table(configs, asked.dtype), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What we ask of network policies: Ray's ports are for its own nodes, and nothing leaves but what must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from tests.k8s.manifests import name_of
+
+Object = dict[str, Any]
+_PORTS_OF_RAY = {6379, 8265, 10001, 52365}
+_METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"))
+
+
+def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
+    """Of the policies among them; `ground` is there already."""
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    if policies and not any(
+        each["spec"]["podSelector"] == {}
+        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and not each["spec"].keys() & {"ingress", "egress"}
+        for each in [*policies, *(each for each in ground if each["kind"] == "NetworkPolicy")]
+    ):
+        yield "NetworkPolicy: none denies what no other allows"
+    for each in policies:
+        for rule in each["spec"].get("egress", []):
+            yield from (f"{name_of(each)}: {problem}" for problem in _way_out(rule))
+        for rule in each["spec"].get("ingress", []):
+            if not rule.get("from"):
+                yield f"{name_of(each)}: open to everybody"
+            ports = _ports_of_ray_in(rule)
+            for source in rule.get("from", []):
+                if "ipBlock" in source:
+                    yield f"{name_of(each)}: open to addresses"
+                if source.get("namespaceSelector") == {} or source.get("podSelector") == {}:
+                    yield f"{name_of(each)}: open to any pod"
+                labels = source.get("podSelector", {}).get("matchLabels", {})
+                is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
+                if ports - {8265} and not is_ray:
+                    yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
+
+
+def _ports_of_ray_in(rule: Object) -> set[int]:
+    """Those of Ray's ports that a rule opens; one that names none opens all, and so does a `port` that is left out."""
+    if not rule.get("ports"):
+        return _PORTS_OF_RAY
+    found: set[int] = set()
+    for port in rule["ports"]:
+        first = port.get("port", 0)
+        if isinstance(first, str):  # a container port's name, of which the policy knows no number
+            return _PORTS_OF_RAY
+        last = port.get("endPort", first or 65535)
+        found |= {each for each in _PORTS_OF_RAY if first <= each <= last}
+    return found
+
+
+def _way_out(rule: Object) -> Iterator[str]:
+    if not rule.get("to"):
+        yield "lets everything out"
+    for target in rule.get("to", []):
+        if target.get("namespaceSelector") == {} or target.get("podSelector") == {}:
+            yield "lets out to any pod"
+    for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
+        if not rule.get("ports"):
+            yield f"lets out to {block['cidr']} by any port"
+        inside = ip_network(block["cidr"])
+        excepted = [ip_network(each) for each in block.get("except", [])]
+        for metadata in _METADATA:
+            if metadata in inside and not any(metadata in each for each in excepted):
+                yield f"lets out to {metadata}, the metadata service, which hands out the node's credentials"
