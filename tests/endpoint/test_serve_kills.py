@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import LONG, Deployed, engine_numbers, kill, replica_pids
+from tests.endpoint.deployed import LONG, Deployed, kill, replica_pids
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 _NUM_REQUESTS = 6  # that one replica has room for
