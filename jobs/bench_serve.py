@@ -68,7 +68,7 @@ _LEGEND = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 for what cannot be measured."""
-    given = _parse(arguments)
+    given, load = _parse(arguments), os.getloadavg()
     try:
         options = _options(given)
         with tempfile.TemporaryDirectory() as folder:
@@ -84,8 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray.shutdown()
     print_tables(found)
     if given.json is not None:
-        facts = {"machine": describe_machine(torch.device("cpu")), "versions": versions(), "load": os.getloadavg()}
+        facts = {"machine": describe_machine(torch.device("cpu")), "versions": versions(), "load": load}
         asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps({**facts, "options": asked, "results": _plain(found)}, indent=1) + "\n")
     return 0
 
