@@ -30,7 +30,9 @@ def main() -> None:
         page.fill(key=KEY, prompt=PROMPT, kind="a message", max_tokens=NUM_TOKENS)
         for _ in range(20):
             page.send()
-            page.until(lambda: page.text("tokens").isdigit() and int(page.text("tokens")) > LEAST_SHOWN, "no text comes")
+            page.until(
+                lambda: page.text("tokens").isdigit() and int(page.text("tokens")) > LEAST_SHOWN, "no text comes"
+            )
             picture = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
             was_writing = page.find("output").get_attribute("aria-busy") == "true"
             page.until_ended()
