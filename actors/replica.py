@@ -16,11 +16,12 @@ from typing import Any
 
 import ray
 
+from actors.deadline import DeadlineError
 from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
@@ -105,7 +106,7 @@ class Replica:
         self._num_unfinished += num_new
         try:
             async with aclosing(self._loop.stream(sequences)) as stream:  # type: ignore[type-var]
-                async for deltas in _until(stream, generation.timeout_s):
+                async for deltas in generation.deadline.until(stream):
                     self._last_token_at = time.monotonic()
                     yield deltas
         finally:
@@ -131,12 +132,10 @@ class Replica:
             raise BusyError("too many requests wait already")
         self._num_unfinished += len(scoring.prompts)
         try:
-            async with asyncio.timeout(scoring.timeout_s):
+            async with scoring.deadline.enforced():
                 return [await self._loop.prompt_logprobs(prompt, scoring.num_top) for prompt in scoring.prompts]
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        except TimeoutError as error:
-            raise DeadlineError(scoring.timeout_s or 0.0) from error
         finally:
             self._num_unfinished -= len(scoring.prompts)
 
@@ -196,19 +195,3 @@ class Replica:
                 sequence.max_tokens = min(sequence.max_tokens, engine.max_model_len - len(prompt))
                 sequences.append(sequence)
         return sequences
-
-
-async def _until(stream: AsyncIterator[list[Delta]], timeout_s: float | None) -> AsyncIterator[list[Delta]]:
-    """The stream, or DeadlineError when so many seconds are over before it ends."""
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        left_s = None if ends_at is None else ends_at - time.monotonic()
-        try:
-            # Not `wait_for`, whose task may outlive its waiter if that is cancelled twice, as anyio does it.
-            async with asyncio.timeout(left_s):
-                deltas = await anext(stream)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise DeadlineError(timeout_s or 0.0) from error
-        yield deltas

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
+from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, model_unavailable
 from pipeline.logs import Event
@@ -146,7 +147,7 @@ async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[De
     """The backend's deltas; what goes wrong comes as an ApiError, or as it is where nobody expects it."""
     try:
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
-            async for deltas in stream:
+            async for deltas in generation.deadline.until(stream):
                 yield deltas
     except Exception as error:
         raise as_api_error(error) from error
@@ -155,15 +156,17 @@ async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[De
 async def ask_scores(backend: Backend, scoring: Scoring) -> list[list[TokenLogprobs]]:
     """The backend's scores; errors as with `ask`."""
     try:
-        return await backend.score(scoring)
+        async with scoring.deadline.enforced():
+            return await backend.score(scoring)
     except Exception as error:
         raise as_api_error(error) from error
 
 
-async def ask_facts(backend: Backend) -> EngineFacts:
+async def ask_facts(backend: Backend, deadline: Deadline) -> EngineFacts:
     """The backend's facts; errors as with `ask`."""
     try:
-        return await backend.facts()
+        async with deadline.enforced():
+            return await backend.facts()
     except Exception as error:
         raise as_api_error(error) from error
 

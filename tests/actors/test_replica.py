@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.generation import BusyError, DeadlineError, Generation, RefusedError, Scoring
+from actors.deadline import Deadline, DeadlineError
+from actors.generation import BusyError, Generation, RefusedError, Scoring
 from actors.replica import Replica, ReplicaSettings
 from decoding import SamplingParams
 from tests.endpoint.server import settings_of
@@ -68,9 +69,11 @@ def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica
 def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         with pytest.raises(DeadlineError, match=r"not done in 1e-06 s"):
-            await all_of(replica, ask(timeout_s=1e-6))
+            await all_of(replica, ask(deadline=Deadline.after(1e-6)))
         with pytest.raises(DeadlineError):
-            await replica.score(Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, timeout_s=1e-6))
+            await replica.score(
+                Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, deadline=Deadline.after(1e-6))
+            )
         assert replica._num_unfinished == 0
         assert (await all_of(replica, ask()))[-1].ending is not None
 

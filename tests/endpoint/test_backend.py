@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, DeadlineError, Generation, RefusedError
+from actors.generation import BusyError, Generation, RefusedError
 from decoding import SamplingParams
 from endpoint.backend import Replicas, as_api_error, ask
 from endpoint.errors import ApiError
@@ -29,6 +32,7 @@ class Handle:
 
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
+        self.deadlines: list[Deadline] = []  # that of each try, as it comes to a replica
         self.generate_or_refuse = self
 
     def options(self, stream: bool) -> Handle:
@@ -36,6 +40,7 @@ class Handle:
         return self
 
     def remote(self, generation: Generation) -> Handle:
+        self.deadlines.append(pickle.loads(pickle.dumps(generation)).deadline)
         return self
 
     def cancel(self) -> None:
@@ -134,3 +139,28 @@ def test_a_fault_of_ours_stays_what_it_is() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(scenario())
+
+
+async def read_by_client(handle: Handle, generation: Generation) -> None:
+    async for _ in ask(Replicas(handle, is_repeatable=True), generation):
+        pass
+
+
+def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("actors.deadline.time.monotonic", lambda: now)
+
+    class Slow(Handle):
+        def remote(self, generation: Generation) -> Handle:
+            nonlocal now
+            super().remote(generation)
+            now += 3
+            return self
+
+    handle = Slow([ActorDiedError()], [[delta(0, 1, ends=True), delta(1, 1, ends=True)]])
+    asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(10.0))))
+    assert [deadline.ends_at - 100 for deadline in handle.deadlines] == [10, 10]
+    with pytest.raises(ApiError) as late:
+        asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(0.0))))
+    assert late.value.status == 504
+    assert len(handle.deadlines) == 2, "nobody was asked"
