@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from actors.deadline import NO_DEADLINE, Deadline
 from decoding.sampling_params import SamplingParams
@@ -45,6 +46,13 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int
+
+
+class Standing(Enum):
+    """Where a request stands that has no tokens yet. Whoever only waits did not bring an engine down."""
+
+    WAITS = "waits"  # for a slot
+    BEGINS = "begins"  # its prompt is read from now on
 
 
 class RefusedError(ValueError):

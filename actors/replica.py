@@ -21,7 +21,7 @@ from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring, Standing
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
@@ -99,37 +99,46 @@ class Replica:
 
         Raises RefusedError, BusyError, DeadlineError, or what the engine failed with.
         """
+        async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
+            async for deltas in stream:
+                if deltas:
+                    yield deltas
+
+    async def generate_or_refuse(
+        self, generation: Generation
+    ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError]:
+        """As `generate`, but what it refuses with comes as the last item, and where it stands before any tokens.
+
+        Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
+        """
+        try:
+            self._check_room()
+            if self._num_unfinished >= self._loop.engine.options.num_slots:
+                yield Standing.WAITS
+            async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
+                async for deltas in stream:
+                    yield deltas or Standing.BEGINS
+        except (RefusedError, BusyError, DeadlineError) as refusal:
+            yield refusal
+
+    async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        """Empty once, when the first of the samples gets its slot."""
         num_new = generation.num_sequences
-        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
-            raise BusyError("too many requests wait already")
+        self._check_room()
         sequences = self._sequences(generation)
         self._num_unfinished += num_new
         try:
             async with aclosing(self._loop.stream(sequences)) as stream:  # type: ignore[type-var]
                 async for deltas in generation.deadline.until(stream):
-                    self._last_token_at = time.monotonic()
+                    if deltas:
+                        self._last_token_at = time.monotonic()
                     yield deltas
         finally:
             self._num_unfinished -= num_new
 
-    async def generate_or_refuse(
-        self, generation: Generation
-    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError]:
-        """As `generate`, but what it refuses with comes as the last item.
-
-        Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
-        """
-        try:
-            async with aclosing(self.generate(generation)) as stream:  # type: ignore[type-var]
-                async for deltas in stream:
-                    yield deltas
-        except (RefusedError, BusyError, DeadlineError) as refusal:
-            yield refusal
-
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Of each prompt's tokens but the first. Raises as `generate` does."""
-        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
-            raise BusyError("too many requests wait already")
+        self._check_room()
         self._num_unfinished += len(scoring.prompts)
         try:
             async with scoring.deadline.enforced():
@@ -181,6 +190,10 @@ class Replica:
             target.pipeline.close()
         if getattr(self, "_links", None) is not None:
             self._links.close()  # type: ignore[union-attr]
+
+    def _check_room(self) -> None:
+        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
+            raise BusyError("too many requests wait already")
 
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []

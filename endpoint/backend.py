@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -13,12 +14,13 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta
-from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring, Standing
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, model_unavailable
 from pipeline.logs import Event
 
-_MOST_TRIES = 3  # replicas that a request may lose, and one more
+_MOST_LOST = 5  # replicas that a request may lose while it waits, before it is the client's turn to try again
+_MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
@@ -43,10 +45,15 @@ class Backend(Protocol):
         ...
 
 
+class EnginesLostError(RuntimeError):
+    """A request was in flight each time an engine was lost, and is not given another one."""
+
+
 class Replicas:
     """Engines behind a Ray Serve deployment.
 
-    A request whose replica dies goes on with another one where the first had come to: both write the same text.
+    A request whose replica dies goes on with another one where the first had come to: both write the same text. Once:
+    who was in flight when two of them died may be what they died of. Whoever waited for a slot was not.
     """
 
     def __init__(self, handle: Any, *, is_repeatable: bool) -> None:
@@ -62,53 +69,73 @@ class Replicas:
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
         told: dict[int, list[int]] = {}
-        for tries_left in reversed(range(_MOST_TRIES)):
-            resumption = _Resumption(told)
+        losses = _Losses(generation.request_id)
+        while True:
+            resumption, is_waiting = _Resumption(told), False
             response = self._streaming.generate_or_refuse.remote(generation)
             is_over = False
             try:
-                async for deltas in response:
-                    if isinstance(deltas, Exception):
+                async for item in response:
+                    if isinstance(item, Exception):
                         is_over = True
-                        raise deltas
-                    if new := resumption.new(deltas):
+                        raise item
+                    is_waiting = item is Standing.WAITS
+                    if not isinstance(item, Standing) and (new := resumption.new(item)):
                         yield new
                 is_over = True
                 return
-            except RayError as error:
+            except (RayError, *_LOST) as error:
                 is_over = True
-                self._refuse_to_go_on(error, tries_left, has_begun=bool(told))
-                _log.warning(Event("replica lost", request=generation.request_id, tries_left=tries_left))
-            except _LOST as error:
-                is_over = True
-                self._refuse_to_go_on(error, tries_left, has_begun=bool(told))
+                if told and not self._is_repeatable:
+                    raise
+                losses.add(error, is_waiting=is_waiting)
             finally:
                 if not is_over:  # whoever asked has left
                     response.cancel()
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """As `Backend.score`."""
-        for tries_left in reversed(range(_MOST_TRIES)):
+        losses = _Losses(scoring.request_id)
+        while True:
+            response = self._handle.score_or_refuse.remote(scoring)
             try:
-                answer: list[list[TokenLogprobs]] | Exception = await self._handle.score_or_refuse.remote(scoring)
+                answer: list[list[TokenLogprobs]] | Exception = await response
             except (RayError, *_LOST) as error:
-                self._refuse_to_go_on(error, tries_left, has_begun=False)
+                losses.add(error, is_waiting=False)
                 continue
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        raise AssertionError("the last try raises")
 
     async def check_health(self) -> None:
         """As `Backend.check_health`, of one replica."""
         await self._handle.check_health.remote()
 
-    def _refuse_to_go_on(self, error: Exception, tries_left: int, *, has_begun: bool) -> None:
-        """Raise what the replica raised; nothing if it was lost and another one may go on."""
+
+class _Losses:
+    """The replicas that one request was with and that were lost."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id, self._num_lost, self._num_in_flight = request_id, 0, 0
+
+    def add(self, error: Exception, *, is_waiting: bool) -> None:
+        """Another one. Raises what the replica raised, if it was not lost; EnginesLostError if there were enough."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             raise cause if isinstance(cause, Exception) else error
-        if not isinstance(error, _LOST) or not tries_left or (has_begun and not self._is_repeatable):
+        if not isinstance(error, _LOST):
+            raise error
+        self._num_lost += 1
+        self._num_in_flight += not is_waiting
+        _log.warning(Event("replica lost", request=self._request_id, waited=is_waiting, lost=self._num_lost))
+        if self._num_in_flight >= _MOST_LOST_IN_FLIGHT:
+            raise EnginesLostError(
+                f"request {self._request_id} was in flight when {_MOST_LOST_IN_FLIGHT} replicas died"
+            )
+        if self._num_lost >= _MOST_LOST:
             raise error
 
 
@@ -193,6 +220,14 @@ def as_api_error(error: Exception) -> Exception:
                 f"The request was not done in {error.timeout_s:g} seconds, which is all that this server gives one.",
                 type="timeout_error",
                 code="deadline_exceeded",
+            )
+        case EnginesLostError():
+            return ApiError(
+                500,
+                "The engine that wrote this request was lost, and so was the one that went on with it. It is not tried "
+                "again.",
+                type="server_error",
+                code="engine_lost",
             )
         case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():
             return model_unavailable()

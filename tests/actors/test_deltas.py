@@ -51,6 +51,7 @@ def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
     async def first() -> None:
         (sequence,) = asked = sequences(1)
         async with aclosing(EngineLoop(plain(text_pair)).stream(asked)) as stream:  # type: ignore[type-var]
+            assert await anext(stream) == [], "it has a slot"
             deltas = await anext(stream)
             assert deltas[0].token_ids
             assert not sequence.is_finished

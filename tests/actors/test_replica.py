@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from actors.deadline import Deadline, DeadlineError
-from actors.generation import BusyError, Generation, RefusedError, Scoring
+from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
 from actors.replica import Replica, ReplicaSettings
 from decoding import SamplingParams
 from tests.endpoint.server import settings_of
@@ -123,5 +124,49 @@ def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: async
         finally:
             engine.step = step  # type: ignore[method-assign]
         await replica.check_health()
+
+    runner.run(scenario())
+
+
+def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
+    async def standing(stream: AsyncIterator[Any]) -> list[Any]:
+        """What comes before tokens."""
+        items = []
+        async for item in stream:
+            if isinstance(item, list):
+                return items
+            items.append(item)
+        raise AssertionError("there are no tokens")
+
+    async def scenario() -> None:
+        streams = [replica.generate_or_refuse(ask()) for _ in range(3)]
+        first, second, third = await asyncio.gather(*map(standing, streams))
+        assert first == second == [Standing.BEGINS]
+        assert third == [Standing.WAITS, Standing.BEGINS]
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    runner.run(scenario())
+
+
+def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Replica, runner: asyncio.Runner) -> None:
+    """That step may be the last of the process."""
+
+    async def scenario() -> None:
+        engine, step, may_step = replica._loop.engine, replica._loop.engine.step, threading.Event()
+
+        def held() -> Any:
+            assert may_step.wait(60)
+            return step()
+
+        engine.step = held  # type: ignore[method-assign]
+        try:
+            async with aclosing(replica.generate_or_refuse(ask())) as stream:  # type: ignore[type-var]
+                assert await anext(stream) is Standing.BEGINS
+                may_step.set()
+                assert isinstance(await anext(stream), list)
+        finally:
+            may_step.set()
+            engine.step = step  # type: ignore[method-assign]
 
     runner.run(scenario())
