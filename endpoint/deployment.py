@@ -16,13 +16,13 @@ from ray.serve.handle import DeploymentHandle
 from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings
 from endpoint.edge import EdgeSettings
+from endpoint.gate import APP_NAME as APP_NAME
 from endpoint.gate import Gate, environment
 from endpoint.ingress import Ingress
 from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 
-APP_NAME = "dray"
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls its own
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
