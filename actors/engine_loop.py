@@ -133,6 +133,11 @@ class EngineLoop:
     def _drop_from_engine(self, sequences: set[Sequence]) -> None:
         self.engine.drop(sequences)
 
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether who comes now begins with the next step."""
+        return len(self._unfinished) < self.engine.options.num_slots
+
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
         engine = self.engine

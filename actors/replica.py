@@ -113,7 +113,7 @@ class Replica:
         """
         try:
             self._check_room()
-            if self._num_unfinished >= self._loop.engine.options.num_slots:
+            if not self._loop.has_free_slot:
                 yield Standing.WAITS
             async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
                 async for deltas in stream:
@@ -142,7 +142,11 @@ class Replica:
         self._num_unfinished += len(scoring.prompts)
         try:
             async with scoring.deadline.enforced():
-                return [await self._loop.prompt_logprobs(prompt, scoring.num_top) for prompt in scoring.prompts]
+                scores = []
+                for prompt in scoring.prompts:
+                    scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
+                    self._last_token_at = time.monotonic()  # its log-probability is the sign of life
+                return scores
         except ValueError as error:
             raise RefusedError(str(error)) from error
         finally:
@@ -158,7 +162,7 @@ class Replica:
             return refusal
 
     async def check_health(self) -> None:
-        """Nothing, if the engine wrote a token lately or writes one now. Raises what is wrong with it.
+        """Nothing, if the engine wrote or scored a token lately or writes one now. Raises what is wrong with it.
 
         Ray Serve asks this now and then, and replaces a replica that raises it several times in a row.
         """

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from actors.deadline import Deadline, DeadlineError
-from actors.deltas import Delta
+from actors.deltas import Delta, counts_of_rounds
 from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring, Standing
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, model_unavailable
@@ -68,7 +69,7 @@ class Replicas:
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
-        told: dict[int, list[int]] = {}
+        told: dict[int, _Told] = {}
         losses = _Losses(generation.request_id)
         while True:
             resumption, is_waiting = _Resumption(told), False
@@ -86,9 +87,7 @@ class Replicas:
                 return
             except (RayError, *_LOST) as error:
                 is_over = True
-                if told and not self._is_repeatable:
-                    raise
-                losses.add(error, is_waiting=is_waiting)
+                losses.add(error, is_waiting=is_waiting, may_go_on=self._is_repeatable or not told)
             finally:
                 if not is_over:  # whoever asked has left
                     response.cancel()
@@ -101,7 +100,7 @@ class Replicas:
             try:
                 answer: list[list[TokenLogprobs]] | Exception = await response
             except (RayError, *_LOST) as error:
-                losses.add(error, is_waiting=False)
+                losses.add(error, is_waiting=False, may_go_on=True)
                 continue
             except asyncio.CancelledError:
                 response.cancel()
@@ -121,12 +120,12 @@ class _Losses:
     def __init__(self, request_id: str) -> None:
         self._request_id, self._num_lost, self._num_in_flight = request_id, 0, 0
 
-    def add(self, error: Exception, *, is_waiting: bool) -> None:
+    def add(self, error: Exception, *, is_waiting: bool, may_go_on: bool) -> None:
         """Another one. Raises what the replica raised, if it was not lost; EnginesLostError if there were enough."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             raise cause if isinstance(cause, Exception) else error
-        if not isinstance(error, _LOST):
+        if not isinstance(error, _LOST) or not may_go_on:
             raise error
         self._num_lost += 1
         self._num_in_flight += not is_waiting
@@ -139,12 +138,21 @@ class _Losses:
             raise error
 
 
+@dataclass
+class _Told:
+    """What has been handed on of a sequence: its tokens, the rounds that they came in, and whether that was all."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    has_ended: bool = False
+
+
 class _Resumption:
     """Skips what has been handed on already, and sees that it is the same."""
 
-    def __init__(self, told: dict[int, list[int]]) -> None:
-        """`told` are the tokens of each sequence that are handed on; it grows."""
-        self._told = told
+    def __init__(self, told: dict[int, _Told]) -> None:
+        """`told` is of each sequence, and grows."""
+        self._told, self._is_first = told, not told
         self._num_seen: dict[int, int] = {}
 
     def new(self, deltas: list[Delta]) -> list[Delta]:
@@ -152,21 +160,30 @@ class _Resumption:
         return [new for delta in deltas if (new := self._rest(delta)) is not None]
 
     def _rest(self, delta: Delta) -> Delta | None:
-        told, first = self._told.setdefault(delta.index, []), self._num_seen.get(delta.index, 0)
-        self._num_seen[delta.index] = first + len(delta.token_ids)
-        num_known = max(0, min(len(told) - first, len(delta.token_ids)))
-        if list(delta.token_ids[:num_known]) != told[first : first + num_known]:
+        told, first = self._told.setdefault(delta.index, _Told()), self._num_seen.get(delta.index, 0)
+        self._num_seen[delta.index] = num_seen = first + len(delta.token_ids)
+        num_known = max(0, min(len(told.token_ids) - first, len(delta.token_ids)))
+        is_short = delta.ending is not None and delta.ending.error is None and num_seen < len(told.token_ids)
+        is_long = told.has_ended and num_seen > len(told.token_ids)
+        if is_short or is_long or list(delta.token_ids[:num_known]) != told.token_ids[first : first + num_known]:
             raise RuntimeError("a replica was lost, and another one does not write what it had written")
-        told += delta.token_ids[num_known:]
-        if num_known == 0:
-            return delta
-        if num_known == len(delta.token_ids) and delta.ending is None:
-            return None
-        return replace(
-            delta,
-            token_ids=delta.token_ids[num_known:],
-            num_accepted=max(0, delta.num_accepted - num_known),
-            logprobs=delta.logprobs[num_known:],
+        if num_known:
+            has_new = num_known < len(delta.token_ids)
+            delta = replace(
+                delta,
+                token_ids=delta.token_ids[num_known:],
+                num_accepted=max(0, delta.num_accepted - num_known) if has_new else 0,
+                num_drafted=max(0, delta.num_drafted - num_known) if has_new else 0,
+                logprobs=delta.logprobs[num_known:],
+            )
+        told.token_ids += delta.token_ids
+        if delta.token_ids:
+            told.rounds[delta.num_drafted, delta.num_accepted] += 1
+        if delta.ending is None or told.has_ended:
+            return delta if delta.token_ids else None
+        told.has_ended = True
+        return (
+            delta if self._is_first else replace(delta, ending=replace(delta.ending, **counts_of_rounds(told.rounds)))
         )
 
 

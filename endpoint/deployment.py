@@ -24,6 +24,7 @@ from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls its own
+_DRAIN_LOOK_EVERY_S = 2.0
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
@@ -108,6 +109,8 @@ def make_application(
     lifetime: dict[str, Any] = {
         "max_surge_percent": asked.max_surge_percent,
         "graceful_shutdown_timeout_s": asked.drain_timeout_s,
+        # Between looks at what a process that is to go still has: what was on its way to it is there by the first one.
+        "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_EVERY_S,
         "health_check_period_s": asked.health_period_s,
         "health_check_timeout_s": asked.health_timeout_s,
         "logging_config": {"enable_access_log": False},

@@ -23,8 +23,8 @@ ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
 
 
-def delta(index: int, *tokens: int, accepted: int = 0, ends: bool = False) -> Delta:
-    return Delta(index, tokens, accepted, ending=ENDING if ends else None)
+def delta(index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: bool = False) -> Delta:
+    return Delta(index, tokens, accepted, max(drafted, accepted), ending=ENDING if ends else None)
 
 
 class Handle:
@@ -77,6 +77,46 @@ def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
     assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
     assert [(delta.token_ids, delta.num_accepted) for delta in deltas if delta.index == 0][2] == ((5,), 0)
     assert handle.num_cancelled == 0
+
+
+def test_the_counts_of_a_text_that_went_on_elsewhere_are_those_of_what_was_told() -> None:
+    handle = Handle(
+        [[delta(0, 1, 2, 3, accepted=2, drafted=3), delta(1, 8, drafted=2)], ActorDiedError()],
+        [
+            [delta(0, 1, 2, accepted=1, drafted=1), delta(1, 8, 9, accepted=1, drafted=4)],
+            [delta(0, 3, 4, 5, accepted=2, drafted=4), delta(1, 7, drafted=4)],
+            [delta(0, 6, drafted=2, ends=True), delta(1, ends=True)],
+        ],
+    )
+    deltas = asyncio.run(read(handle))
+    expected = [{(3, 2): 1, (3, 1): 1, (2, 0): 1}, {(2, 0): 1, (3, 0): 1, (4, 0): 1}]
+    for index, rounds in enumerate(expected):
+        own = [delta for delta in deltas if delta.index == index]
+        ending = own[-1].ending
+        assert ending is not None
+        assert ending.num_rounds_by_draft == rounds
+        assert ending.num_draft_tokens == sum(delta.num_drafted for delta in own) == 8 + index
+        assert ending.num_accepted_tokens == sum(delta.num_accepted for delta in own) == 3 - 3 * index
+        assert ending.num_rounds == 3
+
+
+def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
+    handle = Handle(
+        [[delta(0, 1, ends=True), delta(1, 8)], ActorDiedError()],
+        [[delta(1, 8, 9, ends=True)], [delta(0, 1, ends=True)]],
+    )
+    deltas = asyncio.run(read(handle))
+    assert (told(deltas, 0), told(deltas, 1)) == ([1], [8, 9])
+    assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
+    longer = Handle([[delta(0, 1, ends=True)], ActorDiedError()], [[delta(0, 1)], [delta(0, 2)]])
+    with pytest.raises(RuntimeError, match="does not write what it had written"):
+        asyncio.run(read(longer))
+
+
+def test_a_text_that_ends_before_what_was_told_is_no_success() -> None:
+    handle = Handle([[delta(0, 1, 2, 3)], ActorDiedError()], [[delta(0, 1, 2, ends=True)]])
+    with pytest.raises(RuntimeError, match="does not write what it had written"):
+        asyncio.run(read(handle))
 
 
 @pytest.mark.parametrize("is_repeatable", [True, False])

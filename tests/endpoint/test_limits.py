@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from endpoint.limits import Limits
 from endpoint.auth import Keys
+from endpoint.limits import Limits
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 

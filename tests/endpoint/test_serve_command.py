@@ -108,6 +108,7 @@ def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) ->
     assert str(tmp_path) in ended.stderr
     assert "Traceback" not in ended.stderr
 
+
 ANOTHERS_SERVE = """
 import sys, ray
 from ray import serve
