@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from actors.deadline import NO_DEADLINE, Deadline, DeadlineError
 from actors.generation import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.backend import Backend, ask_facts
+from endpoint.backend import Backend, as_api_error, ask_facts
 from endpoint.errors import ApiError
 from endpoint.meter import Meter, NoMeter
 from endpoint.names import shown_name
@@ -33,7 +35,7 @@ class ServiceSettings:
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
     max_choices: int = 128  # samples of all prompts of a request
-    request_timeout_s: float | None = 600.0  # from queue to last token
+    request_timeout_s: float | None = 600.0  # from a request's arrival to its last token
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -66,14 +68,21 @@ class Service:
     ) -> None:
         """`new_meter` makes what follows a request to generate."""
         self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
-        self._facts: EngineFacts | None = None
+        self._facts: list[EngineFacts] = []  # once they are known
+        self._deadline = NO_DEADLINE
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+
+    def until(self, deadline: Deadline) -> Service:
+        """The same service for one request: whatever is waited for, here or for an engine, is waited for until then."""
+        service = copy(self)
+        service._deadline = deadline
+        return service
 
     async def facts(self) -> EngineFacts:
         """Of the engine."""
-        if self._facts is None:
-            self._facts = await ask_facts(self.backend)
-        return self._facts
+        if not self._facts:
+            self._facts.append(await ask_facts(self.backend, self._deadline))
+        return self._facts[0]
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model; to name none is fine, since there is one."""
@@ -103,7 +112,7 @@ class Service:
             prompts=tuple(prompt.token_ids for prompt in prompts),
             seeds=seeds,
             params=params,
-            timeout_s=self.settings.request_timeout_s,
+            deadline=self._deadline,
         )
 
     def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:
@@ -146,7 +155,11 @@ class Service:
         return prompt
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+        try:
+            async with self._deadline.enforced():
+                return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+        except DeadlineError as error:
+            raise as_api_error(error) from error
 
 
 def unknown_model(name: str) -> ApiError:
