@@ -25,6 +25,7 @@ from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
+_MOST_TOLD_PER_S = 500.0  # deltas of all streams that are worth telling: each costs a message between processes
 _log = logging.getLogger(__name__)
 
 
@@ -74,13 +75,15 @@ class EngineLoop:
             self._drop(sequences)
             raise
 
-    async def stream(self, sequences: Seq[Sequence]) -> AsyncIterator[list[Delta]]:
+    async def stream(self, sequences: Seq[Sequence], tell_every_s: float = 0.0) -> AsyncIterator[list[Delta]]:
         """What each step adds to any of these sequences; what comes while the caller is busy comes together.
+
+        So does what comes within `tell_every_s` seconds, or sooner after the last than so many streams can be told.
 
         Nothing, an empty list, says that the first of them has a slot from the next step on. Ends when all have
         finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
         """
-        stream = _Stream(Growths(sequences), frozenset(sequences))
+        stream = _Stream(Growths(sequences), frozenset(sequences), tell_every_s)
         self._streams.append(stream)
         finishing = asyncio.ensure_future(self.finish(sequences))
         finishing.add_done_callback(lambda _: stream.is_new.set())
@@ -173,7 +176,7 @@ class EngineLoop:
                 self._inbox.clear()
                 return
             for stream in self._streams:
-                stream.look()
+                stream.look(len(self._streams) / _MOST_TOLD_PER_S)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
@@ -227,13 +230,14 @@ class EngineLoop:
 class _Stream:
     """Deltas on their way to whoever awaits them."""
 
-    def __init__(self, growths: Growths, sequences: frozenset[Sequence]) -> None:
+    def __init__(self, growths: Growths, sequences: frozenset[Sequence], tell_every_s: float) -> None:
         self.deltas: list[Delta] = []
         self.begins = False  # to be told
         self._waiting: frozenset[Sequence] | None = sequences  # None: it has begun
         self.is_new = asyncio.Event()
         self.error: Exception | None = None
         self.growths = growths
+        self._tell_every_s, self._told_at = tell_every_s, float("-inf")
 
     def tell_that_it_begins(self, up_next: set[Sequence]) -> None:
         """If one of these is the first of its own."""
@@ -241,16 +245,18 @@ class _Stream:
             self._waiting, self.begins = None, True
             self.is_new.set()
 
-    def look(self) -> None:
-        """Between two steps."""
+    def look(self, tell_every_s: float) -> None:
+        """Between two steps. What was told last is so many seconds old, or the new waits; an end never does."""
         try:
             new = self.growths.look()
         except Exception as error:  # noqa: BLE001 - for whoever awaits this stream; others go on
             self.error = self.error or error
             self.is_new.set()
             return
-        if new:
-            self.deltas += new
+        self.deltas += new
+        now, every_s = time.monotonic(), max(tell_every_s, self._tell_every_s)
+        if new and (now >= self._told_at + every_s or any(delta.ending is not None for delta in new)):
+            self._told_at = now
             self.is_new.set()
 
 

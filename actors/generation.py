@@ -22,6 +22,7 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     deadline: Deadline = NO_DEADLINE
+    tell_every_s: float = 0.0  # what comes sooner after the last tokens comes with the next; an end comes at once
 
     @property
     def num_sequences(self) -> int:

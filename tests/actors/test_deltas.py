@@ -59,6 +59,23 @@ def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
     asyncio.run(first())
 
 
+@pytest.mark.parametrize(("tell_every_s", "most_told_per_s"), [(1e9, 1e9), (0.0, 1e-9)])
+def test_what_comes_sooner_than_it_is_to_be_told_comes_with_the_end(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, tell_every_s: float, most_told_per_s: float
+) -> None:
+    monkeypatch.setattr("actors.engine_loop._MOST_TOLD_PER_S", most_told_per_s)
+
+    async def scenario() -> None:
+        (sequence,) = asked = sequences(1)
+        told = [deltas async for deltas in EngineLoop(plain(text_pair)).stream(asked, tell_every_s)]
+        assert [len(deltas) for deltas in told[:2]] == [0, 1], "it has a slot, and its first tokens are told at once"
+        assert len(told) == 3
+        assert told[2][-1].ending is not None
+        assert [token for deltas in told for delta in deltas for token in delta.token_ids] == sequence.output_token_ids
+
+    asyncio.run(scenario())
+
+
 def test_a_sequence_that_cannot_run_ends_its_stream_with_the_error(text_pair: Pair) -> None:
     bad, good = Sequence.create([], PARAMS), sequences(1)[0]
     deltas = asyncio.run(all_of(EngineLoop(plain(text_pair)), [bad, good]))
