@@ -138,7 +138,7 @@ class EngineLoop:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether who comes now begins with the next step."""
+        """Whether there is one that nobody has, who has left and still writes a last token among them."""
         return len(self._unfinished) < self.engine.options.num_slots
 
     def numbers(self) -> EngineNumbers:

@@ -113,7 +113,7 @@ class Replica:
         """
         try:
             self._check_room()
-            if not self._loop.has_free_slot:
+            if self._num_unfinished >= self._loop.engine.options.num_slots or not self._loop.has_free_slot:
                 yield Standing.WAITS
             async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
                 async for deltas in stream:

@@ -1,4 +1,4 @@
-"""What Serve's proxy does with a body, without Serve: it takes in what comes, whether the application wants it or not."""
+"""What Serve's proxy does with a body, without Serve: it takes in what comes, wanted or not."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def serving(
     port: int, pair: tuple[str, str], *, num_replicas: int, max_waiting: int = 40, **options: Any
 ) -> Iterator[Served]:
     """The endpoint over `Fragile` replicas, until the block ends. `options` are of the engine."""
-    settings = settings_of(pair, **{"max_model_len": 512, **options})
+    settings = settings_of(pair, **{"max_model_len": 256, **options})
     update(settings, num_replicas=num_replicas, max_waiting=max_waiting)
     plain = Engine.load(
         pair[0],

@@ -67,7 +67,7 @@ def test_a_request_that_kills_its_engine_kills_two_and_is_told_so(serve_port: in
 
 def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pair: tuple[str, str]) -> None:
     with serving(serve_port, text_pair, num_replicas=1, num_slots=1, max_prefill_tokens=8) as served:
-        long = {"max_tokens": 300, "prompt": [SLOW, 5], "stream": True, "ignore_eos": True}
+        long = {"max_tokens": 240, "prompt": [SLOW, 5], "stream": True, "ignore_eos": True}
 
         def cancelled() -> float:
             return served.metric("dray_requests_finished_total", finished_reason="cancelled")
@@ -79,7 +79,7 @@ def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pai
         with leaving(served, long) as answer:
             is_writing(answer)
         seconds["writing"] = until(is_free)
-        with leaving(served, {**long, "prompt": [SLOW, *range(5, 85)] * 5}):
+        with leaving(served, {**long, "prompt": [SLOW, *range(5, 55)] * 4}):
             until(lambda: numbers()[0].num_running == 1)
         seconds["reading its prompt"] = until(is_free)
         with leaving(served, long) as answer:
