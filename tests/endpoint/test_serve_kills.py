@@ -29,7 +29,6 @@ def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed:
             assert one.error is not None, "cut short"
             assert texts[0].startswith(one.text)
     assert sum(one.has_succeeded for one in asked) >= len(asked) / 2
-    deployed.wait_until_whole()
     deployed.wait_until_idle()
 
 
