@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -78,25 +78,24 @@ async def complete(service: Service, request: CompletionRequest, request_id: str
     service.check_model(request.model)
     params = request.params()
     await service.check_params(params)
-    service.check_num_choices(len(request.prompts), params)
+    by_param = request.prompts
+    service.check_num_choices(len(by_param), params)
     prompts = [
-        await service.encode("prompt" if len(request.prompts) == 1 else f"prompt[{index}]", prompt)
-        for index, prompt in enumerate(request.prompts)
+        await service.encode(param, prompt, has_text=bool(request.echo)) for param, prompt in by_param.items()
     ]
     generation = service.generation(f"cmpl-{request_id}", prompts, params, request.seed)
     if request.generates:
-        await _check_room(service, prompts)
+        await _check_room(service, dict(zip(by_param, prompts, strict=True)))
     answer = _Answer(service, request, generation, await _echoes(service, request, prompts, generation))
     if request.stream:
         return await stream_response(_chunks(answer), generation.request_id)
     return Response(dumps(await _whole(answer)), media_type="application/json")
 
 
-async def _check_room(service: Service, prompts: list[Prompt]) -> None:
+async def _check_room(service: Service, prompts: Mapping[str, Prompt]) -> None:
     max_model_len = (await service.facts()).max_model_len
-    for index, prompt in enumerate(prompts):
+    for param, prompt in prompts.items():
         if len(prompt.token_ids) >= max_model_len:
-            param = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             raise too_long(param, len(prompt.token_ids), max_model_len)
 
 

@@ -5,16 +5,21 @@ https://platform.openai.com/docs/api-reference/completions and .../chat; the ext
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from decoding.sampling_params import SamplingParams
 from endpoint.errors import ApiError
 from endpoint.names import shown_name
 
 _LARGEST = 2**31 - 1
+_MOST_PROMPTS = 4096
+_MOST_MESSAGES = 65_536
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_BIASES = 1024  # as vLLM
 _MOST_STOPS = 4
 _MOST_STOP_CHARACTERS = 1000
 # Who asks, what for and how to bill it: nothing that could change the text. Taken, and of no effect.
@@ -46,40 +51,42 @@ def unsupported(param: str) -> ApiError:
     )
 
 
-def _is_token_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
-
-
 def _checked_prompt(value: Any) -> Any:
-    """One of the four forms, or an error that says which entry is wrong."""
-    what = "expected a string, a list of strings, a list of token ids or a list of such lists"
+    """One of the four forms, told by the first entry. What token ids hold is looked at where their number is known."""
     if isinstance(value, str):
         _check_text("prompt", value)
         return value
+    what = "expected a string, a list of strings, a list of token ids or a list of such lists"
     if not isinstance(value, list):
         raise _wrong("prompt", what)
     if not value:
         raise _wrong("prompt", "the list is empty")
-    if all(_is_token_id(entry) for entry in value):
+    form = type(value[0])
+    if form is int:
         return value
-    first = value[0]
-    if isinstance(first, int) and not isinstance(first, bool):
-        index = next(index for index, entry in enumerate(value) if not _is_token_id(entry))
-        raise _wrong(f"prompt[{index}]", f"a token id is an integer from 0 to {_LARGEST}")
+    if form not in (str, list):
+        raise _wrong("prompt[0]", what)
+    if len(value) > _MOST_PROMPTS:
+        raise _wrong("prompt", f"expected at most {_MOST_PROMPTS} prompts, got {len(value)}")
     for index, entry in enumerate(value):
-        if isinstance(first, str) and isinstance(entry, str):
+        if type(entry) is not form:
+            raise _wrong(f"prompt[{index}]", what)
+        if form is str:
             _check_text(f"prompt[{index}]", entry)
-        elif not isinstance(first, list) or not isinstance(entry, list):
-            raise _wrong(f"prompt[{index}]" if isinstance(first, str | list | int) else "prompt", what)
         elif not entry:
             raise _wrong(f"prompt[{index}]", "the list is empty")
-        elif not all(_is_token_id(token_id) for token_id in entry):
-            raise _wrong(f"prompt[{index}]", f"a token id is an integer from 0 to {_LARGEST}")
+    return value
+
+
+def _checked_ids(value: Any) -> Any:
+    """A list; what it holds is looked at where its length is known to be bearable."""
+    if not isinstance(value, list):
+        raise _wrong("tokens", "expected a list")
     return value
 
 
 def _check_text(param: str, text: str) -> None:
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+    if not text.isascii() and _SURROGATE.search(text):
         raise _wrong(param, "it holds half a surrogate pair, which is no character")
 
 
@@ -102,19 +109,28 @@ def _checked_bias(value: Any) -> Any:
     what = "expected an object from token ids to numbers from -100 to 100"
     if not isinstance(value, dict):
         raise _wrong("logit_bias", what)
+    if len(value) > _MOST_BIASES:
+        raise _wrong("logit_bias", f"expected at most {_MOST_BIASES} tokens, got {len(value)}")
     for key, bias in value.items():
         is_id = key.isascii() and key.isdecimal() and len(key) <= len(str(_LARGEST)) and int(key) <= _LARGEST
         is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not is_id or not is_number or not -100 <= bias <= 100:
             raise _wrong("logit_bias", what)
+    if len({int(key) for key in value}) < len(value):
+        raise _wrong("logit_bias", "it names a token twice (01 is 1)")
     return value
 
 
-Prompt = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_checked_prompt)]
+TokenId = Annotated[int, Field(ge=0, le=_LARGEST)]
+# Never a union that tries each form: over millions of ids it would keep an error for each and every form.
+Prompt = Annotated[
+    str | list[str] | list[Any] | list[list[Any]],
+    PlainValidator(_checked_prompt, json_schema_input_type=str | list[str] | list[TokenId] | list[list[TokenId]]),
+]
+TokenIds = Annotated[list[Any], PlainValidator(_checked_ids, json_schema_input_type=list[TokenId])]
 Stop = Annotated[list[str], BeforeValidator(_checked_stop)]
 LogitBias = Annotated[dict[str, float], BeforeValidator(_checked_bias)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, le=_LARGEST)]
 
 
 class StreamOptions(BaseModel):
@@ -241,13 +257,11 @@ class CompletionRequest(_Request):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        """One entry for each prompt, whatever form they came in."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)
+    def prompts(self) -> dict[str, str | list[Any]]:
+        """Each prompt, a text or token ids, whatever form they came in, by its place in the body."""
+        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
+            return {"prompt": self.prompt}
+        return {f"prompt[{index}]": prompt for index, prompt in enumerate(self.prompt)}
 
     @property
     def num_choices(self) -> int:
@@ -290,6 +304,8 @@ def _checked_messages(value: Any) -> Any:
     """Messages whose content is text, as one string each."""
     if not isinstance(value, list) or not value:
         raise _wrong("messages", "expected a list of at least one message")
+    if len(value) > _MOST_MESSAGES:
+        raise _wrong("messages", f"expected at most {_MOST_MESSAGES} messages, got {len(value)}")
     return [_checked_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
@@ -424,4 +440,4 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(None, max_length=512)
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: TokenIds
