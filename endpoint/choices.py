@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ from endpoint.errors import ApiError
 from endpoint.meter import FinishReason, counts_of, num_drafts_of
 from endpoint.service import Service
 from endpoint.text_stream import Piece, TextStream
+from endpoint.whole_text import WholeText
 from pipeline.logs import Event
+from pipeline.text import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ class Choice:
 
     index: int
     seed: int
-    stream: TextStream
+    stream: TextStream | WholeText
     logprobs: list[TokenLogprobs]
     offsets: list[int]
     ending: Ending | None = None
@@ -66,14 +68,18 @@ class Growth:
     piece: Piece
 
 
-def make_choices(service: Service, generation: Generation, *, by_token: bool) -> list[Choice]:
-    """One for each sequence, nothing written yet."""
+def make_choices(
+    service: Service,
+    generation: Generation,
+    new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText],
+) -> list[Choice]:
+    """One for each sequence, nothing written yet; `new_stream` makes what its text comes from."""
     params = generation.params
     return [
         Choice(
             prompt * params.n + sample,
             generation.seeds[prompt],
-            TextStream(service.codec, params.stop, by_token=by_token),
+            new_stream(service.codec, params.stop),
             [],
             [],
         )

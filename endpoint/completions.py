@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from endpoint.protocol import CompletionRequest
 from endpoint.service import Prompt, Service, too_long
 from endpoint.streaming import dumps, stream_response
 from endpoint.text_stream import TextStream
+from endpoint.whole_text import WholeText
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _scored(service: Service, prompts: list[Prompt], scores: list[list[TokenLogp
 
 async def _whole(answer: _Answer) -> dict[str, Any]:
     service, request, generation = answer.service, answer.request, answer.generation
-    choices = make_choices(service, generation, by_token=request.logprobs is not None)
+    choices = make_choices(service, generation, WholeText if request.logprobs is None else TextStream)
     if request.generates:
         async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
@@ -170,7 +172,7 @@ def _metrics(choices: Seq[Choice], num_speculative_tokens: int) -> dict[str, Any
 async def _chunks(answer: _Answer) -> AsyncIterator[dict[str, Any]]:
     service, request, generation = answer.service, answer.request, answer.generation
     by_token = request.logprobs is not None or bool(request.include_draft_spans)
-    choices = make_choices(service, generation, by_token=by_token)
+    choices = make_choices(service, generation, partial(TextStream, by_token=by_token))
     head = {**answer.head, **({"usage": None} if request.includes_usage else {})}
     if request.generates:
         async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]
