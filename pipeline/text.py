@@ -161,7 +161,8 @@ class TextCodec:
         masked = self._control_tokens.mask(messages, variables)
         if masked is None:
             text = _whole_characters(self._render_chat(messages, variables))
-            return text, self.encode(text, is_chat=True, most_tokens=most_tokens)
+            token_ids = self.encode(text, is_chat=True, most_tokens=most_tokens)
+            return text, self._control_tokens.check(text, token_ids)
         rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
         text = masked.restore(rendered)
         if most_tokens is not None:
