@@ -55,6 +55,10 @@ class BusyError(RuntimeError):
     """As many wait already as may wait; nothing has been done."""
 
 
+class FailedError(RuntimeError):
+    """The engine failed over this request, not over those beside it. Its message is for the log."""
+
+
 class DeadlineError(TimeoutError):
     """The request took longer than it may."""
 

@@ -20,10 +20,11 @@ from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
+from decoding.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, set_up_logs
@@ -133,7 +134,7 @@ class Replica:
         try:
             async with asyncio.timeout(scoring.timeout_s):
                 return [await self._loop.prompt_logprobs(prompt, scoring.num_top) for prompt in scoring.prompts]
-        except ValueError as error:
+        except PromptError as error:
             raise RefusedError(str(error)) from error
         except TimeoutError as error:
             raise DeadlineError(scoring.timeout_s or 0.0) from error
@@ -142,11 +143,11 @@ class Replica:
 
     async def score_or_refuse(
         self, scoring: Scoring
-    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError:
+    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError | FailedError:
         """As `score`, but what it refuses with is what it returns."""
         try:
             return await self.score(scoring)
-        except (RefusedError, BusyError, DeadlineError) as refusal:
+        except (RefusedError, BusyError, DeadlineError, FailedError) as refusal:
             return refusal
 
     async def check_health(self) -> None:

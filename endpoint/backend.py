@@ -12,9 +12,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from actors.deltas import Delta
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, RefusedError, Scoring
+from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError, model_unavailable
+from endpoint.errors import ApiError, generation_failed, model_unavailable
 from pipeline.logs import Event
 
 _MOST_TRIES = 3  # replicas that a request may lose, and one more
@@ -184,6 +184,8 @@ def as_api_error(error: Exception) -> Exception:
             )
         case RefusedError():
             return ApiError(400, str(error).replace("sampling.", ""), code="invalid_value")
+        case FailedError():
+            return generation_failed()
         case DeadlineError():
             return ApiError(
                 504,

@@ -14,7 +14,7 @@ from actors.deltas import Delta, Ending
 from actors.generation import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask
-from endpoint.errors import ApiError
+from endpoint.errors import ApiError, generation_failed
 from endpoint.meter import FinishReason, counts_of, num_drafts_of
 from endpoint.service import Service
 from endpoint.text_stream import Piece, TextStream
@@ -118,7 +118,7 @@ def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     ending = delta.ending
     if ending is not None and ending.finish_reason == "error":
         _log.error(Event("generation failed", request=request_id, why=ending.error))
-        raise ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
+        raise generation_failed()
     piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
     choice.logprobs += delta.logprobs
     choice.offsets += piece.offsets

@@ -53,7 +53,8 @@ class Encoder:
         """The text of token ids, special tokens left out."""
         return await self._run(len(token_ids), lambda: self._codec.decode(token_ids))
 
-    async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
+    def submit(self, work: Callable[[], _Result], size: int = 0) -> Future[_Result]:
+        """Have the thread do this work, on a text or ids of that size, when its turn comes."""
         size = max(size, _LEAST_SIZE)
         with self._sizing:
             if self._size and self._size + size > self._most_waiting:
@@ -66,7 +67,10 @@ class Encoder:
 
         future = self._thread.submit(work)
         future.add_done_callback(done)
-        return await asyncio.wrap_future(future)
+        return future
+
+    async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.wrap_future(self.submit(work, size))
 
 
 def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:

@@ -49,6 +49,11 @@ def model_unavailable() -> ApiError:
     )
 
 
+def generation_failed() -> ApiError:
+    """The answer where the model failed over one request."""
+    return ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
+
+
 def server_busy(why: str) -> ApiError:
     """The answer where a queue is full; nothing has been done."""
     return ApiError(

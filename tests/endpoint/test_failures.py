@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, Scoring
+from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.meter import FinishReason
 from pipeline.counts import Counts
@@ -24,6 +24,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
+        self.score_fails_with: Exception = BusyError("x")
         self.num_closed = 0
         self.is_hurried, self.has_end = False, True
 
@@ -34,7 +35,7 @@ class Backend:
         return None
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        raise BusyError("x")
+        raise self.score_fails_with
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         try:
@@ -125,6 +126,28 @@ def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> 
     body = {"prompt": "a", "echo": True, "logprobs": 1}
     answer = httpx2.post(f"{served[0].url}/v1/completions", json=body)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ValueError("marker: shape '[5, 6]' is invalid"), 500, None),
+        (RuntimeError("marker: CUDA error"), 500, None),
+        (FailedError("marker: memory ran out"), 500, "generation_failed"),
+        (RefusedError("the prompt has too many tokens"), 400, "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_the_engine_fails_with_while_scoring_is_no_fault_of_the_request_and_is_not_shown(
+    served: tuple[Server, Backend], error: Exception, status: int, code: str | None, max_tokens: int
+) -> None:
+    server, backend = served
+    backend.score_fails_with = error
+    body = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body)
+    backend.score_fails_with = BusyError("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "marker" not in answer.text
 
 
 def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[Server, Backend]) -> None:
