@@ -23,6 +23,7 @@ from actors.watchdog import Watchdog
 from decoding.engine import Engine, PromptError
 from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.failure_log import failure_event
 from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
@@ -229,8 +230,8 @@ class EngineLoop:
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
             smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
-        except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
-            _log.exception(Event("engine not made anew"))
+        except Exception as error:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
+            _log.error(failure_event("engine not made anew", error))
             return False
         self._earlier_round_seconds += round_seconds
         self.engine = smaller

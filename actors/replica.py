@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from actors.deltas import Delta
 from actors.draft_links import DraftLinks
@@ -27,6 +28,7 @@ from actors.sharded_model import ShardedModel
 from decoding.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.failure_log import failure_event
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.stop_strings import StopStrings
 
@@ -114,8 +116,8 @@ class Replica:
 
     async def generate_or_refuse(
         self, generation: Generation
-    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError]:
-        """As `generate`, but what it refuses with comes as the last item.
+    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError | FailedError]:
+        """As `generate`, but what it refuses with, or fails with, comes as the last item.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
@@ -125,6 +127,10 @@ class Replica:
                     yield deltas
         except (RefusedError, BusyError, DeadlineError) as refusal:
             yield refusal
+        except RayError:  # another process was lost
+            raise
+        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
+            yield self._failed(error, generation.request_id)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Of each prompt's tokens but the first. Raises as `generate` does."""
@@ -149,6 +155,10 @@ class Replica:
             return await self.score(scoring)
         except (RefusedError, BusyError, DeadlineError, FailedError) as refusal:
             return refusal
+        except RayError:  # another process was lost
+            raise
+        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
+            return self._failed(error, scoring.request_id)
 
     async def check_health(self) -> None:
         """Nothing, if the engine wrote a token lately or writes one now. Raises what is wrong with it.
@@ -183,6 +193,10 @@ class Replica:
             target.pipeline.close()
         if getattr(self, "_links", None) is not None:
             self._links.close()  # type: ignore[union-attr]
+
+    def _failed(self, error: Exception, request_id: str) -> FailedError:
+        _log.error(failure_event("engine failed", error, request=request_id))
+        return FailedError(f"the engine failed: {type(error).__name__}")
 
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -152,3 +153,33 @@ def test_a_text_that_cannot_fit_is_told_its_length_and_never_shown(server: Serve
     assert answer.json()["error"]["param"] == ("messages" if "chat" in path else "prompt")
     assert f"and so many tokens hold at most {CONTEXT * longest}." in answer.json()["error"]["message"]
     assert "marker" not in answer.text
+
+
+ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
+REFUSED = f"The chat template of this model refuses these messages: {ALTERNATE}"
+FAILED = "The chat template of this model failed over these messages."
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (f"{{{{ raise_exception('{ALTERNATE}') }}}}", REFUSED),
+        (f'{{{{ raise_exception("{ALTERNATE}") }}}}', REFUSED),
+        ("{{ raise_exception(messages[0]['content']) }}", FAILED),
+        ("{{ raise_exception('not so: ' ~ messages[0]['content'][:6]) }}", FAILED),
+        ("{{ raise_exception('" + "no " * 200 + "') }}", FAILED),
+        ("{{ messages[0]['content'].a.b }}", FAILED),
+        ("{{ messages[0]['content'] + 1 }}", FAILED),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", FAILED),
+        ("{{ messages[0]['content'] | tojson(indent='x' * 3, bogus=1) }}", FAILED),
+    ],
+)
+def test_a_templates_own_words_are_told_and_nothing_else_of_its_failure(
+    server: Server, template: str, told: str
+) -> None:
+    encoder = Encoder(replace(server.service.codec, chat_template=template))
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(encoder.encode_chat([{"role": "user", "content": "marker of a prompt"}], 96))
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.message == told
+    assert "marker" not in caught.value.message

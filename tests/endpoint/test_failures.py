@@ -39,7 +39,7 @@ class Backend:
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         try:
-            first = [Delta(0, (70, 71), 1)] if generation.params.max_tokens > 1 else []
+            first = [Delta(0, (70, 71), 1, 1)] if generation.params.max_tokens > 1 else []
             if first and not self.is_hurried:
                 yield first
             if (wait := self.then()) is not None:
@@ -57,7 +57,7 @@ class Meter:
     made: ClassVar[list[Meter]] = []
 
     def __init__(self) -> None:
-        self.num_tokens, self.reasons, self.counts = 0, list[str](), Counts()
+        self.num_tokens, self.reasons, self.counts, self.num_drafts = 0, list[str](), Counts(), 0
         Meter.made.append(self)
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
@@ -65,7 +65,7 @@ class Meter:
 
     def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
         self.reasons.append(reason)
-        self.counts = counts or Counts()
+        self.counts, self.num_drafts = counts or Counts(), num_drafts
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,7 @@ def test_an_error_before_the_first_token_has_a_status_of_its_own(
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert Meter.made[-1].reasons == [reason]
+    assert Meter.made[-1].counts == Counts(), "nothing was written to its prompt"
 
 
 def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> None:
@@ -169,7 +170,10 @@ def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[
             await asyncio.sleep(0.01)
 
     asyncio.run_coroutine_threadsafe(closed(), server.loop).result(30)
-    assert Meter.made[-1].reasons == ["cancelled"]
+    meter = Meter.made[-1]
+    assert meter.reasons == ["cancelled"]
+    assert (meter.counts.num_prompt_tokens, meter.counts.num_output_tokens) == (1, 2), "what was written for it counts"
+    assert (meter.counts.num_draft_tokens, meter.counts.num_accepted_tokens, meter.num_drafts) == (1, 1, 1)
 
 
 def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Backend]) -> None:
