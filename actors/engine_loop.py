@@ -53,7 +53,9 @@ class EngineLoop:
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[_Stream] = []
         self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
-        self._stepping = asyncio.Lock()  # held over a step and what follows from it: the engine is not made anew between
+        self._stepping = (
+            asyncio.Lock()
+        )  # held over a step and what follows from it: the engine is not made anew between
         self._shrinking: asyncio.Task[bool] | None = None  # for a prompt that is scored
         self._busy_seconds = self._earlier_round_seconds = 0.0
         self._num_out_of_memory = 0
@@ -128,7 +130,9 @@ class EngineLoop:
                     if await asyncio.shield(self._shrinking):
                         continue
                     if is_memory:
-                        raise FailedError("memory ran out over a prompt that is scored, though one slot is left") from None
+                        raise FailedError(
+                            "memory ran out over a prompt that is scored, though one slot is left"
+                        ) from None
                     raise
 
     async def _scores(self, engine: Engine, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
@@ -140,7 +144,7 @@ class EngineLoop:
             logprobs += chunk
 
     async def _make_room(self, engine: Engine, is_memory: bool) -> bool:
-        """Whether there is another engine now, on which a prompt that this one failed over may be scored from its start."""
+        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start."""
         async with self._stepping:
             if self.engine is not engine:
                 return True

@@ -12,10 +12,10 @@ from typing import Any
 from starlette.responses import Response
 
 from actors.generation import Generation
+from endpoint.chat_request import ChatRequest
 from endpoint.choices import Growth, grow, make_choices, speculative_decoding, usage
 from endpoint.completions import draft_counts, draft_spans
 from endpoint.logprobs import chat_logprobs
-from endpoint.protocol import ChatRequest
 from endpoint.service import Service, too_long
 from endpoint.streaming import dumps, stream_response
 from endpoint.text_stream import TextStream
@@ -47,7 +47,7 @@ async def chat(service: Service, request: ChatRequest, request_id: str) -> Respo
     service.check_model(request.model)
     params = request.params()
     await service.check_params(params)
-    prompt = await service.encode_chat(request.as_rows())
+    prompt = await service.encode_chat(request.rows())
     max_model_len = (await service.facts()).max_model_len
     if len(prompt.token_ids) >= max_model_len:
         raise too_long("messages", len(prompt.token_ids), max_model_len)

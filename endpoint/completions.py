@@ -18,8 +18,8 @@ from actors.generation import Generation, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask_scores
 from endpoint.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage
+from endpoint.completion_request import CompletionRequest
 from endpoint.logprobs import completion_logprobs
-from endpoint.protocol import CompletionRequest
 from endpoint.service import Prompt, Service, too_long
 from endpoint.streaming import dumps, stream_response
 from endpoint.text_stream import TextStream
@@ -82,9 +82,7 @@ async def complete(service: Service, request: CompletionRequest, request_id: str
     await service.check_params(params)
     by_param = request.prompts
     service.check_num_choices(len(by_param), params)
-    prompts = [
-        await service.encode(param, prompt, has_text=bool(request.echo)) for param, prompt in by_param.items()
-    ]
+    prompts = [await service.encode(param, prompt, has_text=bool(request.echo)) for param, prompt in by_param.items()]
     generation = service.generation(f"cmpl-{request_id}", prompts, params, request.seed)
     if request.generates:
         await _check_room(service, dict(zip(by_param, prompts, strict=True)))

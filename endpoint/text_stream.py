@@ -1,4 +1,4 @@
-"""TextStream: a sample's text as its tokens come. Nothing that later tokens may change, and nothing of a stop string."""
+"""TextStream: a sample's text as its tokens come. Nothing that later tokens may change, nothing of a stop string."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from endpoint.errors import ApiError
-
-LARGEST_ID = 2**31 - 1
+from endpoint.fields import LARGEST, wrong
 
 
 def check_token_ids(param: str, token_ids: list[Any], vocab_size: int) -> None:
@@ -16,19 +15,12 @@ def check_token_ids(param: str, token_ids: list[Any], vocab_size: int) -> None:
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return
     for index, token_id in enumerate(token_ids):
-        if type(token_id) is not int or not 0 <= token_id <= LARGEST_ID:
-            place = f"{param}[{index}]"
-            message = f"{place}: a token id is an integer from 0 to {LARGEST_ID}"
-            raise ApiError(400, message, param=place, code="invalid_value")
+        if type(token_id) is not int or not 0 <= token_id <= LARGEST:
+            raise wrong(f"{param}[{index}]", f"a token id is an integer from 0 to {LARGEST}")
         if token_id >= vocab_size:
             raise outside_vocabulary(param, token_id, vocab_size)
 
 
 def outside_vocabulary(param: str, token_id: int, vocab_size: int) -> ApiError:
     """The answer to a token id that the model does not have."""
-    return ApiError(
-        400,
-        f"{param}: token id {token_id} is outside the model's vocabulary of {vocab_size}",
-        param=param,
-        code="invalid_value",
-    )
+    return wrong(param, f"token id {token_id} is outside the model's vocabulary of {vocab_size}")

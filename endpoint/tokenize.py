@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.protocol import DetokenizeRequest, TokenizeRequest
 from endpoint.service import Service
+from endpoint.token_requests import DetokenizeRequest, TokenizeRequest
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     """The token ids of a prompt, or of messages through the chat template. Raises ApiError."""
     service.check_model(request.model)
     if request.messages is not None:
-        prompt = await service.encode_chat(request.as_rows())
+        prompt = await service.encode_chat(request.rows())
     else:
         assert request.prompt is not None
         prompt = await service.encode("prompt", request.prompt)

@@ -6,8 +6,8 @@ is the template's own. The text is then encoded by a twin of the tokenizer that 
 their own only: what a message says is never read as one, and what the template says always is.
 
 Messages that spell no control token are encoded by the tokenizer itself. Where it looks for some only once it has
-normalized the text (NFKC makes <think> of full-width characters), the twin reads them, too: if both do not find the same
-control tokens, the twin is right.
+normalized the text (NFKC makes <think> of full-width characters), the twin reads them, too: if the two do not find the
+same control tokens, the twin is right.
 
 An assistant's messages may hold the tokens that are not special (<think>): the model wrote them.
 """

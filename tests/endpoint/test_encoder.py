@@ -13,10 +13,11 @@ import httpx2
 import pytest
 
 from actors.generation import EngineFacts
+from endpoint.completion_request import CompletionRequest
 from endpoint.encoder import Encoder
 from endpoint.errors import ApiError
-from endpoint.protocol import CompletionRequest, DetokenizeRequest
 from endpoint.service import Service, ServiceSettings
+from endpoint.token_requests import DetokenizeRequest
 from tests.endpoint.server import CONTEXT, Server
 
 

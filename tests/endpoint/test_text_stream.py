@@ -81,7 +81,9 @@ def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int
         tokens: list[int] = []
         size, few = generator.randrange(1, most + 1), generator.sample(words, min(4, len(words)))
         while len(tokens) < size:
-            tokens += generator.choice(few) if generator.random() < 0.7 else [generator.randrange(len(codec.tokenizer) + 2)]
+            tokens += (
+                generator.choice(few) if generator.random() < 0.7 else [generator.randrange(len(codec.tokenizer) + 2)]
+            )
         made.append(tokens[:size])
     return made
 
@@ -147,7 +149,12 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     )
     stream = TextStream(byte_codec)
     assert [stream.push([token_id]).text for token_id in (the, one, two, end, the)] == ["the", "", "", "", "é the"]
-    assert [stream.push([token_id]).text for token_id in (one, two, wrong, the)] == ["", "", "", "\ufffd\ufffd\ufffd the"]
+    assert [stream.push([token_id]).text for token_id in (one, two, wrong, the)] == [
+        "",
+        "",
+        "",
+        "\ufffd\ufffd\ufffd the",
+    ]
     assert stream.push([one, two], 2, ending(None)).spans == (("é", True),)
 
 

@@ -159,11 +159,13 @@ def test_what_only_normalizing_makes_a_control_token_is_text_too(
     names = {*ids_of(codec, *CONTROLS, "<think>", "</think>", "<|far|>")}
     assert [i for i in token_ids if i in names] == [i for i in plain if i in names]
     assert full_width(spelled) in text
-    assert codec.prompt(input_row(prompt=None, messages=messages)) == (text, token_ids), "the offline job reads the same"
+    assert codec.prompt(input_row(prompt=None, messages=messages)) == (text, token_ids), (
+        "the offline job reads the same"
+    )
     assert len(token_ids) > len(plain), "its characters are there"
 
 
-@pytest.mark.parametrize("content", ["the cat", "über ＦＵＬＬ ＜width＞ ①\n\n日本語 🙂", " the ", ""])
+@pytest.mark.parametrize("content", ["the cat", f"über {full_width('FULL <width>')} ①\n\n日本語 🙂", " the ", ""])
 def test_ordinary_chats_keep_the_ids_that_a_normalizing_tokenizer_gives_them(
     normalizing_codec: TextCodec, content: str
 ) -> None:

@@ -13,7 +13,20 @@ from tokenizers import Tokenizer, normalizers
 from pipeline.errors import LongTextError
 from pipeline.text import TextCodec
 
-WORDS = ["the", " cat", " sat on the mat", "über", "日本語", "🙂", " ", "\n", "x", "e\u0301", "\u1100\u1161\u11a8", "<|end|>"]
+WORDS = [
+    "the",
+    " cat",
+    " sat on the mat",
+    "über",
+    "日本語",
+    "🙂",
+    " ",
+    "\n",
+    "x",
+    "e\u0301",
+    "\u1100\u1161\u11a8",
+    "<|end|>",
+]
 
 
 def composing(codec: TextCodec) -> TextCodec:
@@ -52,20 +65,22 @@ def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
 
 @pytest.mark.parametrize("as_chat", [False, True])
 def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: bool) -> None:
+    tokenizer, text = codec.tokenizer, "the cat" * 1000
+
     class Watched:
-        chat_template = codec.chat_template
-        added_tokens_decoder, all_special_tokens = codec.tokenizer.added_tokens_decoder, codec.tokenizer.all_special_tokens
-        apply_chat_template, get_vocab = codec.tokenizer.apply_chat_template, codec.tokenizer.get_vocab
+        added_tokens_decoder, all_special_tokens = tokenizer.added_tokens_decoder, tokenizer.all_special_tokens
+        apply_chat_template, get_vocab = tokenizer.apply_chat_template, tokenizer.get_vocab
 
         def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
             raise AssertionError("it is tokenized")
 
-    watched, text = replace(codec, tokenizer=Watched()), "the cat" * 1000
-    longest = max(map(len, codec.tokenizer.get_vocab()))
-    with pytest.raises(LongTextError, match=f"; 9 tokens hold at most {9 * longest}") as caught:
+    def encode(codec: TextCodec) -> None:
         if as_chat:
-            watched.chat_prompt([{"role": "user", "content": text}], most_tokens=9)
-        else:
-            watched.encode(text, is_chat=False, most_tokens=9)
+            codec.chat_prompt([{"role": "user", "content": text}], most_tokens=9)
+        codec.encode(text, is_chat=False, most_tokens=9)
+
+    longest = max(map(len, tokenizer.get_vocab()))
+    with pytest.raises(LongTextError, match=f"; 9 tokens hold at most {9 * longest}") as caught:
+        encode(replace(codec, tokenizer=Watched()))
     assert caught.value.num_characters >= len(text)
     assert "cat" not in caught.value.message
