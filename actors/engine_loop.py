@@ -3,7 +3,7 @@
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
 If memory runs out, the engine goes on with half the slots, and what was running begins again (it writes the same). What
-runs out of memory even alone fails alone.
+runs out of memory even alone fails alone. Prompts that are only scored are treated alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from traceback import clear_frames
 
 from actors.deltas import Delta, Growths
+from actors.generation import FailedError
 from actors.watchdog import Watchdog
-from decoding.engine import Engine
+from decoding.engine import Engine, PromptError
 from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.failure_log import failure_event
 from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
@@ -52,6 +54,10 @@ class EngineLoop:
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[_Stream] = []
         self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
+        self._stepping = (
+            asyncio.Lock()
+        )  # held over a step and what follows from it: the engine is not made anew between
+        self._shrinking: asyncio.Task[bool] | None = None  # for a prompt that is scored
         self._busy_seconds = self._earlier_round_seconds = 0.0
         self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
@@ -110,17 +116,44 @@ class EngineLoop:
     async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
         """Of each token of a prompt but its first, given those before it; a chunk between any two steps.
 
-        Raises ValueError for a prompt that the engine cannot read.
+        Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for,
+        and what else the engine fails with.
         """
-        loop = asyncio.get_running_loop()
-        chunks = self.engine.prompt_logprobs(prompt_token_ids, num_top)
-        logprobs: list[TokenLogprobs] = []
         async with self._scoring:
             while True:
-                chunk = await loop.run_in_executor(self._thread, self._next_chunk, chunks)
-                if chunk is None:
-                    return logprobs
-                logprobs += chunk
+                engine = self.engine
+                try:
+                    return await self._scores(engine, prompt_token_ids, num_top)
+                except PromptError:
+                    raise
+                except Exception as error:
+                    is_memory = is_out_of_memory(error)
+                    if is_memory:
+                        clear_frames(error.__traceback__)
+                    # Who leaves meanwhile must not leave half an engine.
+                    self._shrinking = asyncio.create_task(self._make_room(engine, is_memory))
+                    if await asyncio.shield(self._shrinking):
+                        continue
+                    if is_memory:
+                        raise FailedError(
+                            "memory ran out over a prompt that is scored, though one slot is left"
+                        ) from None
+                    raise
+
+    async def _scores(self, engine: Engine, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        chunks, logprobs = engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
+        while True:
+            chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
+            if chunk is None:
+                return logprobs
+            logprobs += chunk
+
+    async def _make_room(self, engine: Engine, is_memory: bool) -> bool:
+        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start."""
+        async with self._stepping:
+            if self.engine is not engine:
+                return True
+            return is_memory and engine.options.num_slots > 1 and await self._go_on_smaller()
 
     def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
         with self._watchdog:
@@ -155,8 +188,15 @@ class EngineLoop:
         )
 
     async def _run(self) -> None:
+        while await self._advance():
+            pass
+
+    async def _advance(self) -> bool:
+        """One step, and what follows from it; False if there was nothing to do, or the engine failed."""
         loop = asyncio.get_running_loop()
-        while self._inbox or self.engine.has_work:
+        async with self._stepping:
+            if not self._inbox and not self.engine.has_work:
+                return False
             newcomers, self._inbox = self._inbox, []
             self._tell_who_begins(newcomers)
             try:
@@ -166,7 +206,7 @@ class EngineLoop:
                     # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
                     if await self._go_on_smaller():
-                        continue
+                        return True
                 # In its thread, behind what was dropped meanwhile; who comes while that is done gets the error, too.
                 await loop.run_in_executor(self._thread, self.engine.clear)
                 for future in self._unfinished.values():
@@ -174,13 +214,14 @@ class EngineLoop:
                         future.set_exception(error)
                 self._unfinished.clear()
                 self._inbox.clear()
-                return
+                return False
             for stream in self._streams:
                 stream.look(len(self._streams) / _MOST_TOLD_PER_S)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
                     future.set_result(None)
+            return True
 
     def _tell_who_begins(self, newcomers: list[Sequence]) -> None:
         """Before the step, which may be the process's last."""
@@ -211,8 +252,8 @@ class EngineLoop:
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
             smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
-        except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
-            _log.exception(Event("engine not made anew"))
+        except Exception as error:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
+            _log.error(failure_event("engine not made anew", error))
             return False
         self._earlier_round_seconds += round_seconds
         self.engine = smaller

@@ -62,3 +62,7 @@ class RefusedError(ValueError):
 
 class BusyError(RuntimeError):
     """As many wait already as may wait; nothing has been done."""
+
+
+class FailedError(RuntimeError):
+    """The engine failed over this request, not over those beside it. Its message is for the log."""

@@ -15,18 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from actors.deadline import DeadlineError
 from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring, Standing
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
+from decoding.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.failure_log import failure_event
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.stop_strings import StopStrings
 
@@ -106,8 +109,10 @@ class Replica:
 
     async def generate_or_refuse(
         self, generation: Generation
-    ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError]:
-        """As `generate`, but what it refuses with comes as the last item, and where it stands before any tokens.
+    ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError | FailedError]:
+        """As `generate`, but what it refuses with, or fails with, comes as the last item.
+
+        Where it stands comes before any tokens.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
@@ -120,6 +125,10 @@ class Replica:
                     yield deltas or Standing.BEGINS
         except (RefusedError, BusyError, DeadlineError) as refusal:
             yield refusal
+        except RayError:  # another process was lost
+            raise
+        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
+            yield self._failed(error, generation.request_id)
 
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Empty once, when the first of the samples gets its slot."""
@@ -147,19 +156,23 @@ class Replica:
                     scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
                     self._last_token_at = time.monotonic()  # its log-probability is the sign of life
                 return scores
-        except ValueError as error:
+        except PromptError as error:
             raise RefusedError(str(error)) from error
         finally:
             self._num_unfinished -= len(scoring.prompts)
 
     async def score_or_refuse(
         self, scoring: Scoring
-    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError:
+    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError | FailedError:
         """As `score`, but what it refuses with is what it returns."""
         try:
             return await self.score(scoring)
-        except (RefusedError, BusyError, DeadlineError) as refusal:
+        except (RefusedError, BusyError, DeadlineError, FailedError) as refusal:
             return refusal
+        except RayError:  # another process was lost
+            raise
+        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
+            return self._failed(error, scoring.request_id)
 
     async def check_health(self) -> None:
         """Nothing, if the engine wrote or scored a token lately or writes one now. Raises what is wrong with it.
@@ -198,6 +211,10 @@ class Replica:
     def _check_room(self) -> None:
         if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
             raise BusyError("too many requests wait already")
+
+    def _failed(self, error: Exception, request_id: str) -> FailedError:
+        _log.error(failure_event("engine failed", error, request=request_id))
+        return FailedError(f"the engine failed: {type(error).__name__}")
 
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []

@@ -31,6 +31,10 @@ _MAX_PREFILL_TOKENS = (512, 2048)
 _SCORED_AT_ONCE = 1 << 24  # logits of a prompt that is only scored: bounds their memory (64 MB in float32)
 
 
+class PromptError(ValueError):
+    """A prompt that the engine cannot read; the message says why. Nothing else that fails raises it."""
+
+
 class Engine:
     """Runs sequences through a draft and a target. Not thread-safe: one thread drives it."""
 
@@ -158,11 +162,11 @@ class Engine:
         """Of each token of a prompt but its first, given those before it, a chunk at a time, with `num_top` others.
 
         No sequence is touched. One at a time: all share a slot, which is kept from the first time on. Raises
-        ValueError for a prompt that the engine cannot read.
+        PromptError for a prompt that the engine cannot read.
         """
         problem = self._problem_with_prompt(prompt_token_ids, self.max_model_len)
         if problem is not None:
-            raise ValueError(problem)
+            raise PromptError(problem)
         if self._scorer is None:
             assert self.lanes, "with_slots() has taken this engine apart"
             scorer = self.target.share()

@@ -12,11 +12,13 @@ from starlette.responses import JSONResponse, Response
 
 from actors.deadline import Deadline
 from endpoint.chat import chat
+from endpoint.chat_request import ChatRequest
+from endpoint.completion_request import CompletionRequest
 from endpoint.completions import complete
 from endpoint.errors import ApiError
 from endpoint.models import list_models, one_model
-from endpoint.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from endpoint.service import Service
+from endpoint.token_requests import DetokenizeRequest, TokenizeRequest
 from endpoint.tokenize import detokenize, tokenize
 
 _READY_TIMEOUT_S = 25.0

@@ -15,9 +15,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, counts_of_rounds
-from actors.generation import BusyError, EngineFacts, Generation, RefusedError, Scoring, Standing
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError, model_unavailable
+from endpoint.errors import ApiError, generation_failed, model_unavailable
 from pipeline.logs import Event
 
 _MOST_LOST = 5  # replicas that a request may lose while it waits, before it is the client's turn to try again
@@ -231,6 +231,8 @@ def as_api_error(error: Exception) -> Exception:
             )
         case RefusedError():
             return ApiError(400, str(error).replace("sampling.", ""), code="invalid_value")
+        case FailedError():
+            return generation_failed()
         case DeadlineError():
             return ApiError(
                 504,

@@ -208,8 +208,20 @@ def _fingerprint(settings: GeneratorSettings, chat_template: str | None) -> str:
         models.dtype,
         engine.verification,
         engine.max_model_len,
+        *(_drafts(settings) if engine.verification == "rejection" else ()),  # else the text does not depend on them
     )
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+
+def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
+    """What is drafted, by whom, and how much at a time."""
+    draft, engine = settings.models.draft, settings.engine
+    return (
+        draft and model_sketch(draft),
+        engine.pick_drafter(draft),
+        engine.num_speculative_tokens,
+        engine.draft_length,
+    )
 
 
 def _address(config: ServeConfig) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from actors.deadline import Deadline, DeadlineError
 from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
 from actors.replica import Replica, ReplicaSettings
-from decoding import SamplingParams
+from decoding import Engine, SamplingParams
 from tests.endpoint.server import settings_of
 
 LONG = SamplingParams(max_tokens=80, ignore_eos=True)
@@ -177,3 +177,24 @@ def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Re
             engine.step = step  # type: ignore[method-assign]
 
     runner.run(scenario())
+
+
+@pytest.mark.parametrize("prompt", [[5, 9999], [5] * 500, []])
+def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
+    replica: Replica, runner: asyncio.Runner, prompt: list[int]
+) -> None:
+    with pytest.raises(RefusedError, match="token"):
+        runner.run(replica.score(Scoring(request_id="s", prompts=(tuple(prompt),), num_top=0)))
+
+
+def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
+    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Iterator[Any]:
+        raise ValueError("tensor a of the prompt [5, 6] must match tensor b")
+        yield
+
+    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
+    with pytest.raises(ValueError, match="tensor a") as caught:
+        runner.run(replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
+    assert not isinstance(caught.value, RefusedError)

@@ -15,7 +15,7 @@ import pytest
 
 from actors.deadline import DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, EngineFacts, Generation, Scoring
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.meter import FinishReason
 from pipeline.counts import Counts
@@ -27,6 +27,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
+        self.score_fails_with: Exception = BusyError("x")
         self.num_closed = 0
         self.is_hurried, self.has_end, self.knows_facts = False, True, True
 
@@ -39,11 +40,11 @@ class Backend:
         return None
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        raise BusyError("x")
+        raise self.score_fails_with
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         try:
-            first = [Delta(0, (70, 71), 1)] if generation.params.max_tokens > 1 else []
+            first = [Delta(0, (70, 71), 1, 1)] if generation.params.max_tokens > 1 else []
             if first and not self.is_hurried:
                 yield first
             if (wait := self.then()) is not None:
@@ -61,7 +62,7 @@ class Meter:
     made: ClassVar[list[Meter]] = []
 
     def __init__(self) -> None:
-        self.num_tokens, self.reasons, self.counts = 0, list[str](), Counts()
+        self.num_tokens, self.reasons, self.counts, self.num_drafts = 0, list[str](), Counts(), 0
         Meter.made.append(self)
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
@@ -69,7 +70,7 @@ class Meter:
 
     def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
         self.reasons.append(reason)
-        self.counts = counts or Counts()
+        self.counts, self.num_drafts = counts or Counts(), num_drafts
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +125,35 @@ def test_an_error_before_the_first_token_has_a_status_of_its_own(
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert Meter.made[-1].reasons == [reason]
+    assert Meter.made[-1].counts == Counts(), "nothing was written to its prompt"
 
 
 def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> None:
     body = {"prompt": "a", "echo": True, "logprobs": 1}
     answer = httpx2.post(f"{served[0].url}/v1/completions", json=body)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ValueError("marker: shape '[5, 6]' is invalid"), 500, None),
+        (RuntimeError("marker: CUDA error"), 500, None),
+        (FailedError("marker: memory ran out"), 500, "generation_failed"),
+        (RefusedError("the prompt has too many tokens"), 400, "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_the_engine_fails_with_while_scoring_is_no_fault_of_the_request_and_is_not_shown(
+    served: tuple[Server, Backend], error: Exception, status: int, code: str | None, max_tokens: int
+) -> None:
+    server, backend = served
+    backend.score_fails_with = error
+    body = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body)
+    backend.score_fails_with = BusyError("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "marker" not in answer.text
 
 
 def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[Server, Backend]) -> None:
@@ -151,7 +175,10 @@ def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[
             await asyncio.sleep(0.01)
 
     asyncio.run_coroutine_threadsafe(closed(), server.loop).result(30)
-    assert Meter.made[-1].reasons == ["cancelled"]
+    meter = Meter.made[-1]
+    assert meter.reasons == ["cancelled"]
+    assert (meter.counts.num_prompt_tokens, meter.counts.num_output_tokens) == (1, 2), "what was written for it counts"
+    assert (meter.counts.num_draft_tokens, meter.counts.num_accepted_tokens, meter.num_drafts) == (1, 1, 1)
 
 
 def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Backend]) -> None:
