@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -57,10 +58,14 @@ class Replicas:
     who was in flight when two of them died may be what they died of. Whoever waited for a slot was not.
     """
 
-    def __init__(self, handle: Any, *, is_repeatable: bool) -> None:
-        """`is_repeatable`: two engines write the same tokens (verification "coupled"), so that a text can go on."""
+    def __init__(self, handle: Any, *, is_repeatable: bool, most_requests: float = inf) -> None:
+        """`is_repeatable`: two engines write the same tokens (verification "coupled"), so that a text can go on.
+
+        Beyond `most_requests`, which all replicas take together at most, who comes is refused here: that is sooner.
+        """
         self._handle, self._is_repeatable = handle, is_repeatable
         self._streaming = handle.options(stream=True)
+        self._most_requests, self._num_requests = most_requests, 0
 
     async def facts(self) -> EngineFacts:
         """Of any replica; all are alike."""
@@ -69,6 +74,22 @@ class Replicas:
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
+        with self._taken():
+            async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
+                async for deltas in stream:
+                    yield deltas
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        if self._num_requests >= self._most_requests:
+            raise BusyError("every replica has as many requests as it takes")
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
+    async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         told: dict[int, _Told] = {}
         losses = _Losses(generation.request_id)
         while True:
@@ -94,6 +115,10 @@ class Replicas:
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """As `Backend.score`."""
+        with self._taken():
+            return await self._score(scoring)
+
+    async def _score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         losses = _Losses(scoring.request_id)
         while True:
             response = self._handle.score_or_refuse.remote(scoring)

@@ -51,7 +51,9 @@ async def chat(service: Service, request: ChatRequest, request_id: str) -> Respo
     max_model_len = (await service.facts()).max_model_len
     if len(prompt.token_ids) >= max_model_len:
         raise too_long("messages", len(prompt.token_ids), max_model_len)
-    generation = service.generation(f"chatcmpl-{request_id}", [prompt], params, request.seed)
+    generation = service.generation(
+        f"chatcmpl-{request_id}", [prompt], params, request.seed, is_streamed=bool(request.stream)
+    )
     answer = _Answer(service, request, generation)
     if request.stream:
         return await stream_response(_chunks(answer), generation.request_id)

@@ -103,8 +103,8 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
     try:
         async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
-                for delta in deltas:
-                    meter.tokens(len(delta.token_ids), delta.index)
+                for index in {delta.index: None for delta in deltas}:  # several of one are told together
+                    meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:  # one at a time: two of them may be of one choice, and its state is of the newest
                     yield [_grown(choices[delta.index], delta, generation.request_id)]
         if any(choice.ending is None for choice in choices):

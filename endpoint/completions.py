@@ -83,7 +83,9 @@ async def complete(service: Service, request: CompletionRequest, request_id: str
     by_param = request.prompts
     service.check_num_choices(len(by_param), params)
     prompts = [await service.encode(param, prompt, has_text=bool(request.echo)) for param, prompt in by_param.items()]
-    generation = service.generation(f"cmpl-{request_id}", prompts, params, request.seed)
+    generation = service.generation(
+        f"cmpl-{request_id}", prompts, params, request.seed, is_streamed=bool(request.stream)
+    )
     if request.generates:
         await _check_room(service, dict(zip(by_param, prompts, strict=True)))
     answer = _Answer(service, request, generation, await _echoes(service, request, prompts, generation))

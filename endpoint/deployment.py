@@ -85,8 +85,8 @@ def make_application(
 ) -> Any:
     """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor."""
     asked = deployment_settings
-    # Who comes beyond what a replica takes is refused by the replica, at once and in the API's form; what Serve itself
-    # may hold back is bounded, too, and never reached before.
+    # Who comes beyond what all replicas take is refused by the ingress, and beyond what one takes by that one, at once
+    # and in the API's form; what Serve itself may hold back is bounded, too, and never reached before.
     num_taken = settings.engine.num_slots + replica_settings.max_waiting
     actor_options: dict[str, Any] = {
         "num_cpus": 1.0 if asked.num_gpus else asked.num_cpus,
@@ -132,7 +132,8 @@ def make_application(
         max_ongoing_requests=_INGRESS_ONGOING,
         **lifetime,
     )
-    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas)
+    most_requests = num_taken * asked.max_replicas
+    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, most_requests)
 
 
 def start(host: str, port: int, limits: Limits) -> None:

@@ -16,7 +16,7 @@ class Meter(Protocol):
     """Of one request, which begins to wait when it is made."""
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
-        """So many tokens of a sample have come, in one round."""
+        """So many tokens of a sample have come together."""
         ...
 
     def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:

@@ -44,7 +44,7 @@ BETWEEN_TOKENS_SECONDS = Metric(
     "dray_inter_token_latency_seconds",
     "histogram",
     "seconds",
-    "Between tokens of a sample; those that come in one round share the time since the last round.",
+    "Between tokens of a sample; those that come together share the time since the last ones.",
     boundaries=_SECONDS,
 )
 REQUEST_SECONDS = Metric(

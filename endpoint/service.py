@@ -21,6 +21,7 @@ from endpoint.token_ids import check_token_ids, outside_vocabulary
 from pipeline.text import TextCodec
 
 _SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
+_TELL_WHOLE_EVERY_S = 0.5  # what a request that is not streamed has written: nobody sees it before the end
 _Result = TypeVar("_Result")
 
 
@@ -128,7 +129,7 @@ class Service:
         return await self._in_time(lambda: self._encoder.decode(token_ids))
 
     def generation(
-        self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None
+        self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None, *, is_streamed: bool
     ) -> Generation:
         """What to ask the backend. Without a seed each prompt gets one of its own, which the answer names."""
         self.check_num_choices(len(prompts), params)
@@ -139,6 +140,7 @@ class Service:
             seeds=seeds,
             params=params,
             deadline=self._deadline,
+            tell_every_s=0.0 if is_streamed else _TELL_WHOLE_EVERY_S,
         )
 
     def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -156,7 +157,8 @@ def _cells(spread: Spread) -> list[str]:
 
 def _deploy(given: argparse.Namespace, settings: GeneratorSettings) -> int:
     """The port of the endpoint, on a Ray and a Serve of this command's own."""
-    ray.init(num_cpus=given.threads, include_dashboard=False, log_to_driver=False)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    ray.init(num_cpus=given.threads, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     start("127.0.0.1", port, Limits())

@@ -246,3 +246,20 @@ def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pyte
         asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(0.0))))
     assert late.value.status == 504
     assert len(handle.deadlines) == 2, "nobody was asked"
+
+
+def test_beyond_what_all_replicas_take_nobody_is_asked_until_one_has_left() -> None:
+    async def scenario() -> None:
+        handle = Handle([[delta(0, 5)], [delta(0, ends=True)]], [[delta(0, 6, ends=True)]])
+        replicas = Replicas(handle, is_repeatable=True, most_requests=1)
+        first = replicas.generate(GENERATION)
+        assert await anext(first) == [delta(0, 5)]
+        with pytest.raises(BusyError):
+            await anext(replicas.generate(GENERATION))
+        with pytest.raises(BusyError):
+            await replicas.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
+        assert len(handle.deadlines) == 1
+        await first.aclose()  # type: ignore[attr-defined]
+        assert [new async for new in replicas.generate(GENERATION)] == [[delta(0, 6, ends=True)]]
+
+    asyncio.run(scenario())
