@@ -9,8 +9,8 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo serve-demo test test-faults test-endpoint test-page test-autoscaling test-all check fmt bench bench-quick \
-  peers clean
+.PHONY: help setup demo serve-demo test test-faults test-endpoint test-clients test-page test-autoscaling test-all check fmt bench \
+  bench-quick bench-serve peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -37,8 +37,16 @@ test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 
 	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/test_split.py \
 	  tests/actors/test_sharded_model.py tests/actors/test_ranks.py tests/actors/test_lost_rows.py
 
-test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver
+test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
+
+test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they are, against the endpoint
+	$(BIN)/python -m pytest --durations 0 tests/endpoint/test_clients.py
+
+.venv-clients/installed: tests/endpoint/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python $(PEER_PIP) -r $<
+	touch $@
 
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
 	$(BIN)/python -m pytest tests/endpoint/test_page.py
@@ -67,6 +75,12 @@ bench: setup  ## measure everything on a 276 M pair, over an hour on 2 cores (be
 bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about a minute
 	$(BIN)/python -m jobs.bench --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
 	  --only 'plain,adaptive*,transformers-batched' --batches 1,16 --json out/bench-quick.json
+
+bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
+	$(BIN)/python -m jobs.bench_serve --json out/bench-serve.json
+
+picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
+	$(BIN)/python -m tests.endpoint.picture docs/pictures/page.png
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 

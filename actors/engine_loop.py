@@ -3,7 +3,7 @@
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
 If memory runs out, the engine goes on with half the slots, and what was running begins again (it writes the same). What
-runs out of memory even alone fails alone.
+runs out of memory even alone fails alone. Prompts that are only scored are treated alike.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from dataclasses import dataclass
 from traceback import clear_frames
 
 from actors.deltas import Delta, Growths
+from actors.generation import FailedError
 from actors.watchdog import Watchdog
-from decoding.engine import Engine
+from decoding.engine import Engine, PromptError
 from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.failure_log import failure_event
 from pipeline.logs import Event
 
 _HANG_TIMEOUT_S = 900.0
+_MOST_TOLD_PER_S = 500.0  # deltas of all streams that are worth telling: each costs a message between processes
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +54,10 @@ class EngineLoop:
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[_Stream] = []
         self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
+        self._stepping = (
+            asyncio.Lock()
+        )  # held over a step and what follows from it: the engine is not made anew between
+        self._shrinking: asyncio.Task[bool] | None = None  # for a prompt that is scored
         self._busy_seconds = self._earlier_round_seconds = 0.0
         self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
@@ -74,12 +81,15 @@ class EngineLoop:
             self._drop(sequences)
             raise
 
-    async def stream(self, sequences: Seq[Sequence]) -> AsyncIterator[list[Delta]]:
+    async def stream(self, sequences: Seq[Sequence], tell_every_s: float = 0.0) -> AsyncIterator[list[Delta]]:
         """What each step adds to any of these sequences; what comes while the caller is busy comes together.
 
-        Ends when all have finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
+        So does what comes within `tell_every_s` seconds, or sooner after the last than so many streams can be told.
+
+        Nothing, an empty list, says that the first of them has a slot from the next step on. Ends when all have
+        finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
         """
-        stream = _Stream(Growths(sequences))
+        stream = _Stream(Growths(sequences), frozenset(sequences), tell_every_s)
         self._streams.append(stream)
         finishing = asyncio.ensure_future(self.finish(sequences))
         finishing.add_done_callback(lambda _: stream.is_new.set())
@@ -90,7 +100,8 @@ class EngineLoop:
                 if stream.error is not None:
                     raise stream.error
                 deltas, stream.deltas = stream.deltas, []
-                if deltas:
+                begins, stream.begins = stream.begins, False
+                if deltas or begins:
                     yield deltas
                 elif finishing.done():
                     await finishing  # the engine's failure, if it failed
@@ -105,17 +116,44 @@ class EngineLoop:
     async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
         """Of each token of a prompt but its first, given those before it; a chunk between any two steps.
 
-        Raises ValueError for a prompt that the engine cannot read.
+        Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for,
+        and what else the engine fails with.
         """
-        loop = asyncio.get_running_loop()
-        chunks = self.engine.prompt_logprobs(prompt_token_ids, num_top)
-        logprobs: list[TokenLogprobs] = []
         async with self._scoring:
             while True:
-                chunk = await loop.run_in_executor(self._thread, self._next_chunk, chunks)
-                if chunk is None:
-                    return logprobs
-                logprobs += chunk
+                engine = self.engine
+                try:
+                    return await self._scores(engine, prompt_token_ids, num_top)
+                except PromptError:
+                    raise
+                except Exception as error:
+                    is_memory = is_out_of_memory(error)
+                    if is_memory:
+                        clear_frames(error.__traceback__)
+                    # Who leaves meanwhile must not leave half an engine.
+                    self._shrinking = asyncio.create_task(self._make_room(engine, is_memory))
+                    if await asyncio.shield(self._shrinking):
+                        continue
+                    if is_memory:
+                        raise FailedError(
+                            "memory ran out over a prompt that is scored, though one slot is left"
+                        ) from None
+                    raise
+
+    async def _scores(self, engine: Engine, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        chunks, logprobs = engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
+        while True:
+            chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
+            if chunk is None:
+                return logprobs
+            logprobs += chunk
+
+    async def _make_room(self, engine: Engine, is_memory: bool) -> bool:
+        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start."""
+        async with self._stepping:
+            if self.engine is not engine:
+                return True
+            return is_memory and engine.options.num_slots > 1 and await self._go_on_smaller()
 
     def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
         with self._watchdog:
@@ -131,6 +169,11 @@ class EngineLoop:
     def _drop_from_engine(self, sequences: set[Sequence]) -> None:
         self.engine.drop(sequences)
 
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether there is one that nobody has, who has left and still writes a last token among them."""
+        return len(self._unfinished) < self.engine.options.num_slots
+
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
         engine = self.engine
@@ -145,9 +188,17 @@ class EngineLoop:
         )
 
     async def _run(self) -> None:
+        while await self._advance():
+            pass
+
+    async def _advance(self) -> bool:
+        """One step, and what follows from it; False if there was nothing to do, or the engine failed."""
         loop = asyncio.get_running_loop()
-        while self._inbox or self.engine.has_work:
+        async with self._stepping:
+            if not self._inbox and not self.engine.has_work:
+                return False
             newcomers, self._inbox = self._inbox, []
+            self._tell_who_begins(newcomers)
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
@@ -155,7 +206,7 @@ class EngineLoop:
                     # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
                     if await self._go_on_smaller():
-                        continue
+                        return True
                 # In its thread, behind what was dropped meanwhile; who comes while that is done gets the error, too.
                 await loop.run_in_executor(self._thread, self.engine.clear)
                 for future in self._unfinished.values():
@@ -163,13 +214,21 @@ class EngineLoop:
                         future.set_exception(error)
                 self._unfinished.clear()
                 self._inbox.clear()
-                return
+                return False
             for stream in self._streams:
-                stream.look()
+                stream.look(len(self._streams) / _MOST_TOLD_PER_S)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
                     future.set_result(None)
+            return True
+
+    def _tell_who_begins(self, newcomers: list[Sequence]) -> None:
+        """Before the step, which may be the process's last."""
+        up_next = self.engine.up_next(newcomers)
+        if up_next:
+            for stream in self._streams:
+                stream.tell_that_it_begins(up_next)
 
     def _step(self, newcomers: list[Sequence]) -> list[Sequence]:
         started = time.monotonic()
@@ -193,8 +252,8 @@ class EngineLoop:
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
         try:
             smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
-        except Exception:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
-            _log.exception(Event("engine not made anew"))
+        except Exception as error:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
+            _log.error(failure_event("engine not made anew", error))
             return False
         self._earlier_round_seconds += round_seconds
         self.engine = smaller
@@ -212,22 +271,33 @@ class EngineLoop:
 class _Stream:
     """Deltas on their way to whoever awaits them."""
 
-    def __init__(self, growths: Growths) -> None:
+    def __init__(self, growths: Growths, sequences: frozenset[Sequence], tell_every_s: float) -> None:
         self.deltas: list[Delta] = []
+        self.begins = False  # to be told
+        self._waiting: frozenset[Sequence] | None = sequences  # None: it has begun
         self.is_new = asyncio.Event()
         self.error: Exception | None = None
         self.growths = growths
+        self._tell_every_s, self._told_at = tell_every_s, float("-inf")
 
-    def look(self) -> None:
-        """Between two steps."""
+    def tell_that_it_begins(self, up_next: set[Sequence]) -> None:
+        """If one of these is the first of its own."""
+        if self._waiting is not None and not self._waiting.isdisjoint(up_next):
+            self._waiting, self.begins = None, True
+            self.is_new.set()
+
+    def look(self, tell_every_s: float) -> None:
+        """Between two steps. What was told last is so many seconds old, or the new waits; an end never does."""
         try:
             new = self.growths.look()
         except Exception as error:  # noqa: BLE001 - for whoever awaits this stream; others go on
             self.error = self.error or error
             self.is_new.set()
             return
-        if new:
-            self.deltas += new
+        self.deltas += new
+        now, every_s = time.monotonic(), max(tell_every_s, self._tell_every_s)
+        if new and (now >= self._told_at + every_s or any(delta.ending is not None for delta in new)):
+            self._told_at = now
             self.is_new.set()
 
 

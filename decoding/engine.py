@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import chain, islice
 
 from decoding.checkpoint import DType
 from decoding.cost_table import CostTable
@@ -28,6 +29,10 @@ from decoding.target import Target
 # long as a few rounds. On CPU, and elsewhere.
 _MAX_PREFILL_TOKENS = (512, 2048)
 _SCORED_AT_ONCE = 1 << 24  # logits of a prompt that is only scored: bounds their memory (64 MB in float32)
+
+
+class PromptError(ValueError):
+    """A prompt that the engine cannot read; the message says why. Nothing else that fails raises it."""
 
 
 class Engine:
@@ -157,11 +162,11 @@ class Engine:
         """Of each token of a prompt but its first, given those before it, a chunk at a time, with `num_top` others.
 
         No sequence is touched. One at a time: all share a slot, which is kept from the first time on. Raises
-        ValueError for a prompt that the engine cannot read.
+        PromptError for a prompt that the engine cannot read.
         """
         problem = self._problem_with_prompt(prompt_token_ids, self.max_model_len)
         if problem is not None:
-            raise ValueError(problem)
+            raise PromptError(problem)
         if self._scorer is None:
             assert self.lanes, "with_slots() has taken this engine apart"
             scorer = self.target.share()
@@ -192,6 +197,11 @@ class Engine:
         self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
+
+    def up_next(self, newcomers: Seq[Sequence]) -> set[Sequence]:
+        """Who gets a slot in the next step, if these are submitted before it."""
+        num_free = self.options.num_slots - len(self.in_flight) if self._waiting or newcomers else 0
+        return set(islice(chain(tuple(self._waiting), newcomers), num_free))
 
     @property
     def has_remote_drafts(self) -> bool:

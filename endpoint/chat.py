@@ -6,17 +6,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
 from actors.generation import Generation
+from endpoint.chat_request import ChatRequest
 from endpoint.choices import Growth, grow, make_choices, speculative_decoding, usage
 from endpoint.completions import draft_counts, draft_spans
 from endpoint.logprobs import chat_logprobs
-from endpoint.protocol import ChatRequest
 from endpoint.service import Service, too_long
 from endpoint.streaming import dumps, stream_response
+from endpoint.text_stream import TextStream
+from endpoint.whole_text import WholeText
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,13 @@ async def chat(service: Service, request: ChatRequest, request_id: str) -> Respo
     service.check_model(request.model)
     params = request.params()
     await service.check_params(params)
-    prompt = await service.encode_chat(request.as_rows())
+    prompt = await service.encode_chat(request.rows())
     max_model_len = (await service.facts()).max_model_len
     if len(prompt.token_ids) >= max_model_len:
         raise too_long("messages", len(prompt.token_ids), max_model_len)
-    generation = service.generation(f"chatcmpl-{request_id}", [prompt], params, request.seed)
+    generation = service.generation(
+        f"chatcmpl-{request_id}", [prompt], params, request.seed, is_streamed=bool(request.stream)
+    )
     answer = _Answer(service, request, generation)
     if request.stream:
         return await stream_response(_chunks(answer), generation.request_id)
@@ -57,7 +62,7 @@ async def chat(service: Service, request: ChatRequest, request_id: str) -> Respo
 
 async def _whole(answer: _Answer) -> dict[str, Any]:
     service, request, generation = answer.service, answer.request, answer.generation
-    choices = make_choices(service, generation, by_token=False)
+    choices = make_choices(service, generation, WholeText)
     async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]
         async for _ in growing:
             pass
@@ -84,7 +89,7 @@ async def _whole(answer: _Answer) -> dict[str, Any]:
 
 async def _chunks(answer: _Answer) -> AsyncIterator[dict[str, Any]]:
     service, request, generation = answer.service, answer.request, answer.generation
-    choices = make_choices(service, generation, by_token=bool(request.include_draft_spans))
+    choices = make_choices(service, generation, partial(TextStream, by_token=bool(request.include_draft_spans)))
     head = {**answer.head("chat.completion.chunk"), **({"usage": None} if request.includes_usage else {})}
     async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]
         async for growths in growing:

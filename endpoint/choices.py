@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.deltas import Delta, Ending
 from actors.generation import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask
-from endpoint.errors import ApiError
-from endpoint.meter import FinishReason, counts_of, num_drafts_of
+from endpoint.errors import ApiError, generation_failed
+from endpoint.meter import FinishReason, Rounds, counts_of, num_drafts_of
 from endpoint.service import Service
 from endpoint.text_stream import Piece, TextStream
+from endpoint.whole_text import WholeText
+from pipeline.counts import Counts
 from pipeline.logs import Event
+from pipeline.text import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
+_CAUSES = ("not finite", "memory ran out", "dropped")  # what a log may say of a sample's error, whatever else it says
 _log = logging.getLogger(__name__)
 
 
@@ -30,11 +34,12 @@ class Choice:
 
     index: int
     seed: int
-    stream: TextStream
+    stream: TextStream | WholeText
     logprobs: list[TokenLogprobs]
     offsets: list[int]
     ending: Ending | None = None
     has_begun: bool = False  # whether a chunk of it is out
+    rounds_so_far: Counter[tuple[int, int]] = field(default_factory=Counter)  # as its deltas tell them
 
     @property
     def text(self) -> str:
@@ -45,6 +50,11 @@ class Choice:
     def num_tokens(self) -> int:
         """Of its output."""
         return len(self.stream.token_ids)
+
+    @property
+    def rounds(self) -> Rounds:
+        """By what was drafted in them, and how much of that stood."""
+        return self.rounds_so_far if self.ending is None else self.ending.num_rounds_by_draft
 
     @property
     def finish_reason(self) -> str | None:
@@ -66,14 +76,18 @@ class Growth:
     piece: Piece
 
 
-def make_choices(service: Service, generation: Generation, *, by_token: bool) -> list[Choice]:
-    """One for each sequence, nothing written yet."""
+def make_choices(
+    service: Service,
+    generation: Generation,
+    new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText],
+) -> list[Choice]:
+    """One for each sequence, nothing written yet; `new_stream` makes what its text comes from."""
     params = generation.params
     return [
         Choice(
             prompt * params.n + sample,
             generation.seeds[prompt],
-            TextStream(service.codec, params.stop, by_token=by_token),
+            new_stream(service.codec, params.stop),
             [],
             [],
         )
@@ -89,8 +103,8 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
     try:
         async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
-                for delta in deltas:
-                    meter.tokens(len(delta.token_ids), delta.index)
+                for index in {delta.index: None for delta in deltas}:  # several of one are told together
+                    meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:  # one at a time: two of them may be of one choice, and its state is of the newest
                     yield [_grown(choices[delta.index], delta, generation.request_id)]
         if any(choice.ending is None for choice in choices):
@@ -103,20 +117,27 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
         reason = "error"
         raise
     finally:
-        samples = [(choice.num_tokens, choice.ending) for choice in choices if choice.ending is not None]
-        counts = counts_of(sum(map(len, generation.prompts)), samples)
-        meter.finished(reason, counts, num_drafts_of(ending for _, ending in samples))
+        meter.finished(reason, _counts_of(generation, choices), num_drafts_of(choice.rounds for choice in choices))
+
+
+def _counts_of(generation: Generation, choices: list[Choice]) -> Counts:
+    """What was written, also by samples that nobody waited for; of the prompts those that something was written to."""
+    read = {choice.index // generation.params.n for choice in choices if choice.num_tokens or choice.ending is not None}
+    num_prompt_tokens = sum(len(generation.prompts[index]) for index in read)
+    return counts_of(num_prompt_tokens, [(choice.num_tokens, choice.rounds) for choice in choices])
 
 
 def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     ending = delta.ending
     if ending is not None and ending.finish_reason == "error":
-        _log.error(Event("generation failed", request=request_id, why=ending.error))
-        raise ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
+        cause = next((words for words in _CAUSES if words in (ending.error or "")), "other")
+        _log.error(Event("generation failed", request=request_id, sample=choice.index, cause=cause))
+        raise generation_failed()
     piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
     choice.logprobs += delta.logprobs
     choice.offsets += piece.offsets
     choice.ending = ending
+    choice.rounds_so_far[delta.num_drafted, delta.num_accepted] += 1
     return Growth(choice, delta, piece)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -17,11 +18,12 @@ from actors.generation import Generation, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.backend import ask_scores
 from endpoint.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage
+from endpoint.completion_request import CompletionRequest
 from endpoint.logprobs import completion_logprobs
-from endpoint.protocol import CompletionRequest
 from endpoint.service import Prompt, Service, too_long
 from endpoint.streaming import dumps, stream_response
 from endpoint.text_stream import TextStream
+from endpoint.whole_text import WholeText
 
 
 @dataclass(frozen=True)
@@ -78,25 +80,24 @@ async def complete(service: Service, request: CompletionRequest, request_id: str
     service.check_model(request.model)
     params = request.params()
     await service.check_params(params)
-    service.check_num_choices(len(request.prompts), params)
-    prompts = [
-        await service.encode("prompt" if len(request.prompts) == 1 else f"prompt[{index}]", prompt)
-        for index, prompt in enumerate(request.prompts)
-    ]
-    generation = service.generation(f"cmpl-{request_id}", prompts, params, request.seed)
+    by_param = request.prompts
+    service.check_num_choices(len(by_param), params)
+    prompts = [await service.encode(param, prompt, has_text=bool(request.echo)) for param, prompt in by_param.items()]
+    generation = service.generation(
+        f"cmpl-{request_id}", prompts, params, request.seed, is_streamed=bool(request.stream)
+    )
     if request.generates:
-        await _check_room(service, prompts)
+        await _check_room(service, dict(zip(by_param, prompts, strict=True)))
     answer = _Answer(service, request, generation, await _echoes(service, request, prompts, generation))
     if request.stream:
         return await stream_response(_chunks(answer), generation.request_id)
     return Response(dumps(await _whole(answer)), media_type="application/json")
 
 
-async def _check_room(service: Service, prompts: list[Prompt]) -> None:
+async def _check_room(service: Service, prompts: Mapping[str, Prompt]) -> None:
     max_model_len = (await service.facts()).max_model_len
-    for index, prompt in enumerate(prompts):
+    for param, prompt in prompts.items():
         if len(prompt.token_ids) >= max_model_len:
-            param = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             raise too_long(param, len(prompt.token_ids), max_model_len)
 
 
@@ -111,7 +112,7 @@ async def _echoes(
         request_id=generation.request_id,
         prompts=generation.prompts,
         num_top=request.logprobs,
-        timeout_s=generation.timeout_s,
+        deadline=generation.deadline,
     )
     scores = await ask_scores(service.backend, scoring)
     return await asyncio.get_running_loop().run_in_executor(None, _scored, service, prompts, scores)
@@ -128,7 +129,7 @@ def _scored(service: Service, prompts: list[Prompt], scores: list[list[TokenLogp
 
 async def _whole(answer: _Answer) -> dict[str, Any]:
     service, request, generation = answer.service, answer.request, answer.generation
-    choices = make_choices(service, generation, by_token=request.logprobs is not None)
+    choices = make_choices(service, generation, WholeText if request.logprobs is None else TextStream)
     if request.generates:
         async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
@@ -171,7 +172,7 @@ def _metrics(choices: Seq[Choice], num_speculative_tokens: int) -> dict[str, Any
 async def _chunks(answer: _Answer) -> AsyncIterator[dict[str, Any]]:
     service, request, generation = answer.service, answer.request, answer.generation
     by_token = request.logprobs is not None or bool(request.include_draft_spans)
-    choices = make_choices(service, generation, by_token=by_token)
+    choices = make_choices(service, generation, partial(TextStream, by_token=by_token))
     head = {**answer.head, **({"usage": None} if request.includes_usage else {})}
     if request.generates:
         async with aclosing(grow(service, generation, choices)) as growing:  # type: ignore[type-var]

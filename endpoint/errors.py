@@ -47,3 +47,29 @@ def model_unavailable() -> ApiError:
         code="model_unavailable",
         headers={"Retry-After": "1"},
     )
+
+
+def generation_failed() -> ApiError:
+    """The answer where the model failed over one request."""
+    return ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
+
+
+def server_busy(why: str) -> ApiError:
+    """The answer where a queue is full; nothing has been done."""
+    return ApiError(
+        429,
+        f"The server is busy: {why}. Try again in a moment.",
+        type="rate_limit_error",
+        code="server_busy",
+        headers={"Retry-After": "1"},
+    )
+
+
+def context_exceeded(param: str, max_model_len: int, got: str) -> ApiError:
+    """The answer to a prompt that leaves no room for output; `got` says how long it is."""
+    return ApiError(
+        400,
+        f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {got}.",
+        param=param,
+        code="context_length_exceeded",
+    )

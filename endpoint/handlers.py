@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from endpoint.errors import ApiError
 from endpoint.names import shown_name
 from endpoint.refusal import refuse
-from pipeline.logs import Event
+from pipeline.failure_log import failure_event
 
 _log = logging.getLogger(__name__)
 _MESSAGES = {
@@ -144,7 +143,7 @@ class Failures:
 
         async def watched_send(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
+            has_begun = has_begun or message["type"] == "http.response.start"
             await send(message)
 
         try:
@@ -152,21 +151,10 @@ class Failures:
         except Exception as error:  # noqa: BLE001 - nobody above may see its text, which can quote the request
             request_id = scope.get("state", {}).get("request_id")
             route = getattr(scope.get("route"), "path", None)
-            log_failure("request failed", error, request_id=request_id, method=scope["method"], route=route)
+            _log.error(
+                failure_event("request failed", error, request_id=request_id, method=scope["method"], route=route)
+            )
             if has_begun:
                 raise BrokenAnswerError(f"request {request_id} failed after its answer had begun") from None
             message = f"The server failed at this request. Its log says more under the request id {request_id}."
             await refuse(send, ApiError(500, message, type="server_error"))
-
-
-def log_failure(what: str, error: BaseException, **fields: Any) -> None:
-    """Log the types of an exception and its causes, and where each was raised: no messages, no values."""
-    kinds, stack, seen = [], [], set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        kinds.append(type(cause).__name__)
-        frames = traceback.extract_tb(cause.__traceback__)
-        stack += [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        cause = cause.__cause__ or cause.__context__
-    _log.error(Event(what, **fields, error=kinds, stack=stack))

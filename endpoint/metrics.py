@@ -44,16 +44,21 @@ BETWEEN_TOKENS_SECONDS = Metric(
     "dray_inter_token_latency_seconds",
     "histogram",
     "seconds",
-    "Between tokens of a sample; those that come in one round share the time since the last round.",
+    "Between tokens of a sample; those that come together share the time since the last ones.",
     boundaries=_SECONDS,
 )
 REQUEST_SECONDS = Metric(
     "dray_e2e_request_latency_seconds", "histogram", "seconds", "From a request to its end.", boundaries=_SECONDS
 )
 PROMPT_TOKENS = Metric(
-    "dray_served_prompt_tokens", "counter", "tokens", "Prompt tokens, once a prompt whatever its samples."
+    "dray_served_prompt_tokens",
+    "counter",
+    "tokens",
+    "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected).",
 )
-GENERATION_TOKENS = Metric("dray_served_generation_tokens", "counter", "tokens", "Tokens written.")
+GENERATION_TOKENS = Metric(
+    "dray_served_generation_tokens", "counter", "tokens", "Tokens written, also for a client that left before the end."
+)
 NUM_DRAFTS = Metric(
     "dray_spec_decode_num_drafts", "counter", "drafts", "Drafts: one for each sample and round in which one was made."
 )

@@ -39,7 +39,7 @@ class RequestMeter:
         self._metrics.move(RUNNING, 1)
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
-        """So many tokens of a sample have come, in one round."""
+        """So many tokens of a sample have come together."""
         if not num_tokens or self._has_ended:
             return
         self.slot_found()

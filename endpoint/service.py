@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from actors.deadline import NO_DEADLINE, Deadline, DeadlineError
 from actors.generation import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.backend import Backend, ask_facts
-from endpoint.errors import ApiError
+from endpoint.backend import Backend, as_api_error, ask_facts
+from endpoint.encoder import Encoder
+from endpoint.errors import ApiError, context_exceeded
 from endpoint.meter import Meter, NoMeter
 from endpoint.names import shown_name
-from pipeline.errors import RowError
+from endpoint.token_ids import check_token_ids, outside_vocabulary
 from pipeline.text import TextCodec
 
 _SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
+_TELL_WHOLE_EVERY_S = 0.5  # what a request that is not streamed has written: nobody sees it before the end
 _Result = TypeVar("_Result")
 
 
@@ -33,7 +35,7 @@ class ServiceSettings:
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
     max_choices: int = 128  # samples of all prompts of a request
-    request_timeout_s: float | None = 600.0  # from queue to last token
+    request_timeout_s: float | None = 600.0  # from a request's arrival to its last token
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -50,12 +52,12 @@ class ServiceSettings:
 class Prompt:
     """As the model reads it."""
 
-    text: str
+    text: str  # "" for token ids whose text nobody wants
     token_ids: tuple[int, ...]
 
 
 class Service:
-    """One for a process; the tokenizer encodes in a thread of its own, so that a long prompt keeps nobody waiting."""
+    """One for a process."""
 
     def __init__(
         self,
@@ -66,34 +68,68 @@ class Service:
     ) -> None:
         """`new_meter` makes what follows a request to generate."""
         self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
-        self._facts: EngineFacts | None = None
-        self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+        self._facts: list[EngineFacts] = []  # once they are known
+        self._deadline = NO_DEADLINE
+        self._encoder = Encoder(codec)
+
+    def until(self, deadline: Deadline) -> Service:
+        """The same service for one request: whatever is waited for, here or for an engine, is waited for until then."""
+        service = copy(self)
+        service._deadline = deadline
+        return service
 
     async def facts(self) -> EngineFacts:
         """Of the engine."""
-        if self._facts is None:
-            self._facts = await ask_facts(self.backend)
-        return self._facts
+        if not self._facts:
+            self._facts.append(await ask_facts(self.backend, self._deadline))
+        return self._facts[0]
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model; to name none is fine, since there is one."""
         if name is not None and name not in (self.settings.model, *self.settings.aliases):
             raise unknown_model(name)
 
-    async def encode(self, param: str, prompt: str | list[int]) -> Prompt:
-        """A prompt of the request field `param`. Raises ApiError."""
+    async def encode(self, param: str, prompt: str | list[Any], *, has_text: bool = False) -> Prompt:
+        """A prompt of the request field `param`, a text or token ids. Raises ApiError.
+
+        The text of token ids is made only if it is to be had.
+        """
+        facts = await self.facts()
         if isinstance(prompt, str):
-            token_ids = await self._in_thread(lambda: _encoded(self.codec, prompt, param))
-            return await self._checked(param, Prompt(prompt, tuple(token_ids)))
-        return await self._checked(param, Prompt(self.codec.decode(prompt), tuple(prompt)), check_ids=True)
+            token_ids = await self._in_time(lambda: self._encoder.encode(param, prompt, facts.max_model_len))
+            if len(token_ids) > facts.max_model_len:
+                raise too_long(param, len(token_ids), facts.max_model_len)
+            return Prompt(prompt, tuple(token_ids))
+        if len(prompt) > facts.max_model_len:
+            raise too_long(param, len(prompt), facts.max_model_len)
+        check_token_ids(param, prompt, facts.vocab_size)
+        text = await self._in_time(lambda: self._encoder.decode(prompt)) if has_text else ""
+        return Prompt(text, tuple(prompt))
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> Prompt:
         """The messages through the chat template. Raises ApiError."""
-        text, token_ids = await self._in_thread(lambda: _encoded_chat(self.codec, messages))
-        return await self._checked("messages", Prompt(text, tuple(token_ids)))
+        max_model_len = (await self.facts()).max_model_len
+        text, token_ids = await self._in_time(lambda: self._encoder.encode_chat(messages, max_model_len))
+        if len(token_ids) > max_model_len:
+            raise too_long("messages", len(token_ids), max_model_len)
+        return Prompt(text, tuple(token_ids))
+
+    async def decode(self, param: str, token_ids: list[Any]) -> str:
+        """The text of token ids of the request field `param`, at most as many as the context. Raises ApiError."""
+        facts = await self.facts()
+        if len(token_ids) > facts.max_model_len:
+            raise ApiError(
+                400,
+                f"{param}: expected at most {facts.max_model_len} token ids, which is this model's context, "
+                f"got {len(token_ids)}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        check_token_ids(param, token_ids, facts.vocab_size)
+        return await self._in_time(lambda: self._encoder.decode(token_ids))
 
     def generation(
-        self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None
+        self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None, *, is_streamed: bool
     ) -> Generation:
         """What to ask the backend. Without a seed each prompt gets one of its own, which the answer names."""
         self.check_num_choices(len(prompts), params)
@@ -103,7 +139,8 @@ class Service:
             prompts=tuple(prompt.token_ids for prompt in prompts),
             seeds=seeds,
             params=params,
-            timeout_s=self.settings.request_timeout_s,
+            deadline=self._deadline,
+            tell_every_s=0.0 if is_streamed else _TELL_WHOLE_EVERY_S,
         )
 
     def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:
@@ -124,29 +161,14 @@ class Service:
         for param, token_ids in (("logit_bias", list(params.logit_bias)), ("stop_token_ids", params.stop_token_ids)):
             for token_id in token_ids:
                 if token_id >= vocab_size:
-                    raise ApiError(
-                        400,
-                        f"{param}: token id {token_id} is outside the model's vocabulary of {vocab_size}",
-                        param=param,
-                        code="invalid_value",
-                    )
+                    raise outside_vocabulary(param, token_id, vocab_size)
 
-    async def _checked(self, param: str, prompt: Prompt, *, check_ids: bool = False) -> Prompt:
-        facts = await self.facts()
-        foreign = next((t for t in prompt.token_ids if t >= facts.vocab_size), None) if check_ids else None
-        if foreign is not None:
-            raise ApiError(
-                400,
-                f"{param}: token id {foreign} is outside the model's vocabulary of {facts.vocab_size}",
-                param=param,
-                code="invalid_value",
-            )
-        if len(prompt.token_ids) > facts.max_model_len:
-            raise too_long(param, len(prompt.token_ids), facts.max_model_len)
-        return prompt
-
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+    async def _in_time(self, encode: Callable[[], Awaitable[_Result]]) -> _Result:
+        try:
+            async with self._deadline.enforced():
+                return await encode()
+        except DeadlineError as error:
+            raise as_api_error(error) from error
 
 
 def unknown_model(name: str) -> ApiError:
@@ -156,23 +178,4 @@ def unknown_model(name: str) -> ApiError:
 
 def too_long(param: str, num_tokens: int, max_model_len: int) -> ApiError:
     """The answer to a prompt that leaves no room for output."""
-    return ApiError(
-        400,
-        f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {num_tokens}.",
-        param=param,
-        code="context_length_exceeded",
-    )
-
-
-def _encoded(codec: TextCodec, text: str, param: str) -> list[int]:
-    try:
-        return codec.encode(text, is_chat=False)
-    except RowError as error:
-        raise ApiError(400, error.message, param=param, code="invalid_value") from error
-
-
-def _encoded_chat(codec: TextCodec, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
-    try:
-        return codec.chat_prompt(messages)
-    except RowError as error:
-        raise ApiError(400, error.message, param="messages", code="invalid_value") from error
+    return context_exceeded(param, max_model_len, str(num_tokens))

@@ -6,13 +6,12 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from traceback import extract_tb
 from typing import Any
 
 from starlette.responses import StreamingResponse
 
 from endpoint.errors import ApiError
-from pipeline.logs import Event
+from pipeline.failure_log import failure_event
 
 _log = logging.getLogger(__name__)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -39,9 +38,7 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], re
             yield event(error.envelope())
             return
         except Exception as error:  # noqa: BLE001 - the status is out; the client gets an error without details
-            frames = extract_tb(error.__traceback__)  # not its message, which may quote the request
-            where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            _log.error(Event("stream failed", request=request_id, error_type=type(error).__name__, at=where))
+            _log.error(failure_event("stream failed", error, request_id=request_id))
             yield event(_FAILURE.envelope())
             return
         yield b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""TextStream: a sample's text as its tokens come. No half characters, and nothing of a stop string."""
+"""TextStream: a sample's text as its tokens come. Nothing that later tokens may change, nothing of a stop string."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ class TextStream:
         if ending is None:
             return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
         whole = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
+        assert whole.startswith(self.text), "what is settled stays"
         rest = whole[len(self.text) :]
         decoded = "".join(text for text, _ in self._held)
-        if not decoded.startswith(rest):  # the flush of a half character, or a tokenizer that takes text back
+        if rest.startswith(decoded):  # and what was held back for want of tokens behind it
+            self._hold(rest[len(decoded) :], bool(token_ids) and num_accepted == len(token_ids))
+        elif not decoded.startswith(rest):
             self._held = [(rest, False)]
         return self._show(len(rest), tuple(offsets))
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.errors import ApiError
-from endpoint.protocol import DetokenizeRequest, TokenizeRequest
 from endpoint.service import Service
+from endpoint.token_requests import DetokenizeRequest, TokenizeRequest
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     """The token ids of a prompt, or of messages through the chat template. Raises ApiError."""
     service.check_model(request.model)
     if request.messages is not None:
-        prompt = await service.encode_chat(request.as_rows())
+        prompt = await service.encode_chat(request.rows())
     else:
         assert request.prompt is not None
         prompt = await service.encode("prompt", request.prompt)
@@ -24,13 +23,4 @@ async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids, special tokens left out. Raises ApiError."""
     service.check_model(request.model)
-    vocab_size = (await service.facts()).vocab_size
-    foreign = next((token_id for token_id in request.tokens if token_id >= vocab_size), None)
-    if foreign is not None:
-        raise ApiError(
-            400,
-            f"tokens: token id {foreign} is outside the model's vocabulary of {vocab_size}",
-            param="tokens",
-            code="invalid_value",
-        )
-    return {"prompt": service.codec.decode(request.tokens)}
+    return {"prompt": await service.decode("tokens", request.tokens)}

@@ -5,6 +5,10 @@ text. So before the template runs, such characters are masked by others that no 
 is the template's own. The text is then encoded by a twin of the tokenizer that knows its control tokens under masks of
 their own only: what a message says is never read as one, and what the template says always is.
 
+Messages that spell no control token are encoded by the tokenizer itself. Where it looks for some only once it has
+normalized the text (NFKC makes <think> of full-width characters), the twin reads them, too: if the two do not find the
+same control tokens, the twin is right.
+
 An assistant's messages may hold the tokens that are not special (<think>): the model wrote them.
 """
 
@@ -59,6 +63,10 @@ class ControlTokens:
         self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
         self._any = _pattern(self._ids)
         self._special = _pattern([content for content in self._ids if content in special])
+        normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+        self._may_appear = normalizer is not None and any(
+            tokenizer.added_tokens_decoder[token_id].normalized for token_id in self._ids.values()
+        )
         self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
 
     def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
@@ -86,14 +94,34 @@ class ControlTokens:
 
     def encode(self, rendered: str, masked: Masked) -> list[int]:
         """The token ids of what the template made of masked messages. Raises RowError if they cannot be kept apart."""
+        token_ids, is_sure = self._encoded_apart(rendered, masked)
+        if not is_sure:
+            raise _cannot(masked)
+        return token_ids
+
+    def check(self, rendered: str, token_ids: list[int]) -> list[int]:
+        """The tokenizer's own ids of what the template made of messages that spell no control token; the twin's if it
+        finds control tokens all the same. Raises RowError as `encode`."""
+        if not self._may_appear:
+            return token_ids
+        nothing, controls = Masked([], {}, {}), set(self._ids.values())
+        apart, is_sure = self._encoded_apart(rendered, nothing)
+        if [i for i in apart if i in controls] == [i for i in token_ids if i in controls]:
+            return token_ids
+        if not is_sure:
+            raise _cannot(nothing)
+        return apart
+
+    def _encoded_apart(self, rendered: str, masked: Masked) -> tuple[list[int], bool]:
+        """The twin's ids, as the tokenizer's own; whether every control token of the template is one, and no other."""
         twin, own_masks, ids = self._twin
         assert self._any is not None
-        text = self._any.sub(lambda match: own_masks[match.group()], rendered)
+        text, num_own = self._any.subn(lambda match: own_masks[match.group()], rendered)
         token_ids = twin.encode(masked.restore(text), add_special_tokens=False).ids
         controls = set(self._ids.values())
-        if any(token_id not in ids and token_id in controls for token_id in token_ids):
-            raise _cannot(masked)
-        return [ids.get(token_id, token_id) for token_id in token_ids]
+        is_foreign = any(token_id not in ids and token_id in controls for token_id in token_ids)
+        num_found = sum(ids.get(token_id) in controls for token_id in token_ids)
+        return [ids.get(token_id, token_id) for token_id in token_ids], num_found == num_own and not is_foreign
 
     @cached_property
     def _twin(self) -> tuple[Any, dict[str, str], dict[int, int]]:
@@ -124,11 +152,9 @@ class ControlTokens:
 
 
 def _cannot(masked: Masked) -> RowError:
-    return RowError(
-        "encode",
-        f"a message holds {sorted(set(masked.masks.values()))[0]!r}, a control token that this tokenizer cannot write "
-        "as text",
-    )
+    spelled = sorted(set(masked.masks.values()))
+    which = f"{spelled[0]!r}, a control token" if spelled else "what this tokenizer takes for a control token"
+    return RowError("encode", f"a message holds {which}, and this tokenizer cannot write it as text")
 
 
 def _pattern(contents: Any) -> re.Pattern[str] | None:

@@ -31,6 +31,29 @@ class RowError(Exception):
         return RowError, (self.stage, self.message, self.kind)
 
 
+class LongTextError(RowError):
+    """A text that cannot be written in as many tokens as there may be."""
+
+    def __init__(self, num_characters: int, most_characters: int, most_tokens: int) -> None:
+        """It has so many characters; `most_tokens` hold at most `most_characters`."""
+        self.num_characters, self.most_characters = num_characters, most_characters
+        super().__init__(
+            "encode", f"the text has {num_characters} characters; {most_tokens} tokens hold at most {most_characters}"
+        )
+
+
+class TemplateError(RowError):
+    """A chat template that failed, or that refused the messages in words of its own (`raise_exception`).
+
+    `said` is what it refused them with, where that stands in the template word for word: nothing of the messages is
+    in it. It is None otherwise.
+    """
+
+    def __init__(self, error: Exception, said: str | None) -> None:
+        self.said = said
+        super().__init__("template", f"the chat template failed: {error}", type(error).__name__)
+
+
 @contextmanager
 def only_this_row(stage: Stage) -> Iterator[None]:
     """Turn whatever a row's own content provokes into a RowError: no single row may stop a job.

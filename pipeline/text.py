@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.control_tokens import ControlTokens
-from pipeline.errors import RowError
+from pipeline.decoder_rules import DecoderRules
+from pipeline.errors import RowError, TemplateError
 from pipeline.inputs import InputRow
+from pipeline.text_length import TextLength
 
 # One of these is in every tokenizer folder.
 _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names that templates know the chat by; apply_chat_template's own parameters are taken as well.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_MOST_SAID = 300  # characters of a template's own error that are passed on
 _ROLE = re.compile(r"[\w .-]+")
 # Its parameters that are variables of the template after all: fine where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
@@ -91,21 +94,26 @@ class TextCodec:
             return row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False)
         return self._chat_prompt(row.messages, self._column_variables(row))
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        """As `prompt`, for messages without a row. Raises RowError."""
-        return self._chat_prompt(list(messages), {})
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None = None
+    ) -> tuple[str, list[int]]:
+        """As `prompt`, for messages without a row. Raises RowError; with `most_tokens` as `encode` does."""
+        return self._chat_prompt(list(messages), {}, most_tokens)
 
     def render(self, row: InputRow) -> str:
         """The text of `prompt`. Raises RowError."""
         return self.prompt(row)[0]
 
-    def encode(self, text: str, is_chat: bool) -> list[int]:
+    def encode(self, text: str, is_chat: bool, most_tokens: int | None = None) -> list[int]:
         """The token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
 
-        A chat template has written its special tokens itself; to a plain prompt the tokenizer adds its own.
+        A chat template has written its special tokens itself; to a plain prompt the tokenizer adds its own. With
+        `most_tokens` a text that is too long for so many is a LongTextError, and not tokenized.
         """
         if not text:
             raise RowError("encode", "the prompt is empty; give it at least one character")
+        if most_tokens is not None:
+            self._length.check(text, most_tokens)
         token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
@@ -134,17 +142,32 @@ class TextCodec:
         return None
 
     @cached_property
+    def decoder_rules(self) -> DecoderRules:
+        """When the text of tokens is settled."""
+        return DecoderRules(self.tokenizer)
+
+    @cached_property
     def _control_tokens(self) -> ControlTokens:
         return ControlTokens(self.tokenizer)
 
-    def _chat_prompt(self, messages: Any, variables: Mapping[str, Any]) -> tuple[str, list[int]]:
+    @cached_property
+    def _length(self) -> TextLength:
+        return TextLength(self.tokenizer)
+
+    def _chat_prompt(
+        self, messages: Any, variables: Mapping[str, Any], most_tokens: int | None = None
+    ) -> tuple[str, list[int]]:
         messages = self._with_system(_checked_messages(messages))
         masked = self._control_tokens.mask(messages, variables)
         if masked is None:
             text = _whole_characters(self._render_chat(messages, variables))
-            return text, self.encode(text, is_chat=True)
+            token_ids = self.encode(text, is_chat=True, most_tokens=most_tokens)
+            return text, self._control_tokens.check(text, token_ids)
         rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
-        return masked.restore(rendered), self._control_tokens.encode(rendered, masked)
+        text = masked.restore(rendered)
+        if most_tokens is not None:
+            self._length.check(text, most_tokens)
+        return text, self._control_tokens.encode(rendered, masked)
 
     def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self.system_prompt is not None and messages[0]["role"] != "system":
@@ -168,8 +191,16 @@ class TextCodec:
                 **{**self.template_kwargs, **variables},
             )
         except Exception as error:  # a template is a program: whatever it raises is its row's failure
-            raise RowError("template", f"the chat template failed: {error}", type(error).__name__) from error
+            raise TemplateError(error, self._said_by_template(error)) from error
         return str(rendered)
+
+    def _said_by_template(self, error: Exception) -> str | None:
+        """What the template refused the messages with, if that is a string of its own and quotes none of them."""
+        from jinja2 import TemplateError as JinjaError
+
+        said = str(error)
+        is_own = type(error) is JinjaError and len(said) <= _MOST_SAID and said.isprintable() and said.strip()
+        return said if is_own and any(f"{q}{said}{q}" in (self.chat_template or "") for q in "'\"") else None
 
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
         missing = sorted(set(self.template_columns.values()) - set(row.columns))

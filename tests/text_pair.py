@@ -43,6 +43,20 @@ def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def save_byte_fallback_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """One in the manner of Llama 2: "▁" for spaces, the first of them dropped, and bytes as a fallback."""
+    words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
+    vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
 def _config(vocab_size: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=vocab_size,

@@ -3,13 +3,17 @@
 import asyncio
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from actors.engine_loop import EngineLoop
+from actors.generation import FailedError
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.memory import is_out_of_memory
+from decoding.sequence import TokenLogprobs
 
 Pair = tuple[str, str]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
@@ -98,6 +102,87 @@ def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
     monkeypatch.setattr(Engine, "_over", no_memory)
     asyncio.run(asyncio.wait_for(one_after_the_other(), timeout=60))
     assert "engine not made anew" in caplog.text
+
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory lasts for a prompt that is scored, to its end, beside so many slots only."""
+    prompt_logprobs = Engine.prompt_logprobs
+
+    def too_large(self: Engine, prompt: list[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
+        yield from prompt_logprobs(self, prompt, num_top)
+        if self.options.num_slots > most_slots:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Engine, "prompt_logprobs", too_large)
+
+
+def test_memory_that_runs_out_over_a_scored_prompt_halves_the_slots_and_changes_nothing_else(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, loop = texts(9, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=8)))
+    scores = [entry for chunk in loop.engine.prompt_logprobs(PROMPT, 2) for entry in chunk]
+    score_only_with(2, monkeypatch)
+    running = sequences(9)
+
+    async def both() -> list[list[TokenLogprobs]]:
+        finishing = asyncio.ensure_future(loop.finish(running))
+        answers = [await loop.prompt_logprobs(PROMPT, 2) for _ in range(2)]
+        await finishing
+        return answers
+
+    assert asyncio.run(asyncio.wait_for(both(), timeout=120)) == [scores, scores]
+    assert [sequence.output_token_ids for sequence in running] == expected
+    assert (loop.numbers().num_slots, loop.numbers().num_out_of_memory) == (2, 2)
+
+
+def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, loop = texts(3, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=2)))
+    score_only_with(0, monkeypatch)
+    running = sequences(3)
+
+    async def both() -> None:
+        finishing = asyncio.ensure_future(loop.finish(running))
+        with pytest.raises(FailedError, match="memory ran out"):
+            await loop.prompt_logprobs(PROMPT, 2)
+        await finishing
+
+    asyncio.run(asyncio.wait_for(both(), timeout=120))
+    assert [sequence.output_token_ids for sequence in running] == expected
+    assert loop.numbers().num_slots == 1
+
+
+def test_who_leaves_while_the_engine_is_made_anew_leaves_a_whole_one(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, loop = texts(3, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    score_only_with(2, monkeypatch)
+    with_slots, has_begun, may_go_on = Engine.with_slots, threading.Event(), threading.Event()
+
+    def slow(self: Engine, num_slots: int) -> Engine:
+        has_begun.set()
+        assert may_go_on.wait(60)
+        return with_slots(self, num_slots)
+
+    monkeypatch.setattr(Engine, "with_slots", slow)
+    running = sequences(3)
+
+    async def scenario() -> None:
+        scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
+        await asyncio.to_thread(has_begun.wait, 60)
+        scoring.cancel()
+        finishing = asyncio.ensure_future(loop.finish(running))
+        await asyncio.wait([scoring])
+        may_go_on.set()
+        await finishing
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=120))
+    assert [sequence.output_token_ids for sequence in running] == expected
+    assert loop.numbers().num_slots == 2
 
 
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:

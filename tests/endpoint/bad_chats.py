@@ -63,9 +63,9 @@ BAD_CHATS = [
     too_long(
         "a chat longer than the context",
         CHAT,
-        {**HI, "messages": [{"role": "user", "content": "word " * 2000}]},
+        {**HI, "messages": [{"role": "user", "content": "word " * 1000}]},
         "messages",
-        4004,
+        2004,
     ),
     Bad(
         "n beyond what a chat may ask for",

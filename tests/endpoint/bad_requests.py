@@ -79,9 +79,9 @@ def no_model(name: str, path: str, body: Any, shown: str) -> Bad:
     return Bad(name, path, body, 404, message, "model", "model_not_found", "GET" if body is None else "POST")
 
 
-def too_long(name: str, path: str, body: Any, param: str, num_tokens: int) -> Bad:
+def too_long(name: str, path: str, body: Any, param: str, length: int | str) -> Bad:
     """A prompt that leaves no room."""
-    message = f"This model's context is 512 tokens, for prompt and output together; the prompt has {num_tokens}."
+    message = f"This model's context is 512 tokens, for prompt and output together; the prompt has {length}."
     return Bad(name, path, body, 400, message, param, "context_length_exceeded")
 
 

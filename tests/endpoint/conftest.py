@@ -13,6 +13,7 @@ from ray import serve
 from endpoint.auth import Keys
 from endpoint.deployment import start
 from endpoint.limits import Limits
+from tests.endpoint.deployed import Deployed, deployed_pair
 from tests.endpoint.pair_app import pair_served
 from tests.endpoint.server import Server, running_server, settings_of
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
@@ -58,3 +59,10 @@ def serve_port(ray_address: str) -> Iterator[int]:
     start("127.0.0.1", port, SERVE_LIMITS)
     yield port
     serve.shutdown()
+
+
+@pytest.fixture(scope="package")
+def deployed(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Deployed]:
+    """The application on that Serve, with two replicas."""
+    with deployed_pair(serve_port, text_pair) as running:
+        yield running

@@ -22,16 +22,22 @@ MODEL = "some/pair"
 
 @contextmanager
 def pair_served(
-    target: str, draft: str, *, limits: Limits | None = None, max_model_len: int | None = None, has_page: bool = False
+    target: str,
+    draft: str,
+    *,
+    limits: Limits | None = None,
+    max_model_len: int | None = None,
+    has_page: bool = False,
+    model: str = MODEL,
 ) -> Iterator[int]:
     """The port of an endpoint whose key is `KEY`."""
     settings = GeneratorSettings(
         models=ModelSettings(target=target, draft=draft, device="cpu", dtype="float32"),
         engine=EngineOptions(num_slots=4, num_speculative_tokens=4, draft_length="fixed", max_model_len=max_model_len),
     )
-    metrics = ServingMetrics(MODEL)
+    metrics = ServingMetrics(model)
     replica = Replica(settings, ReplicaSettings())
-    service = Service(ServiceSettings(model=MODEL), load_codec(settings), replica, lambda: RequestMeter(metrics))
+    service = Service(ServiceSettings(model=model), load_codec(settings), replica, lambda: RequestMeter(metrics))
     app = create_app(service)
     install(app, EdgeSettings(keys=Keys([KEY]), limits=limits or Limits(), has_page=has_page), metrics)
     with served(app) as port:

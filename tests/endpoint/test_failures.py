@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx2
 import openai
 import pytest
 
+from actors.deadline import DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, DeadlineError, EngineFacts, Generation, Scoring
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.meter import FinishReason
 from pipeline.counts import Counts
@@ -24,21 +27,24 @@ class Backend:
 
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
+        self.score_fails_with: Exception = BusyError("x")
         self.num_closed = 0
-        self.is_hurried, self.has_end = False, True
+        self.is_hurried, self.has_end, self.knows_facts = False, True, True
 
     async def facts(self) -> EngineFacts:
+        if not self.knows_facts:
+            await asyncio.Event().wait()
         return EngineFacts(96, 300, 3)
 
     async def check_health(self) -> None:
         return None
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        raise BusyError("x")
+        raise self.score_fails_with
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         try:
-            first = [Delta(0, (70, 71), 1)] if generation.params.max_tokens > 1 else []
+            first = [Delta(0, (70, 71), 1, 1)] if generation.params.max_tokens > 1 else []
             if first and not self.is_hurried:
                 yield first
             if (wait := self.then()) is not None:
@@ -56,7 +62,7 @@ class Meter:
     made: ClassVar[list[Meter]] = []
 
     def __init__(self) -> None:
-        self.num_tokens, self.reasons, self.counts = 0, list[str](), Counts()
+        self.num_tokens, self.reasons, self.counts, self.num_drafts = 0, list[str](), Counts(), 0
         Meter.made.append(self)
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
@@ -64,7 +70,7 @@ class Meter:
 
     def finished(self, reason: FinishReason, counts: Counts | None = None, num_drafts: int = 0) -> None:
         self.reasons.append(reason)
-        self.counts = counts or Counts()
+        self.counts, self.num_drafts = counts or Counts(), num_drafts
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +125,35 @@ def test_an_error_before_the_first_token_has_a_status_of_its_own(
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert Meter.made[-1].reasons == [reason]
+    assert Meter.made[-1].counts == Counts(), "nothing was written to its prompt"
 
 
 def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> None:
     body = {"prompt": "a", "echo": True, "logprobs": 1}
     answer = httpx2.post(f"{served[0].url}/v1/completions", json=body)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ValueError("marker: shape '[5, 6]' is invalid"), 500, None),
+        (RuntimeError("marker: CUDA error"), 500, None),
+        (FailedError("marker: memory ran out"), 500, "generation_failed"),
+        (RefusedError("the prompt has too many tokens"), 400, "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_the_engine_fails_with_while_scoring_is_no_fault_of_the_request_and_is_not_shown(
+    served: tuple[Server, Backend], error: Exception, status: int, code: str | None, max_tokens: int
+) -> None:
+    server, backend = served
+    backend.score_fails_with = error
+    body = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body)
+    backend.score_fails_with = BusyError("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "marker" not in answer.text
 
 
 def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[Server, Backend]) -> None:
@@ -146,7 +175,10 @@ def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[
             await asyncio.sleep(0.01)
 
     asyncio.run_coroutine_threadsafe(closed(), server.loop).result(30)
-    assert Meter.made[-1].reasons == ["cancelled"]
+    meter = Meter.made[-1]
+    assert meter.reasons == ["cancelled"]
+    assert (meter.counts.num_prompt_tokens, meter.counts.num_output_tokens) == (1, 2), "what was written for it counts"
+    assert (meter.counts.num_draft_tokens, meter.counts.num_accepted_tokens, meter.num_drafts) == (1, 1, 1)
 
 
 def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Backend]) -> None:
@@ -185,3 +217,54 @@ def test_a_generation_that_stops_without_an_end_is_no_success(served: tuple[Serv
     assert "generation_failed" in answer.text
     assert "[DONE]" not in answer.text
     assert answer.status_code == (200 if stream else 500)
+
+
+@pytest.fixture
+def hurried(served: tuple[Server, Backend]) -> Iterator[tuple[Server, Backend]]:
+    """The same, where a request has 0.3 seconds in all."""
+    server, backend = served
+    settings, server.service._facts = server.service.settings, []
+    server.service.settings = replace(settings, request_timeout_s=0.3)
+    backend.then = asyncio.Event().wait  # for ever
+    yield server, backend
+    server.service.settings, backend.knows_facts = settings, True
+
+
+def asked(server: Server, *, stream: bool, max_tokens: int = 9) -> httpx2.Response:
+    body = {"prompt": "a", "stream": stream, "max_tokens": max_tokens}
+    return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_waiting_for_an_engine_to_ask_is_within_the_deadline(hurried: tuple[Server, Backend], stream: bool) -> None:
+    server, backend = hurried
+    backend.knows_facts = False
+    answer = asked(server, stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert httpx2.get(f"{server.url}/v1/models", timeout=30).status_code == 504
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_waiting_for_the_encoder_is_within_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
+    server, _ = hurried
+    is_free = threading.Event()
+    encoding = server.service._encoder.submit(is_free.wait)
+    try:
+        answer = httpx2.post(f"{server.url}{path}", json={"prompt": "a"}, timeout=30)
+    finally:
+        is_free.set()
+        encoding.result(30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+def test_waiting_for_a_token_is_within_the_deadline_and_who_writes_it_is_told_to_end(
+    hurried: tuple[Server, Backend],
+) -> None:
+    server, backend = hurried
+    for stream, max_tokens, status in ((True, 9, 200), (True, 1, 504), (False, 9, 504)):
+        num_closed = backend.num_closed
+        answer = asked(server, stream=stream, max_tokens=max_tokens)
+        assert (answer.status_code, backend.num_closed - num_closed) == (status, 1)
+        last = answer.text.strip().split("\n\n")[-1].removeprefix("data: ")
+        assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+        assert Meter.made[-1].reasons == ["timeout"]

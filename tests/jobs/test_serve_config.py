@@ -139,3 +139,21 @@ def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     assert fingerprint(str(copy)) != first
+
+
+def test_under_rejection_the_fingerprint_is_that_of_the_drafts_too(text_pair: tuple[str, str]) -> None:
+    def fingerprint(verification: str, *flags: str) -> str:
+        pair = ("--models.target", text_pair[0], "--models.draft", text_pair[1], "--models.device=cpu")
+        config = load(*pair, f"--engine.verification={verification}", *flags)
+        return serve._fingerprint(serve.settled(config)[0], None)
+
+    changes = (
+        (),
+        ("--engine.num_speculative_tokens=3",),
+        ("--engine.drafter=ngram",),
+        ("--engine.draft_length=fixed",),
+        ("--models.draft", text_pair[0]),
+    )
+    assert len({fingerprint("rejection", *flags) for flags in changes}) == len(changes)
+    assert len({fingerprint("coupled", *flags) for flags in changes}) == 1, "no draft changes a coupled text"
+    assert fingerprint("rejection", "--engine.num_slots=2") == fingerprint("rejection")

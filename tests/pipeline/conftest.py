@@ -16,6 +16,7 @@ from tests.pipeline.flaky_proxy import FlakyProxy, flaky_proxy
 from tests.pipeline.made_up import committed_run
 from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
 from tests.small_disk import small_disk
+from tests.text_pair import save_byte_fallback_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if not loop.last or "
@@ -59,14 +60,7 @@ def codec(tokenizer_path: Path) -> TextCodec:
 def space_dropping_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     """A codec in the manner of Llama 2: "▁" for spaces, the first of them dropped, and bytes as a fallback."""
     path = tmp_path_factory.mktemp("space_dropping")
-    words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
-    vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
-    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(path)
+    save_byte_fallback_tokenizer(path)
     return TextCodec.load(str(path))
 
 

@@ -1,0 +1,65 @@
+"""Body of POST /v1/completions (https://platform.openai.com/docs/api-reference/completions)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from decoding.sampling_params import SamplingParams
+from endpoint.fields import LARGEST, wrong
+from endpoint.generation_request import GenerationRequest
+from endpoint.prompt_field import Prompt
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    _own_unsupported: ClassVar[frozenset[str]] = frozenset({"suffix"})
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=4096)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise wrong("max_tokens", "0 tokens can be asked for only with echo")
+        if self.best_of is not None and self.best_of < self.num_choices:
+            raise wrong("best_of", f"it must not be less than n, which is {self.num_choices}")
+        if self.stream and self.num_samples > self.num_choices:
+            raise wrong("best_of", "the best of more samples than n cannot be streamed")
+        self.params()
+        return self
+
+    @property
+    def prompts(self) -> dict[str, str | list[Any]]:
+        """Each prompt, a text or token ids, whatever form they came in, by its place in the body."""
+        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
+            return {"prompt": self.prompt}
+        return {f"prompt[{index}]": prompt for index, prompt in enumerate(self.prompt)}
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples drawn for each prompt, from which the choices are taken."""
+        return self.best_of or self.num_choices
+
+    @property
+    def generates(self) -> bool:
+        """Whether anything is to be written behind the prompt."""
+        return self.max_tokens != 0
+
+    def params(self) -> SamplingParams:
+        """What each sample is drawn with. Raises ApiError."""
+        logprobs = self.logprobs
+        if self.num_samples > self.num_choices:
+            logprobs = logprobs or 0  # to tell which is best
+        max_tokens = 16 if self.max_tokens is None else max(1, self.max_tokens)
+        return self._params(max_tokens=max_tokens, num_samples=self.num_samples, logprobs=logprobs)

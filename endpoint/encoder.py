@@ -1,0 +1,90 @@
+"""Encoder: the tokenizer in a thread of its own, so that a long text keeps nobody waiting, behind a bounded queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
+
+from endpoint.errors import ApiError, context_exceeded, server_busy
+from pipeline.errors import LongTextError, RowError, TemplateError
+from pipeline.text import TextCodec
+
+_MOST_WAITING = 32 * 2**20  # characters and token ids of all who wait
+_LEAST_SIZE = 1024  # what even the shortest text counts as
+_Result = TypeVar("_Result")
+
+
+class Encoder:
+    """Texts to token ids and back. Every method may raise ApiError: 429 when too much waits in front of it already."""
+
+    def __init__(self, codec: TextCodec, most_waiting: int = _MOST_WAITING) -> None:
+        """`most_waiting` characters (or ids) may wait and be worked on together; a single text always may."""
+        self._codec, self._most_waiting = codec, most_waiting
+        self._size, self._sizing = 0, Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+
+    async def encode(self, param: str, text: str, max_model_len: int) -> list[int]:
+        """The token ids of a plain prompt, the request field `param`; 400 if it cannot fit the context."""
+
+        def work() -> list[int]:
+            try:
+                return self._codec.encode(text, is_chat=False, most_tokens=max_model_len)
+            except RowError as error:
+                raise _refusal(error, param, max_model_len) from error
+
+        return await self._run(len(text), work)
+
+    async def encode_chat(self, messages: list[dict[str, str]], max_model_len: int) -> tuple[str, list[int]]:
+        """What the chat template makes of messages, and its token ids; 400 if it cannot, or they cannot fit."""
+
+        def work() -> tuple[str, list[int]]:
+            try:
+                return self._codec.chat_prompt(messages, most_tokens=max_model_len)
+            except RowError as error:
+                raise _refusal(error, "messages", max_model_len) from error
+
+        return await self._run(sum(len(message["content"]) for message in messages), work)
+
+    async def decode(self, token_ids: Seq[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return await self._run(len(token_ids), lambda: self._codec.decode(token_ids))
+
+    def submit(self, work: Callable[[], _Result], size: int = 0) -> Future[_Result]:
+        """Have the thread do this work, on a text or ids of that size, when its turn comes."""
+        size = max(size, _LEAST_SIZE)
+        with self._sizing:
+            if self._size and self._size + size > self._most_waiting:
+                raise server_busy("too much text waits to be read already")
+            self._size += size
+
+        def done(_: Future[_Result]) -> None:  # in either thread: who leaves takes along only what has not begun
+            with self._sizing:
+                self._size -= size
+
+        future = self._thread.submit(work)
+        future.add_done_callback(done)
+        return future
+
+    async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.wrap_future(self.submit(work, size))
+
+
+def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
+    match error:
+        case LongTextError():
+            return context_exceeded(
+                param,
+                max_model_len,
+                f"{error.num_characters} characters, and so many tokens hold at most {error.most_characters}",
+            )
+        case TemplateError(said=None):
+            message = "The chat template of this model failed over these messages."
+        case TemplateError():
+            message = f"The chat template of this model refuses these messages: {error.said}"
+        case _:
+            message = error.message
+    return ApiError(400, message, param=param, code="invalid_value")

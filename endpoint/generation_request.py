@@ -1,0 +1,135 @@
+"""What requests to generate share: sampling, endings, streaming. What is not supported is refused by name.
+
+https://platform.openai.com/docs/api-reference; the extensions have vLLM's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from decoding.sampling_params import SamplingParams
+from endpoint.errors import ApiError
+from endpoint.fields import LARGEST, ModelName, Number, TokenId, unsupported, wrong
+from endpoint.names import shown_name
+from endpoint.sampling_fields import LogitBias, Stop
+
+# Who asks, what for and how to bill it: nothing that could change the text. Taken, and of no effect.
+_NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+# Of what is not supported, values that ask for nothing.
+_ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+}
+_UNSUPPORTED = frozenset(
+    {*_ASKS_NOTHING, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"}
+)
+
+
+class StreamOptions(BaseModel):
+    """Of a streamed answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chats share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    _own_unsupported: ClassVar[frozenset[str]] = frozenset()
+
+    model: ModelName | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=4096)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Stop = []
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias = {}
+
+    # Extensions, with vLLM's names.
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    # And ours: each streamed chunk says which of its text was drafted.
+    include_draft_spans: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_supported(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            raise ApiError(400, "The body must be a JSON object.", code="invalid_value")
+        known, kept = cls.model_fields, {}
+        for name, value in body.items():
+            if name in known:
+                kept[name] = value
+            elif name in _NO_EFFECT or value is None:
+                continue
+            elif name in _UNSUPPORTED or name in cls._own_unsupported:
+                if value not in _ASKS_NOTHING.get(name, ()):
+                    raise unsupported(name)
+            else:
+                shown = shown_name(name)
+                raise ApiError(400, f"{shown}: there is no such field", param=shown, code="unknown_parameter")
+        return kept
+
+    @model_validator(mode="after")
+    def _check_fields_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "it needs stream to be true")
+        if self.include_draft_spans and not self.stream:
+            raise wrong("include_draft_spans", "it needs stream to be true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the stream ends with a chunk of counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def _params(self, *, max_tokens: int, num_samples: int, logprobs: int | None) -> SamplingParams:
+        """Raises ApiError for what only holds together."""
+        given: dict[str, Any] = {
+            name: value
+            for name in (
+                "temperature",
+                "top_p",
+                "frequency_penalty",
+                "presence_penalty",
+                "min_p",
+                "repetition_penalty",
+                "stop_token_ids",
+                "ignore_eos",
+                "min_tokens",
+            )
+            if (value := getattr(self, name)) is not None
+        }
+        try:
+            return SamplingParams(
+                **given,
+                top_k=max(0, self.top_k or 0),
+                logit_bias={int(token_id): bias for token_id, bias in self.logit_bias.items()},
+                stop=tuple(self.stop),
+                max_tokens=max_tokens,
+                n=num_samples,
+                logprobs=logprobs,
+            )
+        except ValueError as error:
+            message = str(error).removeprefix("sampling.")
+            raise wrong(message.partition(" ")[0], message.partition(" ")[2]) from error

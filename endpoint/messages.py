@@ -1,0 +1,107 @@
+"""The messages of a chat: roles and text. Everything else that a message may have elsewhere is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from endpoint.errors import ApiError
+from endpoint.fields import check_text, unsupported, wrong
+from endpoint.names import shown_name
+
+_MOST_MESSAGES = 65_536
+_MESSAGE_FIELDS = {"role", "content", "name"}
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+def _checked_messages(value: Any) -> Any:
+    """Messages whose content is text, as one string each."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", "expected a list of at least one message")
+    if len(value) > _MOST_MESSAGES:
+        raise wrong("messages", f"expected at most {_MOST_MESSAGES} messages, got {len(value)}")
+    return [_checked_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+
+
+def _checked_message(where: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise wrong(where, "expected an object with role and content")
+    for name, value in message.items():
+        if name not in _MESSAGE_FIELDS and value not in (None, [], ""):  # as clients send answers back
+            shown = shown_name(name)
+            raise unsupported(f"{where}.{shown}")
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise ApiError(
+            400,
+            f"{where}.role: this server does not support tools",
+            param=f"{where}.role",
+            code="unsupported_parameter",
+        )
+    if role not in _ROLES:
+        raise wrong(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
+    checked = {"role": str(role), "content": _checked_content(f"{where}.content", message.get("content"))}
+    if (name := message.get("name")) is not None:
+        if not isinstance(name, str) or not 1 <= len(name) <= 64:
+            raise wrong(f"{where}.name", "expected a string of 1 to 64 characters")
+        check_text(f"{where}.name", name)
+        checked["name"] = name
+    return checked
+
+
+def _checked_content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        check_text(where, content)
+        return content
+    if not isinstance(content, list) or not content:
+        raise wrong(where, "expected a string, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong(place, 'expected an object with type "text" and a text')
+        if part["type"] != "text":
+            raise ApiError(
+                400,
+                f"{place}.type: this server takes text only",
+                param=f"{place}.type",
+                code="unsupported_parameter",
+            )
+        if not isinstance(part.get("text"), str):
+            raise wrong(f"{place}.text", "expected a string")
+        if extra := sorted(part.keys() - {"type", "text"}):
+            raise unsupported(f"{place}.{shown_name(extra[0])}")
+        check_text(f"{place}.text", part["text"])
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message; the text parts of its content are joined."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+Messages = Annotated[list[ChatMessage], BeforeValidator(_checked_messages)]
+
+
+def as_rows(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    """A developer's message is a system's: templates know that name."""
+    return [
+        {**message.model_dump(exclude_none=True), "role": "system" if message.role == "developer" else message.role}
+        for message in messages
+    ]

@@ -1,0 +1,220 @@
+"""What is measured of an endpoint: throughput, latency, refusals, leaving, and what a killed replica costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import aiohttp
+from ray import serve
+from ray.serve.context import _get_global_client
+
+from actors.engine_loop import EngineNumbers
+from decoding.engine import Engine
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence as Sample
+from endpoint.deployment import APP_NAME
+from jobs.bench_serve_client import Answer, Client, Row
+from pipeline.text import TextCodec
+
+_LOOK_EVERY_S = 0.002
+WAYS = ("offline", "whole", "streamed")
+
+
+@dataclass
+class Throughput:
+    """Seconds of each repeat for the same rows, each way."""
+
+    num_tokens: int  # of output, of all rows
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    share_equal: dict[str, float] = field(default_factory=dict)  # of the rows: the text is the offline one
+
+    def tokens_per_second(self, way: str) -> float:
+        """By the median repeat."""
+        return self.num_tokens / median(self.seconds[way])
+
+    def share_of_offline(self, way: str) -> float:
+        """Median over the repeats of the ratio within each."""
+        return median(a / b for a, b in zip(self.seconds["offline"], self.seconds[way], strict=True))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How some seconds are distributed."""
+
+    num: int
+    median: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Spread:
+        """Of at least one."""
+        ordered = sorted(seconds)
+        return cls(len(ordered), median(ordered), ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], ordered[-1])
+
+
+class Endpoint:
+    """The endpoint that is measured, from outside by a client and from inside by its engine's numbers."""
+
+    def __init__(self, client: Client, num_slots: int, max_waiting: int) -> None:
+        """It has one replica."""
+        self.client, self.num_slots, self.capacity = client, num_slots, num_slots + max_waiting
+        self._replica = serve.get_deployment_handle("Replica", APP_NAME)
+
+    async def numbers(self) -> EngineNumbers:
+        """What the engine does now."""
+        numbers: EngineNumbers = await self._replica.numbers.remote()
+        return numbers
+
+    async def seconds_until(self, num_unfinished: int) -> float:
+        """From now until the engine has exactly so many samples in its slots and its queue."""
+        started = time.perf_counter()
+        while (numbers := await self.numbers()).num_running + numbers.num_waiting != num_unfinished:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return time.perf_counter() - started
+
+
+async def measure_throughput(
+    endpoint: Endpoint, engine: Engine, codec: TextCodec, rows: Sequence[Row], repeats: int
+) -> Throughput:
+    """The rows by the endpoint at saturation, whole and streamed, and by the engine alone, in turns."""
+    found, texts = Throughput(sum(row.num_tokens for row in rows)), dict[str, list[str]]()
+    for repeat in range(-1, repeats):  # the first one warms up
+        for way in random.Random(repeat).sample(WAYS, len(WAYS)):
+            started = time.perf_counter()
+            if way == "offline":
+                texts[way] = _offline(engine, codec, rows)  # in this thread, whose number of threads was set
+            else:
+                answers = await endpoint.client.ask_all(rows, endpoint.capacity, is_streamed=way == "streamed")
+                texts[way] = [_checked(answer).text for answer in answers]
+            if repeat >= 0:
+                found.seconds[way].append(time.perf_counter() - started)
+    for way in WAYS:
+        found.share_equal[way] = sum(map(str.__eq__, texts[way], texts["offline"])) / len(rows)
+    return found
+
+
+async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int) -> dict[str, Spread]:
+    """Of streams, so many at a time: to the first token, between chunks, and a token in the mean of a text."""
+    answers = await endpoint.client.ask_all(rows, at_once, is_streamed=True)
+    events = [_checked(answer).event_seconds for answer in answers]
+    gaps = [after - before for seconds in events for before, after in pairwise(seconds)]
+    tokens = [(s[-1] - s[0]) / (a.row.num_tokens - 1) for s, a in zip(events, answers, strict=True)]
+    return {
+        "to the first token": Spread.of(seconds[0] for seconds in events),
+        "between chunks": Spread.of(gaps),
+        "a token": Spread.of(tokens),
+    }
+
+
+async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict[str, Any]:
+    """Of bursts of four times what fits: how many were refused, and how soon. Raises RuntimeError for anything else."""
+    refused: list[float] = []
+    num_asked = 0
+    for burst in range(bursts):
+        asked = _reseeded(rows, 4 * endpoint.capacity, burst)
+        answers = await asyncio.gather(*(endpoint.client.ask(row, is_streamed=False) for row in asked))
+        num_asked += len(answers)
+        strange = {answer.status for answer in answers} - {200, 429}
+        if strange:
+            raise RuntimeError(f"an overloaded endpoint answered with {strange}")
+        refused += [answer.seconds for answer in answers if answer.status == 429]
+    if not refused:
+        raise RuntimeError("nothing was refused: the requests are too short, or too few at once")
+    return {"num_asked": num_asked, "num_refused": len(refused), "seconds": Spread.of(refused)}
+
+
+async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
+    """From the moment a client leaves until the engine has nothing to do: alone, and as the last of all that fit."""
+    alone: list[float] = []
+    for number in range(times):
+        asking = asyncio.create_task(endpoint.client.ask(replace(row, seed=number), is_streamed=number % 2 == 0))
+        await endpoint.seconds_until(1)
+        alone.append(await _leave(endpoint, [asking]))
+    together: list[float] = []
+    for _ in range(max(1, times // 10)):
+        rows = _reseeded([row], endpoint.capacity, 0)
+        asking_all = [asyncio.create_task(endpoint.client.ask(row, is_streamed=row.seed % 2 == 0)) for row in rows]
+        await endpoint.seconds_until(endpoint.capacity)
+        together.append(await _leave(endpoint, asking_all))
+    return {"one alone": Spread.of(alone), f"{endpoint.capacity} at once": Spread.of(together)}
+
+
+async def measure_recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
+    """From a SIGKILL of the only replica to the next request answered; what became of a text that it was writing."""
+    seconds: list[float] = []
+    ends: dict[str, int] = {}
+    for _ in range(kills):
+        began = asyncio.Event()
+        stream = asyncio.create_task(endpoint.client.ask(row, is_streamed=True, began=began))
+        await began.wait()
+        started = time.perf_counter()
+        os.kill(_replica_pid(), signal.SIGKILL)
+        while (await endpoint.client.ask(replace(row, num_tokens=1), is_streamed=False)).status != 200:
+            await asyncio.sleep(0.1)
+        seconds.append(time.perf_counter() - started)
+        end = _how_it_ended(await asyncio.gather(stream, return_exceptions=True), exact)
+        ends[end] = ends.get(end, 0) + 1
+    return {"seconds": Spread.of(seconds), "streams": ends}
+
+
+def _offline(engine: Engine, codec: TextCodec, rows: Sequence[Row]) -> list[str]:
+    samples = [Sample.create(row.prompt, _params(row)) for row in rows]
+    for sample in engine.stream(samples):
+        if sample.error:
+            raise RuntimeError(f"the engine failed: {sample.error}")
+    return [codec.decode(sample.output_token_ids) for sample in samples]
+
+
+def _params(row: Row) -> SamplingParams:
+    return SamplingParams(temperature=row.temperature, max_tokens=row.num_tokens, ignore_eos=True, seed=row.seed)
+
+
+def _checked(answer: Answer) -> Answer:
+    if answer.status != 200 or answer.error is not None or not answer.is_whole:
+        raise RuntimeError(f"the endpoint failed: status {answer.status}, {answer.error}")
+    return answer
+
+
+def _reseeded(rows: Sequence[Row], num_rows: int, series: int) -> list[Row]:
+    """So many rows, all different."""
+    return [replace(rows[index % len(rows)], seed=series * num_rows + index) for index in range(num_rows)]
+
+
+async def _leave(endpoint: Endpoint, asking: Sequence[asyncio.Task[Answer]]) -> float:
+    """Close the connections; the seconds until the engine is idle."""
+    for task in asking:
+        task.cancel()
+    leaving = asyncio.gather(*asking, return_exceptions=True)
+    seconds = await endpoint.seconds_until(0)
+    await leaving
+    return seconds
+
+
+def _how_it_ended(result: Sequence[Answer | BaseException], exact: str) -> str:
+    (end,) = result
+    if isinstance(end, aiohttp.ClientError):
+        return "connection broken"
+    if isinstance(end, BaseException):
+        raise end
+    if end.error is not None:
+        return "error event"
+    if not end.is_whole:
+        return "cut short"
+    return "exact" if end.text == exact else "another text"
+
+
+def _replica_pid() -> int:
+    details = _get_global_client().get_serve_details()  # Serve has no public way to ask for a process
+    replicas = details["applications"][APP_NAME]["deployments"]["Replica"]["replicas"]
+    (pid,) = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
+    return int(pid)

@@ -1,0 +1,57 @@
+"""DecoderRules: after which tokens the text so far is settled, whatever tokens come next. Read from the tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_BYTE = re.compile(r"<0x[0-9a-fA-F]{2}>")
+# Decoders of `tokenizers` that write a token after the others and change nothing that is written.
+_BY_TOKEN = {"Replace", "ByteFallback", "Strip", "Metaspace", "WordPiece", "BPEDecoder"}
+
+
+class DecoderRules:
+    """Of one tokenizer.
+
+    A run of byte tokens ("<0xE2>") is read as a whole when it is over: one wrong byte in it, and none of them is a
+    character. So the text is settled only behind a token that ends such a run; special tokens, which are left out of
+    the text, do not.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`is_steady`: there are tokens behind which the text is settled; False where nobody can tell."""
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self.is_steady = decoder is not None and _is_steady(json.loads(decoder.__getstate__()))
+        self._tokenizer = tokenizer
+        self._special = {
+            *getattr(tokenizer, "all_special_ids", ()),
+            *(token_id for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special),
+        }
+        self._settles: dict[int, bool] = {}
+
+    def settles(self, token_id: int) -> bool:
+        """Whether the text up to this token, and with it, stays as it is; half a character at its end aside."""
+        known = self._settles.get(token_id)
+        if known is None:
+            name = self._tokenizer.convert_ids_to_tokens(token_id)  # None: an id without a token, left out as well
+            known = name is not None and token_id not in self._special and not _BYTE.fullmatch(name)
+            self._settles[token_id] = known
+        return known
+
+
+def _is_steady(decoder: dict[str, Any]) -> bool:
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    is_whole = False  # whether what a step sees is one text, no longer tokens
+    for step in steps:
+        kind = step["type"]
+        if kind == "Strip" and is_whole:
+            if step["stop"] or step["start"] > 1:
+                return False
+        elif kind in ("Fuse", "ByteLevel"):
+            if kind == "ByteLevel" and is_whole:
+                return False
+            is_whole = True
+        elif kind not in _BY_TOKEN or is_whole:
+            return False
+    return True

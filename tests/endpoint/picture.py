@@ -1,0 +1,47 @@
+"""Takes the picture of the page for the README: the real page over the bundled pair, while it is being written.
+
+python -m tests.endpoint.picture docs/pictures/page.png
+"""
+
+import base64
+import sys
+from pathlib import Path
+
+from tests.endpoint.browser import Page, chromium
+from tests.endpoint.pair_app import pair_served
+from tests.endpoint.toy_app import KEY
+
+PAIR = Path(__file__).parents[2] / "examples" / "tiny_pair"
+MODEL, WIDTH, HEIGHT = "dray/tiny-pair", 1200, 540
+PROMPT = "Write a short story about a raven and a lighthouse."
+NUM_TOKENS, LEAST_SHOWN = 320, 100
+
+
+def main() -> None:
+    """Write the picture to the file that is named."""
+    (path,) = sys.argv[1:]
+    pair = str(PAIR / "target"), str(PAIR / "draft")
+    with pair_served(*pair, has_page=True, model=MODEL) as port, chromium() as chrome:
+        light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
+        page = Page(chrome, port)
+        metrics = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        page.fill(key=KEY, prompt=PROMPT, kind="a message", max_tokens=NUM_TOKENS)
+        for _ in range(20):
+            page.send()
+            page.until(
+                lambda: page.text("tokens").isdigit() and int(page.text("tokens")) > LEAST_SHOWN, "no text comes"
+            )
+            picture = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+            was_writing = page.find("output").get_attribute("aria-busy") == "true"
+            page.until_ended()
+            if was_writing:
+                break
+        else:
+            raise SystemExit("every text was over before its picture was taken")
+    Path(path).write_bytes(base64.b64decode(picture))
+
+
+if __name__ == "__main__":
+    main()

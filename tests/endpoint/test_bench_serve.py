@@ -1,0 +1,63 @@
+"""`python -m jobs.bench_serve` measures: a small run, whose figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2 --bursts 2 --leavers 4 --kills 1"
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "jobs.bench_serve", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
+    text_pair: tuple[str, str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("hello", "one two", "small text")))
+    files = ["--pair", str(Path(text_pair[0]).parent), "--prompts-file", str(prompts), "--json", f"{tmp_path}/out.json"]
+    ended = bench(*SMALL.split(), *files)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())["results"]
+    throughput, refusals = found["throughput"], found["refusals"]
+    assert throughput["num_tokens"] == 6 * 150
+    assert {way: len(seconds) for way, seconds in throughput["seconds"].items()} == {
+        "offline": 2,
+        "whole": 2,
+        "streamed": 2,
+    }
+    assert set(throughput["share_equal"].values()) == {1.0}
+    assert found["latency"].keys() == {"1", "2"}
+    assert 0 < refusals["num_refused"] < refusals["num_asked"] == 2 * 4 * (2 + 2)
+    assert refusals["seconds"]["num"] == refusals["num_refused"]
+    assert {what: spread["num"] for what, spread in found["leaving"].items()} == {"one alone": 4, "4 at once": 1}
+    assert sum(found["recovery"]["streams"].values()) == 1
+    assert not found["recovery"]["streams"].keys() & {"cut short", "another text"}
+    for heading in ("x offline", "to the first token, 2 at a time", "refusals, of 32 requests", "killed (streams: "):
+        assert heading in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "speed"], "--only takes throughput, latency, refusals, leaving, recovery; got speed"),
+        (["--slots", "0"], "--slots must be at least 1, got 0"),
+        (["--pair", "nowhere"], "--pair must be a folder with target/, got nowhere"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_any_work(arguments: list[str], message: str) -> None:
+    ended = bench(*arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == f"error: {message}"

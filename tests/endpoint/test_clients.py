@@ -1,0 +1,151 @@
+"""litellm and lm-eval as they are, in an environment of their own (`make test-clients`), against what they should get.
+
+The numbers that lm-eval reports are those of transformers with the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.endpoint.pair_app import MODEL
+from tests.endpoint.toy_app import KEY
+
+ROOT = Path(__file__).parents[2]
+TARGET, FOLDER = ROOT / "examples/tiny_pair/target", ROOT / "tests/endpoint/clients"
+PYTHON = ROOT / ".venv-clients/bin/python"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make test-clients makes the environment of the clients"),
+]
+
+
+class Target:
+    """The target in transformers."""
+
+    def __init__(self) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        self.model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+
+    def score(self, before: list[int], token_ids: list[int]) -> tuple[float, bool]:
+        """The log-probability of these tokens behind others, and whether each is the likeliest."""
+        with torch.inference_mode():
+            logits_TV = self.model(torch.tensor([before + token_ids])).logits[0, len(before) - 1 : -1]
+        logprobs_TV, wanted_T = logits_TV.log_softmax(-1), torch.tensor(token_ids)
+        logprob = logprobs_TV.gather(1, wanted_T[:, None]).sum()
+        return float(logprob), bool((logits_TV.argmax(-1) == wanted_T).all())
+
+    def write(self, token_ids: list[int], num_tokens: int) -> str:
+        """Greedily."""
+        with torch.inference_mode():
+            output = self.model.generate(torch.tensor([token_ids]), max_new_tokens=num_tokens, do_sample=False)
+        return str(self.tokenizer.decode(output[0, len(token_ids) :], skip_special_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture(scope="module")
+def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What lm-eval asked and got, by task."""
+    folder = tmp_path_factory.mktemp("lm_eval")
+    server = f"base_url=http://127.0.0.1:{whole}/v1/completions,num_concurrent=4,max_retries=1"
+    arguments = ["-m", "lm_eval", "run", "--model", "local-completions"]
+    arguments += ["--model_args", f"model={MODEL},tokenizer={TARGET},tokenizer_backend=huggingface,{server}"]
+    arguments += ["--tasks", "local_sums,local_sums_written,local_stories", "--include_path", str(FOLDER / "tasks")]
+    arguments += ["--batch_size", "4", "--output_path", str(folder), "--log_samples"]
+    _run(arguments, folder, OPENAI_API_KEY=KEY)
+    found = {}
+    for file in folder.rglob("samples_*.jsonl"):
+        task = file.name.removeprefix("samples_").rsplit("_", 1)[0]
+        found[task] = [json.loads(line) for line in file.read_text().splitlines()]
+    return found
+
+
+def test_lm_eval_scores_continuations_as_transformers_does(
+    samples: dict[str, list[dict[str, Any]]], target: Target
+) -> None:
+    asked = samples["local_sums"]
+    assert len(asked) == 16
+    num_right = 0
+    for sample in asked:
+        scores = []
+        for index, choice in enumerate(sample["doc"]["choices"]):
+            before = target.tokenizer.encode(sample["doc"]["question"])
+            whole = target.tokenizer.encode(sample["doc"]["question"] + choice)
+            expected, is_greedy = target.score(before, whole[len(before) :])
+            ((logprob, said_greedy),) = sample["resps"][index]
+            assert float(logprob) == pytest.approx(expected, abs=1e-3)
+            assert str(said_greedy) == str(is_greedy)
+            scores.append(expected)
+        is_right = scores.index(max(scores)) == sample["doc"]["answer"]
+        assert sample["acc"] == float(is_right)
+        num_right += is_right
+    assert num_right > 8  # the bundled pair has learned to multiply a little
+
+
+def test_lm_eval_gets_the_text_that_transformers_writes(
+    samples: dict[str, list[dict[str, Any]]], target: Target
+) -> None:
+    asked = samples["local_sums_written"]
+    assert len(asked) == 16
+    for sample in asked:
+        text = target.write(target.tokenizer.encode(sample["doc"]["question"]), 12)
+        for stop in (",", "\n"):
+            text = text.split(stop)[0]
+        assert sample["resps"] == [[text]]
+
+
+def test_lm_eval_scores_whole_texts_as_transformers_does(
+    samples: dict[str, list[dict[str, Any]]], target: Target
+) -> None:
+    asked = samples["local_stories"]
+    assert len(asked) == 4
+    for sample in asked:
+        token_ids = target.tokenizer.encode(sample["doc"]["text"])
+        expected, _ = target.score([target.tokenizer.eos_token_id], token_ids)
+        (logprob,) = sample["resps"][0]
+        assert float(logprob) == pytest.approx(expected, abs=1e-2)
+
+
+def test_litellm_gets_chats_texts_streams_usage_and_errors(whole: int, tmp_path: Path, target: Target) -> None:
+    url = f"http://127.0.0.1:{whole}"
+    said = _run([str(FOLDER / "ask_litellm.py"), url, KEY, MODEL], tmp_path, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    (line,) = [line for line in said.splitlines() if line.startswith("found ")]
+    found = json.loads(line.removeprefix("found "))
+    assert found["chat"] == found["streamed"] == found["asynchronous"]
+    assert found["text"] == found["text_streamed"]
+    assert found["chat"]
+    assert found["finish_reason"] == "length"
+    messages = [{"role": "user", "content": "Tell me a story about a raven."}]
+    prompt = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    num_prompt = len(target.tokenizer.encode(prompt))
+    assert found["chat_usage"] == [num_prompt, 24, num_prompt + 24]
+    assert found["streamed_usage"][-1] == found["chat_usage"]
+    assert found["bad_request"] == 400
+
+
+def _run(arguments: list[str], folder: Path, **variables: str) -> str:
+    """What a program of the clients' environment prints; it cannot reach the hub."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "HF_DATASETS_CACHE": str(folder / "datasets")}
+    ended = subprocess.run(
+        [str(PYTHON), *arguments],
+        cwd=ROOT,
+        env={**os.environ, **offline, **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout

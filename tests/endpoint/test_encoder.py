@@ -1,0 +1,186 @@
+"""Prompts on their way to token ids: how much may wait, what is refused unread, and what nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from actors.generation import EngineFacts
+from endpoint.completion_request import CompletionRequest
+from endpoint.encoder import Encoder
+from endpoint.errors import ApiError
+from endpoint.service import Service, ServiceSettings
+from endpoint.token_requests import DetokenizeRequest
+from tests.endpoint.server import CONTEXT, Server
+
+
+class Codec:
+    """Encodes when it is let, in a thread that it remembers; decodes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.may_encode, self.has_begun = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+
+    def encode(self, text: str, is_chat: bool, most_tokens: int | None = None) -> list[int]:
+        self.has_begun.set()
+        assert self.may_encode.wait(60)
+        return [len(text)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.threads.append(threading.current_thread().name)
+        return "text"
+
+
+class Backend:
+    """Only says how long the context is."""
+
+    async def facts(self) -> EngineFacts:
+        return EngineFacts(96, 300, 3)
+
+
+@pytest.fixture
+def codec() -> Iterator[Codec]:
+    codec = Codec()
+    yield codec
+    codec.may_encode.set()
+
+
+def service_of(codec: Codec) -> Service:
+    return Service(ServiceSettings(model="m"), codec, Backend())  # type: ignore[arg-type]
+
+
+class Unreadable(list[int]):
+    """As long as it is, and nobody may look what it holds."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("it is read")
+
+
+def test_text_beyond_what_may_wait_is_refused_until_there_is_room(codec: Codec) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
+        await asyncio.to_thread(codec.has_begun.wait, 60)
+        with pytest.raises(ApiError) as caught:
+            await encoder.encode("prompt", "x", 96)
+        assert (caught.value.status, caught.value.code) == (429, "server_busy")
+        assert caught.value.headers == {"Retry-After": "1"}
+        codec.may_encode.set()
+        assert await first == [9000], "one text alone is never too much"
+        assert await asyncio.gather(*(encoder.encode("prompt", "x" * 1000, 96) for _ in range(4))) == [[1000]] * 4
+
+    asyncio.run(scenario())
+
+
+def test_many_short_texts_are_too_much_as_well(codec: Codec) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
+        await asyncio.to_thread(codec.has_begun.wait, 60)
+        refused = [task for task in asked if task.done()]
+        assert len(refused) == 5
+        assert all(isinstance(task.exception(), ApiError) for task in refused)
+        codec.may_encode.set()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
+        await asyncio.to_thread(codec.has_begun.wait, 60)
+        asked[3].cancel()
+        await asyncio.wait([asked[3]])
+        fifth = asyncio.ensure_future(encoder.encode("prompt", "xx", 96))
+        codec.may_encode.set()
+        assert await fifth == [2]
+        assert await asyncio.gather(*asked[:3]) == [[1]] * 3
+
+    asyncio.run(scenario())
+
+
+def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
+    service = service_of(codec)
+    with pytest.raises(ApiError, match="the prompt has 5000"):
+        asyncio.run(service.encode("prompt", Unreadable([1] * 5000)))
+    with pytest.raises(ApiError, match="expected at most 96 token ids, which is this model's context, got 5000"):
+        asyncio.run(service.decode("tokens", Unreadable([1] * 5000)))
+
+
+def test_the_text_of_token_ids_is_made_only_if_it_is_asked_for_and_by_the_encoders_thread(codec: Codec) -> None:
+    service = service_of(codec)
+    assert asyncio.run(service.encode("prompt", [1, 2])).text == ""
+    assert codec.threads == []
+    assert asyncio.run(service.encode("prompt", [1, 2], has_text=True)).text == "text"
+    assert asyncio.run(service.decode("tokens", [1, 2])) == "text"
+    assert [name.startswith("encoder") for name in codec.threads] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "form"),
+    [
+        ({"prompt": [7] * 300_000}, CompletionRequest),
+        ({"prompt": [[7] * 300_000]}, CompletionRequest),
+        ({"tokens": [7] * 300_000}, DetokenizeRequest),
+        ({"tokens": [-7] * 300_000}, DetokenizeRequest),
+        ({"tokens": ["a"] * 300_000}, DetokenizeRequest),
+    ],
+)
+def test_the_form_of_a_request_is_told_without_memory_for_each_token_id(body: dict[str, Any], form: Any) -> None:
+    tracemalloc.start()
+    try:
+        form.model_validate(body)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
+def test_a_text_that_cannot_fit_is_told_its_length_and_never_shown(server: Server, path: str) -> None:
+    text = "marker " * 20_000
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    answer = httpx2.post(f"{server.url}/{path}", json=body)
+    longest = max(map(len, server.service.codec.tokenizer.get_vocab()))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer.json()["error"]["param"] == ("messages" if "chat" in path else "prompt")
+    assert f"and so many tokens hold at most {CONTEXT * longest}." in answer.json()["error"]["message"]
+    assert "marker" not in answer.text
+
+
+ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
+REFUSED = f"The chat template of this model refuses these messages: {ALTERNATE}"
+FAILED = "The chat template of this model failed over these messages."
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (f"{{{{ raise_exception('{ALTERNATE}') }}}}", REFUSED),
+        (f'{{{{ raise_exception("{ALTERNATE}") }}}}', REFUSED),
+        ("{{ raise_exception(messages[0]['content']) }}", FAILED),
+        ("{{ raise_exception('not so: ' ~ messages[0]['content'][:6]) }}", FAILED),
+        ("{{ raise_exception('" + "no " * 200 + "') }}", FAILED),
+        ("{{ messages[0]['content'].a.b }}", FAILED),
+        ("{{ messages[0]['content'] + 1 }}", FAILED),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", FAILED),
+        ("{{ messages[0]['content'] | tojson(indent='x' * 3, bogus=1) }}", FAILED),
+    ],
+)
+def test_a_templates_own_words_are_told_and_nothing_else_of_its_failure(
+    server: Server, template: str, told: str
+) -> None:
+    encoder = Encoder(replace(server.service.codec, chat_template=template))
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(encoder.encode_chat([{"role": "user", "content": "marker of a prompt"}], 96))
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.message == told
+    assert "marker" not in caught.value.message

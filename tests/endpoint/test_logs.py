@@ -1,0 +1,125 @@
+"""No line that the endpoint or an engine behind it logs holds what was asked, what was written, or an error's words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from actors.deltas import Delta, Ending
+from actors.generation import EngineFacts, FailedError, Generation, Scoring
+from actors.replica import Replica
+from decoding import Engine, SamplingParams
+from decoding.sequence import TokenLogprobs
+from tests.endpoint.server import Server, running_server, settings_of
+
+MARKER = "marker-of-a-prompt"
+
+
+class Failing:
+    """Fails over everything, and quotes it."""
+
+    def __init__(self) -> None:
+        self.error: Exception | str = ""
+
+    async def facts(self) -> EngineFacts:
+        return EngineFacts(96, 300, 3)
+
+    async def check_health(self) -> None:
+        raise RuntimeError(MARKER)
+
+    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
+        assert isinstance(self.error, Exception)
+        raise self.error
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        yield [Delta(0, (70,))]
+        if isinstance(self.error, Exception):
+            raise self.error
+        yield [Delta(0, (), ending=Ending("error", None, self.error, 0, 1, 0, 0, {}))]
+
+
+@pytest.fixture(scope="module")
+def failing(text_pair: tuple[str, str]) -> Iterator[tuple[Server, Failing]]:
+    backend = Failing()
+    with running_server(settings_of(text_pair), backend) as server:
+        yield server, backend
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(f"cannot read {MARKER}"),
+        KeyError(MARKER),
+        FailedError(MARKER),
+        f"a stage was lost: {MARKER}",
+        f"the logits are not finite after {MARKER}",
+    ],
+    ids=str,
+)
+def test_what_a_backend_fails_with_is_logged_without_its_words(
+    failing: tuple[Server, Failing], caplog: pytest.LogCaptureFixture, error: Exception | str, stream: bool
+) -> None:
+    server, backend = failing
+    backend.error = error
+    body: dict[str, Any] = {"prompt": MARKER, "stream": stream}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("v1/completions", body),
+        ("v1/completions", {**body, "suffix": MARKER}),
+        ("v1/chat/completions", {"messages": [{"role": MARKER, "content": MARKER}]}),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": MARKER}], "stream": stream}),
+    ]
+    if isinstance(error, Exception):
+        asked.append(("v1/completions", {**body, "echo": True, "logprobs": 1}))
+    with caplog.at_level(logging.DEBUG):
+        answers = [httpx2.post(f"{server.url}/{path}", json=body).text for path, body in asked]
+        answers.append(httpx2.get(f"{server.url}/health/ready").text)
+    assert not [text for text in (*answers, caplog.text) if MARKER in text]
+    assert not [record for record in caplog.records if record.exc_info]
+    if isinstance(error, str):
+        assert 'cause="not finite"' in caplog.text or ("cause=other" in caplog.text and "not finite" not in error)
+    elif not isinstance(error, FailedError):
+        assert type(error).__name__ in caplog.text
+        assert "test_logs.py" in caplog.text, "where it was raised"
+
+
+def test_a_replica_hands_serve_no_exception_that_it_would_log_with_its_words(
+    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError(f"cannot read {MARKER}")
+
+    replica = Replica(settings_of(text_pair))
+    monkeypatch.setattr(Engine, "step", broken)
+    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
+    generation = Generation(request_id="r", prompts=((5, 6),), seeds=(1,), params=SamplingParams(max_tokens=3))
+
+    async def scenario() -> list[Any]:
+        said = [item async for item in replica.generate_or_refuse(generation)]
+        return [*said, await replica.score_or_refuse(Scoring(request_id="s", prompts=((5, 6),), num_top=0))]
+
+    failures = [item for item in asyncio.run(scenario()) if isinstance(item, Exception)]
+    assert [type(failure) for failure in failures] == [FailedError, FailedError]
+    assert [str(failure) for failure in failures] == ["the engine failed: ValueError"] * 2
+    assert MARKER not in caplog.text
+    assert caplog.text.count("engine failed") == 2
+
+
+def test_an_engine_that_cannot_be_made_anew_is_logged_without_the_errors_words(
+    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise MemoryError(MARKER)
+
+    replica = Replica(settings_of(text_pair))
+    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
+    monkeypatch.setattr(Engine, "_over", broken)
+    scored = asyncio.run(replica.score_or_refuse(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
+    assert isinstance(scored, FailedError)
+    assert "engine not made anew" in caplog.text
+    assert MARKER not in caplog.text + str(scored)

@@ -1,0 +1,74 @@
+"""Clients that leave, at any moment: what they had is free again, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+
+from tests.endpoint.asking import Asked, all_over
+from tests.endpoint.deployed import LONG, Deployed
+
+pytestmark = pytest.mark.ray
+_NUM_AT_A_TIME = 6  # with the two that stay no more than one replica takes
+_LATEST = 12  # events of somebody else's stream after which the last ones have left
+
+
+class Companions:
+    """Streams of which there is always one: a clock for the others, and those whose texts must not change."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self.asked: list[Asked] = []
+        self._client = client
+
+    async def events(self, num_events: int) -> None:
+        """Return when so many more events have come."""
+        while num_events > 0:
+            now, before = self.asked[-1], self.asked[-1].num_events
+            await now.reached(before + num_events)
+            num_events -= now.num_events - before
+            if now.is_over and now is self.asked[-1]:
+                self._next()
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        self._next()
+        await self.asked[0].reached(1)
+        yield
+        await self.asked[-1].end()
+
+    def _next(self) -> None:
+        self.asked.append(Asked(self._client, {**LONG, "seed": 1000 + len(self.asked), "stream": True}))
+
+
+@pytest.mark.parametrize("num_leaving", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_whoever_leaves_frees_what_it_had_and_changes_no_other_text(deployed: Deployed, num_leaving: int) -> None:
+    moments = random.Random(num_leaving)
+
+    async def leave(client: httpx2.AsyncClient, seed: int, clock: Companions, in_turn: asyncio.Semaphore) -> bool:
+        async with in_turn:
+            asked = Asked(client, {**LONG, "seed": seed, "stream": seed % 2 == 0})
+            await clock.events(moments.randint(0, _LATEST))
+            has_left = not asked.is_over
+            await asked.leave()
+            return has_left
+
+    async def scenario() -> tuple[list[bool], list[Asked]]:
+        in_turn = asyncio.Semaphore(_NUM_AT_A_TIME)
+        async with deployed.raw_client() as client:
+            companions = Companions(client)
+            stays = {**LONG, "seed": 7}
+            async with companions.going_on(), all_over([Asked(client, stays)]) as staying:
+                leaving = [leave(client, seed, companions, in_turn) for seed in range(num_leaving)]
+                have_left = await asyncio.gather(*leaving)
+            return have_left, [*staying, *companions.asked]
+
+    have_left, others = asyncio.run(scenario())
+    assert sum(have_left) >= num_leaving / 2  # in the midst of something; few were done, or refused
+    deployed.wait_until_idle()
+    assert all(one.has_succeeded for one in others)
+    assert [[one.text] for one in others] == deployed.offline_of([{**LONG, "seed": o.body["seed"]} for o in others])

@@ -1,0 +1,58 @@
+"""More requests than fit: each is answered with the exact text, or refused in the API's form, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.endpoint.asking import Asked, all_over
+from tests.endpoint.deployed import CAPACITY, LONG, NUM_SLOTS, Deployed
+from tests.endpoint.server import MODEL
+
+pytestmark = pytest.mark.ray
+
+
+def test_of_four_times_what_fits_each_is_answered_exactly_or_refused_with_429(deployed: Deployed) -> None:
+    bodies = [{**LONG, "seed": seed, "stream": seed % 2 == 0} for seed in range(4 * CAPACITY)]
+
+    async def scenario() -> list[Asked]:
+        async with deployed.raw_client() as client, all_over(Asked(client, body) for body in bodies) as asked:
+            return asked
+
+    asked = asyncio.run(scenario())
+    done = [one for one in asked if one.status == 200]
+    refused = [one for one in asked if one.status != 200]
+    assert {one.status for one in refused} == {429}
+    assert len(done) >= 2 * NUM_SLOTS
+    for one in refused:
+        assert one.headers is not None
+        assert one.error is not None
+        assert (one.headers["retry-after"], one.error["code"]) == ("1", "server_busy")
+        assert one.error.keys() == {"message", "type", "param", "code"}
+    assert all(one.has_succeeded and one.error is None for one in done)
+    expected = deployed.offline_of([{**LONG, "seed": one.body["seed"]} for one in done])
+    assert [[one.text] for one in done] == expected
+    deployed.wait_until_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_of_four_times_what_fits_succeed_when_they_ask_again_as_the_official_client_does(
+    deployed: Deployed,
+) -> None:
+    num_requests = 4 * CAPACITY
+
+    def ask(client: openai.OpenAI, seed: int) -> str:
+        extra = {"ignore_eos": True}
+        answer = client.completions.create(
+            model=MODEL, prompt=LONG["prompt"], max_tokens=LONG["max_tokens"], seed=seed, extra_body=extra
+        )
+        return answer.choices[0].text
+
+    with deployed.client(max_retries=60) as client, ThreadPoolExecutor(num_requests) as pool:
+        texts = list(pool.map(lambda seed: ask(client, seed), range(num_requests)))
+    assert [[text] for text in texts] == deployed.offline_of([{**LONG, "seed": seed} for seed in range(num_requests)])
+    deployed.wait_until_idle()

@@ -1,0 +1,70 @@
+"""The application while it is replaced or taken away: what is in flight is finished, and no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import httpx2
+import pytest
+
+from endpoint.deployment import deploy, withdraw
+from tests.endpoint.asking import Asked, all_over
+from tests.endpoint.deployed import LONG, MAX_WAITING, Deployed, replica_pids
+
+pytestmark = pytest.mark.ray
+_NUM_CLIENTS = 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed: Deployed) -> None:
+    before = replica_pids()
+    seeds = itertools.count()
+
+    async def keep_asking(client: httpx2.AsyncClient, updating: asyncio.Future[object]) -> list[Asked]:
+        asked: list[Asked] = []
+        while not updating.done() or not asked:
+            seed = next(seeds)
+            asked.append(Asked(client, {**LONG, "seed": seed, "stream": seed % 2 == 0}))
+            await asked[-1].end()
+        return asked
+
+    async def scenario() -> list[Asked]:
+        changed = deployed.application(max_waiting=MAX_WAITING + 1)
+        async with deployed.raw_client() as client:
+            async with all_over([Asked(client, {**LONG, "seed": 1000, "stream": True})]) as first:
+                await first[0].reached(1)
+                updating = asyncio.ensure_future(asyncio.to_thread(deploy, changed))
+                asked = await asyncio.gather(*(keep_asking(client, updating) for _ in range(_NUM_CLIENTS)))
+                await updating
+            return [*first, *itertools.chain.from_iterable(asked)]
+
+    asked = asyncio.run(scenario())
+    failed = [(one.status, one.error) for one in asked if not one.has_succeeded]
+    assert failed == []
+    assert [[one.text] for one in asked] == deployed.offline_of([{**LONG, "seed": one.body["seed"]} for one in asked])
+    assert not set(before) & set(replica_pids())
+    assert len(asked) > _NUM_CLIENTS
+
+
+def test_what_is_in_flight_when_the_application_is_taken_away_is_finished(deployed: Deployed) -> None:
+    """The last test over this application: it is gone afterwards."""
+    bodies = [{**LONG, "seed": seed, "stream": seed > 1} for seed in range(8)]
+
+    async def scenario() -> tuple[list[Asked], Asked]:
+        async with deployed.raw_client() as client, all_over(Asked(client, body) for body in bodies) as asked:
+            await asyncio.gather(*(stream.reached(1) for stream in asked[2:]))
+            ending = asyncio.ensure_future(asyncio.to_thread(withdraw, 10))
+            await asyncio.gather(*(one.end() for one in asked))
+            await ending
+            async with all_over([Asked(client, bodies[0])]) as late:
+                pass
+            return asked, late[0]
+
+    asked, late = asyncio.run(scenario())
+    assert [(one.status, one.error) for one in asked if not one.has_succeeded] == []
+    assert [[one.text] for one in asked] == deployed.offline_of([{**LONG, "seed": one.body["seed"]} for one in asked])
+    assert late.status == 503
+    assert late.error is not None
+    assert late.error["code"] == "model_unavailable"

@@ -1,0 +1,86 @@
+"""A text that cannot be written in so many tokens is known before it is tokenized; one that can is let through."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, normalizers
+
+from pipeline.errors import LongTextError
+from pipeline.text import TextCodec
+
+WORDS = [
+    "the",
+    " cat",
+    " sat on the mat",
+    "über",
+    "日本語",
+    "🙂",
+    " ",
+    "\n",
+    "x",
+    "e\u0301",
+    "\u1100\u1161\u11a8",
+    "<|end|>",
+]
+
+
+def composing(codec: TextCodec) -> TextCodec:
+    """Its normalizer makes one character of several."""
+    core = Tokenizer.from_str(codec.tokenizer.backend_tokenizer.to_str())
+    core.normalizer = normalizers.NFC()
+    return replace(codec, tokenizer=codec.tokenizer.__class__(tokenizer_object=core))
+
+
+@pytest.fixture(params=["codec", "space_dropping_codec", "composing"])
+def any_codec(request: pytest.FixtureRequest) -> TextCodec:
+    if request.param == "composing":
+        return composing(request.getfixturevalue("codec"))
+    codec: TextCodec = request.getfixturevalue(request.param)
+    return codec
+
+
+def test_what_fits_is_never_taken_for_too_long(any_codec: TextCodec) -> None:
+    generator = random.Random(1)
+    for _ in range(300):
+        few = generator.sample(WORDS, 2)
+        text = "".join(generator.choice(few) for _ in range(generator.randrange(1, 60)))
+        token_ids = any_codec.encode(text, is_chat=True)
+        assert any_codec.encode(text, is_chat=True, most_tokens=len(token_ids)) == token_ids
+
+
+def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
+    text = unicodedata.normalize("NFD", "각" * 400)
+    token_ids = composing(codec).encode(text, is_chat=True)
+    longest = max(map(len, codec.tokenizer.get_vocab()))
+    assert len(text) == 1200
+    assert composing(codec).encode(text, is_chat=True, most_tokens=400 // longest + 1) == token_ids
+    with pytest.raises(LongTextError):
+        codec.encode(text, is_chat=True, most_tokens=400 // longest + 1)
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: bool) -> None:
+    tokenizer, text = codec.tokenizer, "the cat" * 1000
+
+    class Watched:
+        added_tokens_decoder, all_special_tokens = tokenizer.added_tokens_decoder, tokenizer.all_special_tokens
+        apply_chat_template, get_vocab = tokenizer.apply_chat_template, tokenizer.get_vocab
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            raise AssertionError("it is tokenized")
+
+    def encode(codec: TextCodec) -> None:
+        if as_chat:
+            codec.chat_prompt([{"role": "user", "content": text}], most_tokens=9)
+        codec.encode(text, is_chat=False, most_tokens=9)
+
+    longest = max(map(len, tokenizer.get_vocab()))
+    with pytest.raises(LongTextError, match=f"; 9 tokens hold at most {9 * longest}") as caught:
+        encode(replace(codec, tokenizer=Watched()))
+    assert caught.value.num_characters >= len(text)
+    assert "cat" not in caught.value.message
