@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 from decoding.sequence import FinishReason, Sequence, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a sequence ended, and its counts (`decoding.sequence.Sequence` has the same names)."""
+    """How a sequence ended, and the counts of its rounds (`decoding.sequence.Sequence` has the same names).
+
+    Of what was written twice, because memory ran out or an engine was lost, the first time counts.
+    """
 
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -36,6 +40,16 @@ class Delta:
     ending: Ending | None = None  # with the last delta of a sequence
 
 
+def counts_of_rounds(rounds: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """The counts of an Ending whose rounds these are, (drafted, accepted) -> rounds."""
+    return {
+        "num_rounds": sum(rounds.values()),
+        "num_draft_tokens": sum(drafted * count for (drafted, _), count in rounds.items()),
+        "num_accepted_tokens": sum(accepted * count for (_, accepted), count in rounds.items()),
+        "num_rounds_by_draft": dict(rounds),
+    }
+
+
 class TextChangedError(RuntimeError):
     """A sequence began again and did not write what it had written: only under verification "rejection"."""
 
@@ -48,44 +62,47 @@ class Growth:
         self.sequence = sequence
         self._index = index
         self._told: list[int] = []  # output tokens that are in a delta
-        self._length = self._num_rounds = self._num_drafted = self._num_accepted = 0  # at the last look
-        self._rounds: Counter[tuple[int, int]] = Counter()
+        self._length = self._num_drafted = self._num_accepted = 0  # at the last look
+        self._rounds: Counter[tuple[int, int]] = Counter()  # those that are in a delta
         self._has_ended = False
 
     def begin_again(self) -> None:
         """The sequence is as it was before its first round."""
-        self._length = self._num_rounds = self._num_drafted = self._num_accepted = 0
-        self._rounds.clear()
+        self._length = self._num_drafted = self._num_accepted = 0
 
     def look(self) -> Delta | None:
         """What the last step added; None if that is nothing. Raises TextChangedError.
 
-        A sequence that began again (memory had run out) is silent until it is where it was.
+        A sequence that began again (memory had run out) is silent until it is where it was, and so are its counts:
+        those of all deltas add up to those of the ending.
         """
         sequence, num_told = self.sequence, len(self._told)
         if self._has_ended:
             return None
         num_accepted = sequence.num_accepted_tokens - self._num_accepted
         num_drafted = sequence.num_draft_tokens - self._num_drafted
-        if sequence.num_rounds > self._num_rounds:
-            self._rounds[num_drafted, num_accepted] += 1
         output, before = sequence.output_token_ids, self._length
-        self._length, self._num_rounds = len(output), sequence.num_rounds
+        self._length = len(output)
         self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
-        if before < num_told and output[before:num_told] != self._told[before : len(output)]:
+        is_short = sequence.is_finished and sequence.error is None and len(output) < num_told
+        if is_short or (before < num_told and output[before:num_told] != self._told[before : len(output)]):
             raise TextChangedError("memory ran out, and the text that was begun cannot be continued; try again")
         new = tuple(output[num_told:])
         self._told += new
+        num_repeated = max(0, num_told - before)
+        num_drafted = max(0, num_drafted - num_repeated) if new else 0
+        num_accepted = min(len(new), max(0, num_accepted - num_repeated))
+        if new:
+            self._rounds[num_drafted, num_accepted] += 1
         ending = None
         if sequence.is_finished:
             self._has_ended, ending = True, self._ending()
         if not new and ending is None:
             return None
-        num_repeated = max(0, num_told - before)
         return Delta(
             self._index,
             new,
-            min(len(new), max(0, num_accepted - num_repeated)),
+            num_accepted,
             num_drafted,
             tuple(sequence.logprobs[num_told : len(output)]),
             ending,
@@ -99,10 +116,7 @@ class Growth:
             sequence.stop_reason,
             sequence.error,
             sequence.num_cached_tokens,
-            sequence.num_rounds,
-            sequence.num_draft_tokens,
-            sequence.num_accepted_tokens,
-            dict(self._rounds),
+            **counts_of_rounds(self._rounds),
         )
 
 

@@ -83,9 +83,10 @@ class EngineLoop:
     async def stream(self, sequences: Seq[Sequence]) -> AsyncIterator[list[Delta]]:
         """What each step adds to any of these sequences; what comes while the caller is busy comes together.
 
-        Ends when all have finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
+        Nothing, an empty list, says that the first of them has a slot from the next step on. Ends when all have
+        finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
         """
-        stream = _Stream(Growths(sequences))
+        stream = _Stream(Growths(sequences), frozenset(sequences))
         self._streams.append(stream)
         finishing = asyncio.ensure_future(self.finish(sequences))
         finishing.add_done_callback(lambda _: stream.is_new.set())
@@ -96,7 +97,8 @@ class EngineLoop:
                 if stream.error is not None:
                     raise stream.error
                 deltas, stream.deltas = stream.deltas, []
-                if deltas:
+                begins, stream.begins = stream.begins, False
+                if deltas or begins:
                     yield deltas
                 elif finishing.done():
                     await finishing  # the engine's failure, if it failed
@@ -164,6 +166,11 @@ class EngineLoop:
     def _drop_from_engine(self, sequences: set[Sequence]) -> None:
         self.engine.drop(sequences)
 
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether there is one that nobody has, who has left and still writes a last token among them."""
+        return len(self._unfinished) < self.engine.options.num_slots
+
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
         engine = self.engine
@@ -188,6 +195,7 @@ class EngineLoop:
             if not self._inbox and not self.engine.has_work:
                 return False
             newcomers, self._inbox = self._inbox, []
+            self._tell_who_begins(newcomers)
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
@@ -211,6 +219,13 @@ class EngineLoop:
                 if not future.done():
                     future.set_result(None)
             return True
+
+    def _tell_who_begins(self, newcomers: list[Sequence]) -> None:
+        """Before the step, which may be the process's last."""
+        up_next = self.engine.up_next(newcomers)
+        if up_next:
+            for stream in self._streams:
+                stream.tell_that_it_begins(up_next)
 
     def _step(self, newcomers: list[Sequence]) -> list[Sequence]:
         started = time.monotonic()
@@ -253,11 +268,19 @@ class EngineLoop:
 class _Stream:
     """Deltas on their way to whoever awaits them."""
 
-    def __init__(self, growths: Growths) -> None:
+    def __init__(self, growths: Growths, sequences: frozenset[Sequence]) -> None:
         self.deltas: list[Delta] = []
+        self.begins = False  # to be told
+        self._waiting: frozenset[Sequence] | None = sequences  # None: it has begun
         self.is_new = asyncio.Event()
         self.error: Exception | None = None
         self.growths = growths
+
+    def tell_that_it_begins(self, up_next: set[Sequence]) -> None:
+        """If one of these is the first of its own."""
+        if self._waiting is not None and not self._waiting.isdisjoint(up_next):
+            self._waiting, self.begins = None, True
+            self.is_new.set()
 
     def look(self) -> None:
         """Between two steps."""

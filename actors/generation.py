@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
 
+from actors.deadline import NO_DEADLINE, Deadline
 from decoding.sampling_params import SamplingParams
 
 
@@ -20,7 +21,7 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
     params: SamplingParams
-    timeout_s: float | None = None  # from when the replica has it
+    deadline: Deadline = NO_DEADLINE
 
     @property
     def num_sequences(self) -> int:
@@ -35,7 +36,7 @@ class Scoring:
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
-    timeout_s: float | None = None
+    deadline: Deadline = NO_DEADLINE
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int
+
+
+class Standing(Enum):
+    """Where a request stands that has no tokens yet. Whoever only waits did not bring an engine down."""
+
+    WAITS = "waits"  # for a slot
+    BEGINS = "begins"  # its prompt is read from now on
 
 
 class RefusedError(ValueError):
@@ -57,15 +65,3 @@ class BusyError(RuntimeError):
 
 class FailedError(RuntimeError):
     """The engine failed over this request, not over those beside it. Its message is for the log."""
-
-
-class DeadlineError(TimeoutError):
-    """The request took longer than it may."""
-
-    def __init__(self, timeout_s: float) -> None:
-        """`timeout_s` is what it had."""
-        super().__init__(f"the request was not done in {timeout_s:g} s")
-        self.timeout_s = timeout_s
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DeadlineError, (self.timeout_s,)

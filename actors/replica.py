@@ -17,11 +17,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from actors.deadline import DeadlineError
 from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
@@ -101,30 +102,25 @@ class Replica:
 
         Raises RefusedError, BusyError, DeadlineError, or what the engine failed with.
         """
-        num_new = generation.num_sequences
-        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
-            raise BusyError("too many requests wait already")
-        sequences = self._sequences(generation)
-        self._num_unfinished += num_new
-        try:
-            async with aclosing(self._loop.stream(sequences)) as stream:  # type: ignore[type-var]
-                async for deltas in _until(stream, generation.timeout_s):
-                    self._last_token_at = time.monotonic()
+        async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
+            async for deltas in stream:
+                if deltas:
                     yield deltas
-        finally:
-            self._num_unfinished -= num_new
 
     async def generate_or_refuse(
         self, generation: Generation
-    ) -> AsyncIterator[list[Delta] | RefusedError | BusyError | DeadlineError | FailedError]:
-        """As `generate`, but what it refuses with, or fails with, comes as the last item.
+    ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError | FailedError]:
+        """As `generate`, but what it refuses or fails with comes as the last item, and where it stands before tokens.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
         try:
-            async with aclosing(self.generate(generation)) as stream:  # type: ignore[type-var]
+            self._check_room()
+            if self._num_unfinished >= self._loop.engine.options.num_slots or not self._loop.has_free_slot:
+                yield Standing.WAITS
+            async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
                 async for deltas in stream:
-                    yield deltas
+                    yield deltas or Standing.BEGINS
         except (RefusedError, BusyError, DeadlineError) as refusal:
             yield refusal
         except RayError:  # another process was lost
@@ -132,18 +128,34 @@ class Replica:
         except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
             yield self._failed(error, generation.request_id)
 
+    async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        """Empty once, when the first of the samples gets its slot."""
+        num_new = generation.num_sequences
+        self._check_room()
+        sequences = self._sequences(generation)
+        self._num_unfinished += num_new
+        try:
+            async with aclosing(self._loop.stream(sequences)) as stream:  # type: ignore[type-var]
+                async for deltas in generation.deadline.until(stream):
+                    if deltas:
+                        self._last_token_at = time.monotonic()
+                    yield deltas
+        finally:
+            self._num_unfinished -= num_new
+
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Of each prompt's tokens but the first. Raises as `generate` does."""
-        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
-            raise BusyError("too many requests wait already")
+        self._check_room()
         self._num_unfinished += len(scoring.prompts)
         try:
-            async with asyncio.timeout(scoring.timeout_s):
-                return [await self._loop.prompt_logprobs(prompt, scoring.num_top) for prompt in scoring.prompts]
+            async with scoring.deadline.enforced():
+                scores = []
+                for prompt in scoring.prompts:
+                    scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
+                    self._last_token_at = time.monotonic()  # its log-probability is the sign of life
+                return scores
         except PromptError as error:
             raise RefusedError(str(error)) from error
-        except TimeoutError as error:
-            raise DeadlineError(scoring.timeout_s or 0.0) from error
         finally:
             self._num_unfinished -= len(scoring.prompts)
 
@@ -161,7 +173,7 @@ class Replica:
             return self._failed(error, scoring.request_id)
 
     async def check_health(self) -> None:
-        """Nothing, if the engine wrote a token lately or writes one now. Raises what is wrong with it.
+        """Nothing, if the engine wrote or scored a token lately or writes one now. Raises what is wrong with it.
 
         Ray Serve asks this now and then, and replaces a replica that raises it several times in a row.
         """
@@ -198,6 +210,10 @@ class Replica:
         _log.error(failure_event("engine failed", error, request=request_id))
         return FailedError(f"the engine failed: {type(error).__name__}")
 
+    def _check_room(self) -> None:
+        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
+            raise BusyError("too many requests wait already")
+
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []
         for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
@@ -211,19 +227,3 @@ class Replica:
                 sequence.max_tokens = min(sequence.max_tokens, engine.max_model_len - len(prompt))
                 sequences.append(sequence)
         return sequences
-
-
-async def _until(stream: AsyncIterator[list[Delta]], timeout_s: float | None) -> AsyncIterator[list[Delta]]:
-    """The stream, or DeadlineError when so many seconds are over before it ends."""
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        left_s = None if ends_at is None else ends_at - time.monotonic()
-        try:
-            # Not `wait_for`, whose task may outlive its waiter if that is cancelled twice, as anyio does it.
-            async with asyncio.timeout(left_s):
-                deltas = await anext(stream)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise DeadlineError(timeout_s or 0.0) from error
-        yield deltas

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import chain, islice
 
 from decoding.checkpoint import DType
 from decoding.cost_table import CostTable
@@ -196,6 +197,11 @@ class Engine:
         self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
+
+    def up_next(self, newcomers: Seq[Sequence]) -> set[Sequence]:
+        """Who gets a slot in the next step, if these are submitted before it."""
+        num_free = self.options.num_slots - len(self.in_flight) if self._waiting or newcomers else 0
+        return set(islice(chain(tuple(self._waiting), newcomers), num_free))
 
     @property
     def has_remote_drafts(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from actors.deadline import Deadline
 from endpoint.chat import chat
 from endpoint.chat_request import ChatRequest
 from endpoint.completion_request import CompletionRequest
@@ -37,29 +38,33 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
         openapi_url="/openapi.json" if has_docs else None,
     )
 
+    def service_for(request: Request) -> Service:
+        timeout_s = service.settings.request_timeout_s
+        return service.until(Deadline.after(timeout_s, started=getattr(request.state, "arrived_at", None)))
+
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
-        return await complete(service, body, request_id_of(request))
+        return await complete(service_for(request), body, request_id_of(request))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
-        return await chat(service, body, request_id_of(request))
+        return await chat(service_for(request), body, request_id_of(request))
 
     @app.get("/v1/models")
-    async def _models() -> dict[str, Any]:
-        return list_models(service.settings, await service.facts())
+    async def _models(request: Request) -> dict[str, Any]:
+        return list_models(service.settings, await service_for(request).facts())
 
     @app.get("/v1/models/{model:path}")
-    async def _model(model: str) -> dict[str, Any]:
-        return one_model(service.settings, await service.facts(), model)
+    async def _model(model: str, request: Request) -> dict[str, Any]:
+        return one_model(service.settings, await service_for(request).facts(), model)
 
     @app.post("/tokenize")
-    async def _tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        return await tokenize(service, body)
+    async def _tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        return await tokenize(service_for(request), body)
 
     @app.post("/detokenize")
-    async def _detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        return await detokenize(service, body)
+    async def _detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        return await detokenize(service_for(request), body)
 
     @app.get("/health")
     async def _health() -> dict[str, str]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.deltas import Delta
-from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
+from actors.deadline import Deadline, DeadlineError
+from actors.deltas import Delta, counts_of_rounds
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, generation_failed, model_unavailable
 from pipeline.logs import Event
 
-_MOST_TRIES = 3  # replicas that a request may lose, and one more
+_MOST_LOST = 5  # replicas that a request may lose while it waits, before it is the client's turn to try again
+_MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
@@ -42,10 +46,15 @@ class Backend(Protocol):
         ...
 
 
+class EnginesLostError(RuntimeError):
+    """A request was in flight each time an engine was lost, and is not given another one."""
+
+
 class Replicas:
     """Engines behind a Ray Serve deployment.
 
-    A request whose replica dies goes on with another one where the first had come to: both write the same text.
+    A request whose replica dies goes on with another one where the first had come to: both write the same text. Once:
+    who was in flight when two of them died may be what they died of. Whoever waited for a slot was not.
     """
 
     def __init__(self, handle: Any, *, is_repeatable: bool) -> None:
@@ -60,63 +69,90 @@ class Replicas:
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
-        told: dict[int, list[int]] = {}
-        for tries_left in reversed(range(_MOST_TRIES)):
-            resumption = _Resumption(told)
+        told: dict[int, _Told] = {}
+        losses = _Losses(generation.request_id)
+        while True:
+            resumption, is_waiting = _Resumption(told), False
             response = self._streaming.generate_or_refuse.remote(generation)
             is_over = False
             try:
-                async for deltas in response:
-                    if isinstance(deltas, Exception):
+                async for item in response:
+                    if isinstance(item, Exception):
                         is_over = True
-                        raise deltas
-                    if new := resumption.new(deltas):
+                        raise item
+                    is_waiting = item is Standing.WAITS
+                    if not isinstance(item, Standing) and (new := resumption.new(item)):
                         yield new
                 is_over = True
                 return
-            except RayError as error:
+            except (RayError, *_LOST) as error:
                 is_over = True
-                self._refuse_to_go_on(error, tries_left, has_begun=bool(told))
-                _log.warning(Event("replica lost", request=generation.request_id, tries_left=tries_left))
-            except _LOST as error:
-                is_over = True
-                self._refuse_to_go_on(error, tries_left, has_begun=bool(told))
+                losses.add(error, is_waiting=is_waiting, may_go_on=self._is_repeatable or not told)
             finally:
                 if not is_over:  # whoever asked has left
                     response.cancel()
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """As `Backend.score`."""
-        for tries_left in reversed(range(_MOST_TRIES)):
+        losses = _Losses(scoring.request_id)
+        while True:
+            response = self._handle.score_or_refuse.remote(scoring)
             try:
-                answer: list[list[TokenLogprobs]] | Exception = await self._handle.score_or_refuse.remote(scoring)
+                answer: list[list[TokenLogprobs]] | Exception = await response
             except (RayError, *_LOST) as error:
-                self._refuse_to_go_on(error, tries_left, has_begun=False)
+                losses.add(error, is_waiting=False, may_go_on=True)
                 continue
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        raise AssertionError("the last try raises")
 
     async def check_health(self) -> None:
         """As `Backend.check_health`, of one replica."""
         await self._handle.check_health.remote()
 
-    def _refuse_to_go_on(self, error: Exception, tries_left: int, *, has_begun: bool) -> None:
-        """Raise what the replica raised; nothing if it was lost and another one may go on."""
+
+class _Losses:
+    """The replicas that one request was with and that were lost."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id, self._num_lost, self._num_in_flight = request_id, 0, 0
+
+    def add(self, error: Exception, *, is_waiting: bool, may_go_on: bool) -> None:
+        """Another one. Raises what the replica raised, if it was not lost; EnginesLostError if there were enough."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             raise cause if isinstance(cause, Exception) else error
-        if not isinstance(error, _LOST) or not tries_left or (has_begun and not self._is_repeatable):
+        if not isinstance(error, _LOST) or not may_go_on:
             raise error
+        self._num_lost += 1
+        self._num_in_flight += not is_waiting
+        _log.warning(Event("replica lost", request=self._request_id, waited=is_waiting, lost=self._num_lost))
+        if self._num_in_flight >= _MOST_LOST_IN_FLIGHT:
+            raise EnginesLostError(
+                f"request {self._request_id} was in flight when {_MOST_LOST_IN_FLIGHT} replicas died"
+            )
+        if self._num_lost >= _MOST_LOST:
+            raise error
+
+
+@dataclass
+class _Told:
+    """What has been handed on of a sequence: its tokens, the rounds that they came in, and whether that was all."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    has_ended: bool = False
 
 
 class _Resumption:
     """Skips what has been handed on already, and sees that it is the same."""
 
-    def __init__(self, told: dict[int, list[int]]) -> None:
-        """`told` are the tokens of each sequence that are handed on; it grows."""
-        self._told = told
+    def __init__(self, told: dict[int, _Told]) -> None:
+        """`told` is of each sequence, and grows."""
+        self._told, self._is_first = told, not told
         self._num_seen: dict[int, int] = {}
 
     def new(self, deltas: list[Delta]) -> list[Delta]:
@@ -124,21 +160,30 @@ class _Resumption:
         return [new for delta in deltas if (new := self._rest(delta)) is not None]
 
     def _rest(self, delta: Delta) -> Delta | None:
-        told, first = self._told.setdefault(delta.index, []), self._num_seen.get(delta.index, 0)
-        self._num_seen[delta.index] = first + len(delta.token_ids)
-        num_known = max(0, min(len(told) - first, len(delta.token_ids)))
-        if list(delta.token_ids[:num_known]) != told[first : first + num_known]:
+        told, first = self._told.setdefault(delta.index, _Told()), self._num_seen.get(delta.index, 0)
+        self._num_seen[delta.index] = num_seen = first + len(delta.token_ids)
+        num_known = max(0, min(len(told.token_ids) - first, len(delta.token_ids)))
+        is_short = delta.ending is not None and delta.ending.error is None and num_seen < len(told.token_ids)
+        is_long = told.has_ended and num_seen > len(told.token_ids)
+        if is_short or is_long or list(delta.token_ids[:num_known]) != told.token_ids[first : first + num_known]:
             raise RuntimeError("a replica was lost, and another one does not write what it had written")
-        told += delta.token_ids[num_known:]
-        if num_known == 0:
-            return delta
-        if num_known == len(delta.token_ids) and delta.ending is None:
-            return None
-        return replace(
-            delta,
-            token_ids=delta.token_ids[num_known:],
-            num_accepted=max(0, delta.num_accepted - num_known),
-            logprobs=delta.logprobs[num_known:],
+        if num_known:
+            has_new = num_known < len(delta.token_ids)
+            delta = replace(
+                delta,
+                token_ids=delta.token_ids[num_known:],
+                num_accepted=max(0, delta.num_accepted - num_known) if has_new else 0,
+                num_drafted=max(0, delta.num_drafted - num_known) if has_new else 0,
+                logprobs=delta.logprobs[num_known:],
+            )
+        told.token_ids += delta.token_ids
+        if delta.token_ids:
+            told.rounds[delta.num_drafted, delta.num_accepted] += 1
+        if delta.ending is None or told.has_ended:
+            return delta if delta.token_ids else None
+        told.has_ended = True
+        return (
+            delta if self._is_first else replace(delta, ending=replace(delta.ending, **counts_of_rounds(told.rounds)))
         )
 
 
@@ -146,7 +191,7 @@ async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[De
     """The backend's deltas; what goes wrong comes as an ApiError, or as it is where nobody expects it."""
     try:
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
-            async for deltas in stream:
+            async for deltas in generation.deadline.until(stream):
                 yield deltas
     except Exception as error:
         raise as_api_error(error) from error
@@ -155,15 +200,17 @@ async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[De
 async def ask_scores(backend: Backend, scoring: Scoring) -> list[list[TokenLogprobs]]:
     """The backend's scores; errors as with `ask`."""
     try:
-        return await backend.score(scoring)
+        async with scoring.deadline.enforced():
+            return await backend.score(scoring)
     except Exception as error:
         raise as_api_error(error) from error
 
 
-async def ask_facts(backend: Backend) -> EngineFacts:
+async def ask_facts(backend: Backend, deadline: Deadline) -> EngineFacts:
     """The backend's facts; errors as with `ask`."""
     try:
-        return await backend.facts()
+        async with deadline.enforced():
+            return await backend.facts()
     except Exception as error:
         raise as_api_error(error) from error
 
@@ -192,6 +239,14 @@ def as_api_error(error: Exception) -> Exception:
                 f"The request was not done in {error.timeout_s:g} seconds, which is all that this server gives one.",
                 type="timeout_error",
                 code="deadline_exceeded",
+            )
+        case EnginesLostError():
+            return ApiError(
+                500,
+                "The engine that wrote this request was lost, and so was the one that went on with it. It is not tried "
+                "again.",
+                type="server_error",
+                code="engine_lost",
             )
         case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():
             return model_unavailable()

@@ -110,7 +110,7 @@ async def _echoes(
         request_id=generation.request_id,
         prompts=generation.prompts,
         num_top=request.logprobs,
-        timeout_s=generation.timeout_s,
+        deadline=generation.deadline,
     )
     scores = await ask_scores(service.backend, scoring)
     return await asyncio.get_running_loop().run_in_executor(None, _scored, service, prompts, scores)

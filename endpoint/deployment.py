@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings
 from endpoint.edge import EdgeSettings
-from endpoint.gate import environment
+from endpoint.gate import APP_NAME as APP_NAME
+from endpoint.gate import Gate, environment
 from endpoint.ingress import Ingress
 from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 
-APP_NAME = "dray"
+_CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls its own
+_DRAIN_LOOK_EVERY_S = 2.0
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
@@ -105,6 +109,8 @@ def make_application(
     lifetime: dict[str, Any] = {
         "max_surge_percent": asked.max_surge_percent,
         "graceful_shutdown_timeout_s": asked.drain_timeout_s,
+        # Between looks at what a process that is to go still has: what was on its way to it is there by the first one.
+        "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_EVERY_S,
         "health_check_period_s": asked.health_period_s,
         "health_check_timeout_s": asked.health_timeout_s,
         "logging_config": {"enable_access_log": False},
@@ -137,6 +143,31 @@ def start(host: str, port: int, limits: Limits) -> None:
     )
 
 
+def check_gate() -> None:
+    """Raise ValueError if the Serve of this cluster, which somebody else may have started, has a proxy without it."""
+    controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+    proxies = ray.get(controller.get_proxies.remote()).values()
+    if not proxies or not all(_has_gate(proxy) for proxy in proxies):
+        raise ValueError(
+            "the Ray Serve that runs on this cluster was started without this endpoint's gate: its proxy would obey "
+            "headers of clients and keep bodies of any size. End it (`serve shutdown`) and run this command again, "
+            "which starts it with the gate; or, if it must stay, serve on another cluster (serve.ray_address)"
+        )
+
+
+def _has_gate(proxy: Any) -> bool:
+    try:
+        options = ray.get(proxy._get_http_options.remote())
+    except RayError:  # it has middlewares that nobody else can read, and a proxy of ours has none of those
+        return False
+    return any(middleware.cls is Gate for middleware in options.middlewares)
+
+
+def is_deployed() -> bool:
+    """Whether an application of our name is there, in whatever state."""
+    return APP_NAME in serve.status().applications
+
+
 def deploy(application: Any) -> DeploymentHandle:
     """Run it on the Serve of this cluster, at "/"; returns when it is up. Raises RuntimeError if that fails."""
     return serve.run(application, name=APP_NAME, route_prefix="/")
@@ -146,5 +177,5 @@ def withdraw(drain_timeout_s: float) -> None:
     """Take it away again; returns when what was in flight has finished, or had its time."""
     serve.delete(APP_NAME, _blocking=False)  # it would not wait for more than a minute
     gives_up_at = time.monotonic() + drain_timeout_s + _ENDING_S
-    while APP_NAME in serve.status().applications and time.monotonic() < gives_up_at:
+    while is_deployed() and time.monotonic() < gives_up_at:
         time.sleep(_LOOK_EVERY_S)

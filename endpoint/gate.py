@@ -8,15 +8,20 @@ an environment variable of its process, so the settings come that way too (`endp
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from endpoint.bodies import Bodies, Limits, refuse_and_linger
+from endpoint.body_on_demand import BodyOnDemand, has_body
 from endpoint.errors import ApiError, model_unavailable
 from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
-from endpoint.limits import BodyLimits, HeaderLimits, Limits
-from endpoint.refusal import refuse
+from endpoint.limits import BodyLimits, HeaderLimits
+from endpoint.refusal import finish, refuse
 
+APP_NAME = "dray"  # of our application, on a Serve that may have others
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are short where many processes start at once
@@ -46,11 +51,13 @@ def middlewares() -> list[Middleware]:
 class Gate:
     """Takes steering headers away, gives the request an id, keeps large, slow and internal requests out.
 
-    What the proxy itself has to say to a client is said as the API says it.
+    What the proxy itself has to say to a client is said as the API says it. Bodies for our application are let in when
+    it asks for them, which is when it has seen the key; others' applications know nothing of that.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app, self._limited = app, HeaderLimits(BodyLimits(app, limits), limits)
+        self._app, self._bodies, self._router = app, Bodies(limits), _router_behind(app)
+        self._limited, self._in_headers = HeaderLimits(BodyLimits(app, limits), limits), HeaderLimits(app, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
@@ -71,30 +78,59 @@ class Gate:
         if scope["path"] == _HEALTH:
             await self._limited(scope, receive, send)
             return
-        answer = _Answer(send)
-        await self._limited(scope, receive, answer.send)
+        if has_body(scope) and self._is_ours(scope["path"]):
+            body = BodyOnDemand(scope, receive, self._bodies)
+            answer = _Answer(send, body)
+            await self._in_headers(body.scope, body.receive, answer.send)
+        else:
+            answer = _Answer(send)
+            await self._limited(scope, receive, answer.send)
         await answer.end()
+
+    def _is_ours(self, path: str) -> bool:
+        match = None if self._router is None else self._router.match_route(path)
+        return match is not None and match[1].app_name == APP_NAME
 
 
 class _Answer:
     """What comes from behind the gate: of the application as it is, of the proxy itself in the form of the API."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._has_begun = self._is_proxys_own = False
+    def __init__(self, send: Send, body: BodyOnDemand | None = None) -> None:
+        """With `body`, to a request whose body is held back."""
+        self._send, self._body = send, body
+        self._has_begun = False
+        self._closes = False  # behind a body that nobody wanted
 
     async def send(self, message: Message) -> None:
         """Pass a message on, or not."""
-        if message["type"] == "http.response.start":
-            self._is_proxys_own = _is_proxys_own(message)
-        if not self._is_proxys_own:
+        if self._body is not None and self._body.heard(message):
+            return
+        if message["type"] == "http.response.start" and not _is_proxys_own(message):
             self._has_begun = True
-            await self._send(message)
+            self._closes = self._body is not None and not self._body.is_wanted
+            if self._closes:
+                MutableHeaders(scope=message)["connection"] = "close"
+        if self._has_begun:
+            await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
 
     async def end(self) -> None:
         """The proxy is done. Where it died over the request it has said nothing at all."""
-        if not self._has_begun:
-            await refuse(self._send, model_unavailable())
+        body = self._body
+        if body is None:
+            if not self._has_begun:
+                await refuse(self._send, model_unavailable())
+        elif not self._has_begun:
+            await refuse_and_linger(body.incoming, self._send, body.error or model_unavailable())
+        elif self._closes:
+            await body.incoming.let_pass()
+            await finish(self._send)
+
+
+def _router_behind(app: Any) -> Any:
+    """What tells Serve's proxy (2.60) whose a path is; None where no such proxy stands behind."""
+    while app is not None and not hasattr(app, "proxy_router"):
+        app = getattr(app, "_app", None)
+    return None if app is None else app.proxy_router
 
 
 def _is_proxys_own(start: Message) -> bool:

@@ -143,7 +143,7 @@ class Failures:
 
         async def watched_send(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
+            has_begun = has_begun or message["type"] == "http.response.start"
             await send(message)
 
         try:

@@ -9,6 +9,7 @@ before the application (`ray/serve/_private/proxy.py`, `send_request_to_replica`
 from __future__ import annotations
 
 import re
+import time
 import uuid
 
 from starlette.datastructures import MutableHeaders
@@ -23,7 +24,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:+/=@-]{1,128}")
 
 
 class RequestIds:
-    """Puts the request's id in `scope["state"]["request_id"]` and on the answer: the client's own, or a new one."""
+    """Puts the request's id in `scope["state"]["request_id"]` and on the answer: the client's own, or a new one.
+
+    `scope["state"]["arrived_at"]` is when this process saw the request first, in seconds of its monotonic clock.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -39,7 +43,7 @@ class RequestIds:
             _check_steering(scope)
         except ApiError as refused:
             request_id, error = new_request_id(), refused
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived_at=time.monotonic())
         send = with_request_id(send, request_id)
         if error is None:
             await self._app(scope, receive, send)

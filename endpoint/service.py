@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.deadline import NO_DEADLINE, Deadline, DeadlineError
 from actors.generation import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.backend import Backend, ask_facts
+from endpoint.backend import Backend, as_api_error, ask_facts
 from endpoint.encoder import Encoder
 from endpoint.errors import ApiError, context_exceeded
 from endpoint.meter import Meter, NoMeter
@@ -31,7 +34,7 @@ class ServiceSettings:
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
     max_choices: int = 128  # samples of all prompts of a request
-    request_timeout_s: float | None = 600.0  # from queue to last token
+    request_timeout_s: float | None = 600.0  # from a request's arrival to its last token
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -64,14 +67,21 @@ class Service:
     ) -> None:
         """`new_meter` makes what follows a request to generate."""
         self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
-        self._facts: EngineFacts | None = None
+        self._facts: list[EngineFacts] = []  # once they are known
+        self._deadline = NO_DEADLINE
         self._encoder = Encoder(codec)
+
+    def until(self, deadline: Deadline) -> Service:
+        """The same service for one request: whatever is waited for, here or for an engine, is waited for until then."""
+        service = copy(self)
+        service._deadline = deadline
+        return service
 
     async def facts(self) -> EngineFacts:
         """Of the engine."""
-        if self._facts is None:
-            self._facts = await ask_facts(self.backend)
-        return self._facts
+        if not self._facts:
+            self._facts.append(await ask_facts(self.backend, self._deadline))
+        return self._facts[0]
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model; to name none is fine, since there is one."""
@@ -85,19 +95,22 @@ class Service:
         """
         facts = await self.facts()
         if isinstance(prompt, str):
-            token_ids = await self._encoder.encode(param, prompt, facts.max_model_len)
+            async with self._in_time():
+                token_ids = await self._encoder.encode(param, prompt, facts.max_model_len)
             if len(token_ids) > facts.max_model_len:
                 raise too_long(param, len(token_ids), facts.max_model_len)
             return Prompt(prompt, tuple(token_ids))
         if len(prompt) > facts.max_model_len:
             raise too_long(param, len(prompt), facts.max_model_len)
         check_token_ids(param, prompt, facts.vocab_size)
-        return Prompt(await self._encoder.decode(prompt) if has_text else "", tuple(prompt))
+        async with self._in_time():
+            return Prompt(await self._encoder.decode(prompt) if has_text else "", tuple(prompt))
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> Prompt:
         """The messages through the chat template. Raises ApiError."""
         max_model_len = (await self.facts()).max_model_len
-        text, token_ids = await self._encoder.encode_chat(messages, max_model_len)
+        async with self._in_time():
+            text, token_ids = await self._encoder.encode_chat(messages, max_model_len)
         if len(token_ids) > max_model_len:
             raise too_long("messages", len(token_ids), max_model_len)
         return Prompt(text, tuple(token_ids))
@@ -114,7 +127,8 @@ class Service:
                 code="context_length_exceeded",
             )
         check_token_ids(param, token_ids, facts.vocab_size)
-        return await self._encoder.decode(token_ids)
+        async with self._in_time():
+            return await self._encoder.decode(token_ids)
 
     def generation(
         self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None
@@ -127,7 +141,7 @@ class Service:
             prompts=tuple(prompt.token_ids for prompt in prompts),
             seeds=seeds,
             params=params,
-            timeout_s=self.settings.request_timeout_s,
+            deadline=self._deadline,
         )
 
     def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:
@@ -149,6 +163,15 @@ class Service:
             for token_id in token_ids:
                 if token_id >= vocab_size:
                     raise outside_vocabulary(param, token_id, vocab_size)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """What the block awaits is given up when time is up. Raises ApiError then."""
+        try:
+            async with self._deadline.enforced():
+                yield
+        except DeadlineError as error:
+            raise as_api_error(error) from error
 
 
 def unknown_model(name: str) -> ApiError:

@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -20,12 +21,13 @@ import ray
 import torch
 import yaml
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from actors.draft_roster import start_roster
 from actors.generator import load_codec
 from actors.resources import describe_placement, settle_device
 from actors.settings import GeneratorSettings
-from endpoint.deployment import APP_NAME, deploy, make_application, start, withdraw
+from endpoint.deployment import APP_NAME, check_gate, deploy, is_deployed, make_application, start, withdraw
 from jobs.cluster import join_ray
 from jobs.ending import Exit, bad_configuration
 from jobs.plan import check_models, settled_models, settled_stages
@@ -131,28 +133,51 @@ def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: flo
 
 
 def _serve(config: ServeConfig, application: Any) -> Exit:
-    """Run it until a signal comes."""
+    """Run it until a signal comes. KeyboardInterrupt if that comes before it runs, or a second time."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    has_started = False
+    is_own_ray = _address(config) is None
     try:
         join_ray(_address(config))
         start(config.serve.host, config.serve.port, config.limits())
-        has_started = True
-        deploy(application)
+        try:
+            check_gate()
+        except ValueError as error:
+            return bad_configuration(error)
+        with _nothing_left_unless_deployed(is_own_ray):
+            deploy(application)
+        return _until_a_signal(config.serve.drain_timeout_s)
+    except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    finally:
+        if is_own_ray and ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+
+
+@contextmanager
+def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
+    """An application that the block began and did not bring up, for whatever reason, does not stay on the cluster.
+
+    One that was there before stays as it is, and so do all others.
+    """
+    was_there = is_deployed()
+    try:
+        yield
+    except BaseException:
+        if not was_there and not is_own_ray:
+            withdraw(drain_timeout_s=0.0)
+        raise
+
+
+def _until_a_signal(drain_timeout_s: float) -> Exit:
+    try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
     except KeyboardInterrupt:
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
-        if has_started:
-            withdraw(config.serve.drain_timeout_s)
+        withdraw(drain_timeout_s)
         return Exit.COMPLETE
-    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return Exit.FAILED
-    finally:
-        if _address(config) is None and ray.is_initialized():
-            serve.shutdown()
-            ray.shutdown()
     return Exit.FAILED
 
 
@@ -160,7 +185,7 @@ def _wait() -> None:
     """Until the application is gone, which somebody else may have taken away. A signal raises KeyboardInterrupt."""
     never = threading.Event()
     while not never.wait(_LOOK_EVERY_S):
-        if APP_NAME not in serve.status().applications:
+        if not is_deployed():
             print("error: the application was taken away", file=sys.stderr)
             return
 

@@ -51,6 +51,7 @@ def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
     async def first() -> None:
         (sequence,) = asked = sequences(1)
         async with aclosing(EngineLoop(plain(text_pair)).stream(asked)) as stream:  # type: ignore[type-var]
+            assert await anext(stream) == [], "it has a slot"
             deltas = await anext(stream)
             assert deltas[0].token_ids
             assert not sequence.is_finished
@@ -199,3 +200,35 @@ def test_out_of_memory_in_mid_stream_is_not_seen_in_the_text(text_pair: Pair) ->
     for index, sequence in enumerate(expected):
         own = [token for delta in deltas if delta.index == index for token in delta.token_ids]
         assert own == sequence.output_token_ids
+
+
+def test_the_counts_of_a_sequence_that_began_again_are_those_of_what_was_told() -> None:
+    sequence, rounds = rounds_of(([1, 2, 3], 3), ([1, 2], 1), ([3, 4, 5], 4), ([6], 2))
+    growth, told = Growth(0, sequence), []
+    for number in range(4):
+        next(rounds)
+        if number == 3:
+            sequence.finish_reason = "stop"
+        told.append(growth.look())
+        if number == 0:
+            sequence.restart()
+            growth.begin_again()
+    deltas = [delta for delta in told if delta is not None]
+    ending = deltas[-1].ending
+    assert ending is not None
+    assert ending.num_rounds_by_draft == {(3, 2): 1, (3, 1): 1, (2, 0): 1}
+    assert sum(delta.num_drafted for delta in deltas) == ending.num_draft_tokens == 8
+    assert sum(delta.num_accepted for delta in deltas) == ending.num_accepted_tokens == 3
+
+
+def test_a_sequence_that_ends_earlier_the_second_time_is_an_error() -> None:
+    sequence, rounds = rounds_of(([1, 2, 3], 2), ([1, 2], 1))
+    growth = Growth(0, sequence)
+    next(rounds)
+    growth.look()
+    sequence.restart()
+    growth.begin_again()
+    next(rounds)
+    sequence.finish_reason = "stop"
+    with pytest.raises(TextChangedError):
+        growth.look()

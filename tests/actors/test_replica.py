@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from actors.generation import BusyError, DeadlineError, Generation, RefusedError, Scoring
+from actors.deadline import Deadline, DeadlineError
+from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
 from actors.replica import Replica, ReplicaSettings
 from decoding import Engine, SamplingParams
 from tests.endpoint.server import settings_of
@@ -68,9 +70,11 @@ def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica
 def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         with pytest.raises(DeadlineError, match=r"not done in 1e-06 s"):
-            await all_of(replica, ask(timeout_s=1e-6))
+            await all_of(replica, ask(deadline=Deadline.after(1e-6)))
         with pytest.raises(DeadlineError):
-            await replica.score(Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, timeout_s=1e-6))
+            await replica.score(
+                Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, deadline=Deadline.after(1e-6))
+            )
         assert replica._num_unfinished == 0
         assert (await all_of(replica, ask()))[-1].ending is not None
 
@@ -115,6 +119,9 @@ def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: async
         try:
             await replica.check_health()  # a token came lately
             replica._last_token_at = float("-inf")
+            await replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
+            await replica.check_health()  # or was scored
+            replica._last_token_at = float("-inf")
             with pytest.raises(RuntimeError, match="the engine is dead"):
                 await replica.check_health()
         finally:
@@ -143,3 +150,51 @@ def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
     with pytest.raises(ValueError, match="tensor a") as caught:
         runner.run(replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
     assert not isinstance(caught.value, RefusedError)
+
+
+def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
+    async def standing(stream: AsyncIterator[Any]) -> list[Any]:
+        """What comes before tokens."""
+        items = []
+        async for item in stream:
+            if isinstance(item, list):
+                return items
+            items.append(item)
+        raise AssertionError("there are no tokens")
+
+    async def scenario() -> None:
+        while replica.numbers().num_running:  # who has left
+            await asyncio.sleep(0)
+        streams = [replica.generate_or_refuse(ask()) for _ in range(3)]
+        first, second, third = await asyncio.gather(*map(standing, streams))
+        assert first == second == [Standing.BEGINS]
+        assert third == [Standing.WAITS, Standing.BEGINS]
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    runner.run(scenario())
+
+
+def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Replica, runner: asyncio.Runner) -> None:
+    """That step may be the last of the process."""
+
+    async def scenario() -> None:
+        while replica.numbers().num_running:  # who has left
+            await asyncio.sleep(0)
+        engine, step, may_step = replica._loop.engine, replica._loop.engine.step, threading.Event()
+
+        def held() -> Any:
+            assert may_step.wait(60)
+            return step()
+
+        engine.step = held  # type: ignore[method-assign]
+        try:
+            async with aclosing(replica.generate_or_refuse(ask())) as stream:  # type: ignore[type-var]
+                assert await anext(stream) is Standing.BEGINS
+                may_step.set()
+                assert isinstance(await anext(stream), list)
+        finally:
+            may_step.set()
+            engine.step = step  # type: ignore[method-assign]
+
+    runner.run(scenario())

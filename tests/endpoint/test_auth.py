@@ -3,14 +3,18 @@
 import hmac
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
+from endpoint.app import create_app
 from endpoint.auth import Keys, load_keys
-from endpoint.edge import HEALTH_PATHS
+from endpoint.edge import HEALTH_PATHS, EdgeSettings, install
+from endpoint.metrics import ServingMetrics
 from endpoint.page import PATHS as PAGE_PATHS
+from endpoint.service import Service, ServiceSettings
 from tests.endpoint.toy_app import BEARER, KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -49,15 +53,29 @@ WRONG = {
 }
 
 
+class Well:
+    """An engine of which nothing but its health is asked."""
+
+    async def check_health(self) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked without a key")
+
+
 @pytest.mark.parametrize("path", UNKNOWN_PATHS)
 def test_a_path_that_is_no_route_is_closed_without_a_key_like_any_other(toy: int, path: str) -> None:
     assert ask(toy, path).error["code"] == "missing_api_key"
 
 
 def test_every_route_but_health_is_closed_without_a_key() -> None:
-    app = toy_app(keys=Keys([KEY]), has_page=True, has_docs=True)
-    paths = {str(getattr(route, "path", "")) for route in app.routes}
-    assert {"/v1/ask", "/metrics", "/docs", "/openapi.json", "/", *HEALTH_PATHS} <= paths
+    """Of the application itself, over an engine that is well and is never asked for anything else."""
+    service = Service(ServiceSettings(model="m"), NotImplemented, Well())
+    app = create_app(service, has_docs=True)
+    install(app, EdgeSettings(keys=Keys([KEY]), has_page=True, has_docs=True), ServingMetrics("m"))
+    paths = {str(getattr(route, "path", "")).replace("{model:path}", "a/b") for route in app.routes}
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models/a/b", "/tokenize", "/metrics", "/docs"} <= paths
+    assert {"/openapi.json", "/", *HEALTH_PATHS} <= paths
     with served(app) as port:
         for path in paths:
             for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, DeadlineError, Generation, RefusedError
+from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
 from decoding import SamplingParams
-from endpoint.backend import Replicas, as_api_error, ask
+from endpoint.backend import EnginesLostError, Replicas, as_api_error, ask
 from endpoint.errors import ApiError
 
 ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
 
 
-def delta(index: int, *tokens: int, accepted: int = 0, ends: bool = False) -> Delta:
-    return Delta(index, tokens, accepted, ending=ENDING if ends else None)
+def delta(index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: bool = False) -> Delta:
+    return Delta(index, tokens, accepted, max(drafted, accepted), ending=ENDING if ends else None)
 
 
 class Handle:
@@ -29,13 +32,15 @@ class Handle:
 
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
+        self.deadlines: list[Deadline] = []  # that of each try, as it comes to a replica
         self.generate_or_refuse = self
 
     def options(self, stream: bool) -> Handle:
         assert stream
         return self
 
-    def remote(self, generation: Generation) -> Handle:
+    def remote(self, generation: Generation | Scoring) -> Handle:
+        self.deadlines.append(pickle.loads(pickle.dumps(generation)).deadline)
         return self
 
     def cancel(self) -> None:
@@ -60,8 +65,12 @@ def told(deltas: list[Delta], index: int) -> list[int]:
 def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
     handle = Handle(
         [[delta(0, 1, 2, 3, accepted=2), delta(1, 8)], [delta(0, 4)], ActorDiedError()],
-        [[delta(0, 1, 2)], [delta(0, 3, 4, 5, accepted=2), delta(1, 8, 9, accepted=1)], ActorDiedError()],
-        [[delta(0, 1, 2, 3, 4)], [delta(0, 5, 6, ends=True)], [delta(1, 8, 9, ends=True)]],
+        [Standing.WAITS, ActorDiedError()],
+        [
+            [delta(0, 1, 2)],
+            [delta(0, 3, 4, 5, accepted=2), delta(1, 8, 9, accepted=1)],
+            [delta(0, 6, ends=True), delta(1, ends=True)],
+        ],
     )
     deltas = asyncio.run(read(handle))
     assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
@@ -70,9 +79,85 @@ def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
     assert handle.num_cancelled == 0
 
 
-def test_after_three_replicas_it_is_given_up() -> None:
+def test_the_counts_of_a_text_that_went_on_elsewhere_are_those_of_what_was_told() -> None:
+    handle = Handle(
+        [[delta(0, 1, 2, 3, accepted=2, drafted=3), delta(1, 8, drafted=2)], ActorDiedError()],
+        [
+            [delta(0, 1, 2, accepted=1, drafted=1), delta(1, 8, 9, accepted=1, drafted=4)],
+            [delta(0, 3, 4, 5, accepted=2, drafted=4), delta(1, 7, drafted=4)],
+            [delta(0, 6, drafted=2, ends=True), delta(1, ends=True)],
+        ],
+    )
+    deltas = asyncio.run(read(handle))
+    expected = [{(3, 2): 1, (3, 1): 1, (2, 0): 1}, {(2, 0): 1, (3, 0): 1, (4, 0): 1}]
+    for index, rounds in enumerate(expected):
+        own = [delta for delta in deltas if delta.index == index]
+        ending = own[-1].ending
+        assert ending is not None
+        assert ending.num_rounds_by_draft == rounds
+        assert ending.num_draft_tokens == sum(delta.num_drafted for delta in own) == 8 + index
+        assert ending.num_accepted_tokens == sum(delta.num_accepted for delta in own) == 3 - 3 * index
+        assert ending.num_rounds == 3
+
+
+def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
+    handle = Handle(
+        [[delta(0, 1, ends=True), delta(1, 8)], ActorDiedError()],
+        [[delta(1, 8, 9, ends=True)], [delta(0, 1, ends=True)]],
+    )
+    deltas = asyncio.run(read(handle))
+    assert (told(deltas, 0), told(deltas, 1)) == ([1], [8, 9])
+    assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
+    longer = Handle([[delta(0, 1, ends=True)], ActorDiedError()], [[delta(0, 1)], [delta(0, 2)]])
+    with pytest.raises(RuntimeError, match="does not write what it had written"):
+        asyncio.run(read(longer))
+
+
+def test_a_text_that_ends_before_what_was_told_is_no_success() -> None:
+    handle = Handle([[delta(0, 1, 2, 3)], ActorDiedError()], [[delta(0, 1, 2, ends=True)]])
+    with pytest.raises(RuntimeError, match="does not write what it had written"):
+        asyncio.run(read(handle))
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+@pytest.mark.parametrize(
+    "lost", [[], [Standing.BEGINS], [Standing.WAITS, Standing.BEGINS]], ids=["at once", "begun", "waited, then begun"]
+)
+def test_who_is_in_flight_when_two_replicas_die_is_given_up(lost: list[Any], is_repeatable: bool) -> None:
+    handle = Handle(*[[*lost, ActorDiedError()] for _ in range(3)])
+    with pytest.raises(EnginesLostError):
+        asyncio.run(read(handle, is_repeatable=is_repeatable))
+    assert len(handle.deadlines) == 2
+
+
+def test_so_is_who_wrote_already() -> None:
+    handle = Handle(*[[Standing.WAITS, [delta(0, 1)], ActorDiedError()] for _ in range(3)])
+    with pytest.raises(EnginesLostError):
+        asyncio.run(read(handle))
+    assert len(handle.deadlines) == 2
+
+
+def test_who_waited_while_replicas_died_is_not_held_guilty_and_the_client_may_try_again_in_the_end() -> None:
+    waited = [[Standing.WAITS, ActorDiedError()] for _ in range(5)]
+    done = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
+    assert told(asyncio.run(read(Handle(*waited[:4], done))), 0) == [1]
     with pytest.raises(ActorDiedError):
-        asyncio.run(read(Handle(*[[[delta(0, 1)], ActorDiedError()] for _ in range(4)])))
+        asyncio.run(read(Handle(*waited, done)))
+
+
+def test_a_prompt_whose_replicas_die_over_its_scores_is_given_up_like_any_other() -> None:
+    class Dying(Handle):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score_or_refuse = self
+
+        def __await__(self) -> Any:
+            raise ActorDiedError
+
+    handle, scoring = Dying(), Scoring(request_id="r", prompts=((1, 2),), num_top=0)
+    with pytest.raises(EnginesLostError):
+        asyncio.run(Replicas(handle, is_repeatable=True).score(scoring))
+    assert len(handle.deadlines) == 2
 
 
 def test_what_is_not_repeatable_goes_on_only_if_nothing_was_told() -> None:
@@ -113,6 +198,7 @@ def test_a_refusal_is_raised_as_what_it_is(refusal: Exception) -> None:
         (RefusedError("sampling.min_tokens is wrong"), 400, "invalid_value"),
         (DeadlineError(2.0), 504, "deadline_exceeded"),
         (ActorDiedError(), 503, "model_unavailable"),
+        (EnginesLostError("request r, secret"), 500, "engine_lost"),
     ],
 )
 def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -> None:
@@ -120,6 +206,7 @@ def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -
     assert isinstance(answer, ApiError)
     assert (answer.status, answer.code) == (status, code)
     assert ("Retry-After" in answer.headers) == (status in (429, 503))
+    assert "secret" not in answer.message
 
 
 def test_a_fault_of_ours_stays_what_it_is() -> None:
@@ -134,3 +221,28 @@ def test_a_fault_of_ours_stays_what_it_is() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(scenario())
+
+
+async def read_by_client(handle: Handle, generation: Generation) -> None:
+    async for _ in ask(Replicas(handle, is_repeatable=True), generation):
+        pass
+
+
+def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("actors.deadline.time.monotonic", lambda: now)
+
+    class Slow(Handle):
+        def remote(self, generation: Generation | Scoring) -> Handle:
+            nonlocal now
+            super().remote(generation)
+            now += 3
+            return self
+
+    handle = Slow([ActorDiedError()], [[delta(0, 1, ends=True), delta(1, 1, ends=True)]])
+    asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(10.0))))
+    assert [deadline.ends_at - 100 for deadline in handle.deadlines] == [10, 10]
+    with pytest.raises(ApiError) as late:
+        asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(0.0))))
+    assert late.value.status == 504
+    assert len(handle.deadlines) == 2, "nobody was asked"

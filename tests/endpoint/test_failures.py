@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx2
 import openai
 import pytest
 
+from actors.deadline import DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, DeadlineError, EngineFacts, FailedError, Generation, RefusedError, Scoring
+from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.meter import FinishReason
 from pipeline.counts import Counts
@@ -26,9 +29,11 @@ class Backend:
         self.then: Callable[[], Any] = lambda: None
         self.score_fails_with: Exception = BusyError("x")
         self.num_closed = 0
-        self.is_hurried, self.has_end = False, True
+        self.is_hurried, self.has_end, self.knows_facts = False, True, True
 
     async def facts(self) -> EngineFacts:
+        if not self.knows_facts:
+            await asyncio.Event().wait()
         return EngineFacts(96, 300, 3)
 
     async def check_health(self) -> None:
@@ -212,3 +217,54 @@ def test_a_generation_that_stops_without_an_end_is_no_success(served: tuple[Serv
     assert "generation_failed" in answer.text
     assert "[DONE]" not in answer.text
     assert answer.status_code == (200 if stream else 500)
+
+
+@pytest.fixture
+def hurried(served: tuple[Server, Backend]) -> Iterator[tuple[Server, Backend]]:
+    """The same, where a request has 0.3 seconds in all."""
+    server, backend = served
+    settings, server.service._facts = server.service.settings, []
+    server.service.settings = replace(settings, request_timeout_s=0.3)
+    backend.then = asyncio.Event().wait  # for ever
+    yield server, backend
+    server.service.settings, backend.knows_facts = settings, True
+
+
+def asked(server: Server, *, stream: bool, max_tokens: int = 9) -> httpx2.Response:
+    body = {"prompt": "a", "stream": stream, "max_tokens": max_tokens}
+    return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_waiting_for_an_engine_to_ask_is_within_the_deadline(hurried: tuple[Server, Backend], stream: bool) -> None:
+    server, backend = hurried
+    backend.knows_facts = False
+    answer = asked(server, stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert httpx2.get(f"{server.url}/v1/models", timeout=30).status_code == 504
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_waiting_for_the_encoder_is_within_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
+    server, _ = hurried
+    is_free = threading.Event()
+    encoding = server.service._encoder.submit(is_free.wait)
+    try:
+        answer = httpx2.post(f"{server.url}{path}", json={"prompt": "a"}, timeout=30)
+    finally:
+        is_free.set()
+        encoding.result(30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+def test_waiting_for_a_token_is_within_the_deadline_and_who_writes_it_is_told_to_end(
+    hurried: tuple[Server, Backend],
+) -> None:
+    server, backend = hurried
+    for stream, max_tokens, status in ((True, 9, 200), (True, 1, 504), (False, 9, 504)):
+        num_closed = backend.num_closed
+        answer = asked(server, stream=stream, max_tokens=max_tokens)
+        assert (answer.status_code, backend.num_closed - num_closed) == (status, 1)
+        last = answer.text.strip().split("\n\n")[-1].removeprefix("data: ")
+        assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+        assert Meter.made[-1].reasons == ["timeout"]

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
+from endpoint.auth import Keys
 from endpoint.limits import Limits
-from tests.endpoint.toy_app import BEARER, KEY, LIMITS
-from tests.endpoint.web import ask, send_raw, status_of
+from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
+from tests.endpoint.web import ask, send_raw, served, status_of
 
 GOOD = {"messages": [{"role": "user", "content": "hello"}]}
 HEAD = f"POST /v1/ask HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n".encode()
@@ -110,6 +111,23 @@ def test_whoever_has_no_key_is_answered_before_the_body_is_read(toy: int) -> Non
     head = HEAD.replace(KEY.encode(), b"wrong")
     received = send_raw(toy, head + b"Connection: close\r\nContent-Length: 10000\r\n\r\n{")
     assert status_of(received) == 401
+
+
+def test_bodies_that_come_in_at_once_have_one_room_and_who_finds_none_is_to_try_again() -> None:
+    limits = Limits(max_body_bytes=20_000, max_bodies=1)
+    first, second = of_size(20_000), of_size(15_000)
+    head = HEAD + b"Connection: close\r\n"
+    with served(toy_app(keys=Keys([KEY]), limits=limits)) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head + b"Content-Length: 20000\r\n\r\n" + first[:10_000])
+            answers = [ask(port, "/v1/ask", second, headers=BEARER) for _ in range(3)]
+            while answers[-1].status == 200:  # the first one's bytes are on their way
+                answers.append(ask(port, "/v1/ask", second, headers=BEARER))
+            assert (answers[-1].status, answers[-1].error["code"]) == (429, "server_busy")
+            assert answers[-1].headers["retry-after"] == "1"
+            connection.sendall(first[10_000:])
+            assert status_of(connection.recv(65536)) == 200
+        assert ask(port, "/v1/ask", first, headers=BEARER).status == 200, "there is room again"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "x"])

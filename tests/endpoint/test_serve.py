@@ -26,6 +26,7 @@ from pipeline.logs import LogSettings
 from tests.endpoint.server import MODEL, settings_of
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask as ask_raw
+from tests.endpoint.web import send_raw, status_of
 from tests.pipeline.made_up import input_row
 
 pytestmark = pytest.mark.ray
@@ -94,6 +95,8 @@ def test_whole_streamed_and_offline_texts_are_one_from_any_replica(deployed: Dep
         assert client.models.retrieve(MODEL).id == MODEL
     refused = ask_raw(deployed.port, "/v1/completions", {"prompt": "a"})
     assert (refused.status, refused.error["code"]) == (401, "missing_api_key")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 90000\r\n"
+    assert status_of(send_raw(deployed.port, head + b"\r\n", b"{")) == 401, "the rest was not waited for"
     steered = {**BEARER, "x-request-timeout-seconds": "0", "x-request-id": "mine"}
     answer = ask_raw(deployed.port, "/v1/completions", {"prompt": "a", "max_tokens": 3}, headers=steered)
     assert (answer.status, answer.request_ids) == (200, ("mine",))

@@ -32,12 +32,15 @@ PLACEMENTS = {
 }
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 @contextmanager
 def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command once it is ready, and where it listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "jobs.serve", f"--models.target={pair[0]}", f"--models.draft={pair[1]}"]
     command += [
         "--models.device=cpu",
@@ -104,3 +107,42 @@ def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) ->
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+ANOTHERS_SERVE = """
+import sys, ray
+from ray import serve
+context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+print("at", context.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+print("serving" if serve.status().proxies else "shut down", flush=True)
+"""
+
+
+def test_a_serve_without_the_gate_that_somebody_else_started_is_refused_and_left_alone(
+    text_pair: tuple[str, str],
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    another = subprocess.Popen(
+        [sys.executable, "-c", ANOTHERS_SERVE, str(free_port())],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert another.stdin is not None
+    assert another.stdout is not None
+    try:
+        address = next(line.split()[1] for line in another.stdout if line.startswith("at "))
+        command = [sys.executable, "-m", "jobs.serve", f"--models.target={text_pair[0]}", "--models.device=cpu"]
+        command += ["--serve.open", f"--serve.ray_address={address}", f"--serve.port={free_port()}"]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert "without this endpoint's gate" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    finally:
+        rest, _ = another.communicate(timeout=120)
+    assert "serving" in rest

@@ -1,0 +1,79 @@
+"""Deadline: until when a request may take, wherever it waits. Every wait on its way ends there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Any, TypeVar
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Between processes it travels as the seconds that are left when it is sent, for their clocks differ."""
+
+    timeout_s: float | None = None  # what the request had in all; None: as long as it takes
+    ends_at: float = inf  # seconds of this process's monotonic clock
+
+    @classmethod
+    def after(cls, timeout_s: float | None, started: float | None = None) -> Deadline:
+        """So many seconds after `started` (monotonic; now, unless given)."""
+        if timeout_s is None:
+            return cls()
+        return cls(timeout_s, (time.monotonic() if started is None else started) + timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; 0 when it is over, infinite where there is none."""
+        return max(0.0, self.ends_at - time.monotonic())
+
+    @asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """What the block awaits is cancelled when time is up, which is a DeadlineError then; at once if it is."""
+        if not self.left_s:
+            raise DeadlineError(self.timeout_s or 0.0)
+        try:
+            # Not `wait_for`, whose task may outlive its waiter if that is cancelled twice, as anyio does it.
+            async with asyncio.timeout(None if self.left_s == inf else self.left_s) as time_given:
+                yield
+        except TimeoutError as error:
+            if not time_given.expired():
+                raise
+            raise DeadlineError(self.timeout_s or 0.0) from error
+
+    async def until(self, stream: AsyncIterator[_Item]) -> AsyncIterator[_Item]:
+        """The stream; DeadlineError when time is up before it ends."""
+        while True:
+            try:
+                async with self.enforced():
+                    item = await anext(stream)
+            except StopAsyncIteration:
+                return
+            yield item
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self.timeout_s, self.left_s)
+
+
+NO_DEADLINE = Deadline()
+
+
+def _received(timeout_s: float | None, left_s: float) -> Deadline:
+    return Deadline(timeout_s, time.monotonic() + left_s)
+
+
+class DeadlineError(TimeoutError):
+    """The request took longer than it may."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s` is what it had."""
+        super().__init__(f"the request was not done in {timeout_s:g} s")
+        self.timeout_s = timeout_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeadlineError, (self.timeout_s,)

@@ -1,0 +1,74 @@
+"""A body that stays where it is until the application asks for it: who has no key is answered without.
+
+Ray Serve's proxy takes in what comes, whether its application wants it or not. So the gate before it holds the body
+back, and says so to the application behind in the ASGI scope; that looks at the key, and sends a message of a kind of
+our own back through the proxy when it wants the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope, Send
+
+from endpoint.bodies import Bodies, Incoming, header
+from endpoint.errors import ApiError
+
+_EXTENSION, _WANTED = "dray.body_on_demand", "dray.body.wanted"
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the request announces one."""
+    return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
+
+
+async def ask_for_body(scope: Scope, send: Send) -> None:
+    """Of the application: let the body come, if it is held back."""
+    if _EXTENSION in scope.get("extensions", {}):
+        await send({"type": _WANTED})
+
+
+class BodyOnDemand:
+    """One request's body, at the gate."""
+
+    def __init__(self, scope: Scope, receive: Receive, bodies: Bodies) -> None:
+        self.incoming = Incoming(receive)
+        self.error: ApiError | None = None  # why the body was not taken, though it was wanted
+        self._own_scope, self._receive, self._bodies = scope, receive, bodies
+        self._wanted = asyncio.Event()
+        self._is_handed_on = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the application has asked."""
+        return self._wanted.is_set()
+
+    @property
+    def scope(self) -> Scope:
+        """As the application is to see it."""
+        extensions = self._own_scope.get("extensions") or {}
+        return {**self._own_scope, "extensions": {**extensions, _EXTENSION: {}}}
+
+    def heard(self, message: Message) -> bool:
+        """Whether this message of the application is that it wants the body, and no part of its answer."""
+        if message["type"] != _WANTED:
+            return False
+        self._wanted.set()
+        return True
+
+    async def receive(self) -> Message:
+        """For the proxy: the whole body once it is wanted, then what comes after it.
+
+        If it breaks a limit, the client has left, as far as the proxy is concerned: what it began is ended.
+        """
+        if self._is_handed_on:
+            return await self._receive()
+        await self._wanted.wait()
+        try:
+            body = await self._bodies.read(self._own_scope, self.incoming)
+        except ApiError as error:
+            self.error, body = error, None
+        if body is None:
+            return {"type": "http.disconnect"}
+        self._is_handed_on = True
+        return {"type": "http.request", "body": body, "more_body": False}

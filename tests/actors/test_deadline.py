@@ -1,0 +1,81 @@
+"""Deadlines: every wait ends with them, and they come to another process as what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator
+from math import inf
+
+import pytest
+
+from actors.deadline import Deadline, DeadlineError
+from actors.generation import Generation
+from decoding import SamplingParams
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("actors.deadline.time.monotonic", clock)
+    return clock
+
+
+def test_what_is_sent_on_has_what_is_left_by_the_clock_of_whoever_gets_it(clock: Clock) -> None:
+    deadline = Deadline.after(10.0)
+    clock.now = 4.0
+    sent = pickle.dumps(
+        Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(), deadline=deadline)
+    )
+    clock.now = 5000.0
+    received: Deadline = pickle.loads(sent).deadline
+    assert (received.left_s, received.timeout_s) == (6.0, 10.0)
+    clock.now = 5007.0
+    assert received.left_s == 0
+    assert pickle.loads(pickle.dumps(received)).left_s == 0
+
+
+def test_without_a_deadline_there_is_no_end() -> None:
+    assert pickle.loads(pickle.dumps(Deadline())).left_s == Deadline.after(None).left_s == inf
+
+
+def test_it_began_when_the_request_came(clock: Clock) -> None:
+    clock.now = 7.0
+    assert Deadline.after(10.0, started=3.0).left_s == 6.0
+
+
+async def numbers(*, stays: bool) -> AsyncIterator[int]:
+    yield 1
+    yield 2
+    if stays:
+        await asyncio.Event().wait()
+
+
+def test_a_stream_is_read_to_its_end_or_to_the_deadline() -> None:
+    async def read(stays: bool, deadline: Deadline) -> list[int]:
+        return [number async for number in deadline.until(numbers(stays=stays))]
+
+    assert asyncio.run(read(False, Deadline.after(60.0))) == asyncio.run(read(False, Deadline())) == [1, 2]
+    with pytest.raises(DeadlineError, match=r"not done in 0\.02 s"):
+        asyncio.run(read(True, Deadline.after(0.02)))
+
+
+def test_when_it_is_over_nothing_is_begun_and_others_timeouts_stay_what_they_are(clock: Clock) -> None:
+    async def begun(deadline: Deadline) -> None:
+        async with deadline.enforced():
+            raise TimeoutError("of somebody else")
+
+    with pytest.raises(TimeoutError, match="of somebody else"):
+        asyncio.run(begun(Deadline()))
+    deadline = Deadline.after(1.0)
+    clock.now = 1.0
+    with pytest.raises(DeadlineError):
+        asyncio.run(begun(deadline))

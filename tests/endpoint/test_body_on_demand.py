@@ -1,0 +1,103 @@
+"""The key first, then the body: what the gate lets in, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from endpoint.auth import Keys
+from endpoint.gate import APP_NAME, Gate
+from tests.endpoint.eager_proxy import EagerProxy
+from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
+from tests.endpoint.web import ask, send_raw, served, status_of
+
+TEXT = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+HEAD = b"POST /v1/ask HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+WITH_KEY = HEAD + f"Authorization: Bearer {KEY}\r\n".encode()
+WRONG_KEY = HEAD + b"Authorization: Bearer sk-nobody-has-this-one\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def proxy() -> EagerProxy:
+    return EagerProxy(toy_app(keys=Keys([KEY])), APP_NAME)
+
+
+@pytest.fixture(scope="module")
+def port(proxy: EagerProxy) -> Iterator[int]:
+    with served(Gate(proxy, LIMITS)) as port:
+        yield port
+
+
+@pytest.mark.parametrize("head", [HEAD, WRONG_KEY], ids=["no key", "a wrong key"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 15000\r\n\r\n" + b"{" * 5000,
+        b"Content-Length: 15000\r\n\r\n",
+        CHUNKED + b"1388\r\n" + b"{" * 5000,
+        b"Content-Length: 99999999999\r\n\r\n",
+    ],
+    ids=["begun", "not begun", "chunked", "too large"],
+)
+def test_who_has_no_key_is_answered_without_the_body_and_cut_off(
+    proxy: EagerProxy, port: int, head: bytes, rest: bytes
+) -> None:
+    proxy.num_bytes = 0
+    received = send_raw(port, head + rest)
+    assert status_of(received) == 401
+    assert b"connection: close" in received.lower()
+    assert proxy.num_bytes == 0
+
+
+def test_who_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int) -> None:
+    proxy.num_bytes = 0
+    assert ask(port, "/v1/ask", b"x" * 64_000_000).error["code"] == "missing_api_key"
+    assert proxy.num_bytes == 0
+
+
+def test_with_a_key_the_body_comes_and_the_connection_stays(port: int) -> None:
+    answer = ask(port, "/v1/ask", TEXT, headers=BEARER)
+    assert (answer.status, answer.body) == (200, b'{"num_messages":1}')
+    assert "connection" not in answer.headers
+    chunked = CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(TEXT), TEXT)
+    twice = send_raw(port, (WITH_KEY + chunked) + WITH_KEY + b"Connection: close\r\n" + chunked)
+    assert twice.count(b'{"num_messages":1}') == 2
+
+
+def test_who_waits_to_be_told_to_go_on_is_told_only_with_a_key(port: int) -> None:
+    expecting = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(TEXT)
+    assert send_raw(port, WITH_KEY + expecting, TEXT).startswith(b"HTTP/1.1 100")
+    assert send_raw(port, HEAD + expecting).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"Content-Length: 20001\r\n\r\n", 413),
+        (CHUNKED + (b"1388\r\n" + b" " * 5000 + b"\r\n") * 5, 413),
+        (b"Content-Length: 100\r\n\r\n{", 408),
+        (b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
+    ],
+)
+def test_the_limits_of_a_body_hold_once_it_is_wanted(port: int, body: bytes, status: int) -> None:
+    assert status_of(send_raw(port, WITH_KEY + body)) == status
+    assert ask(port, "/v1/ask", TEXT, headers=BEARER).status == 200
+
+
+def test_the_application_that_dies_over_a_body_leaves_an_answer(port: int) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+    assert ask(port, "/v1/fail", body, headers=BEARER).status == 500
+
+
+def test_applications_that_are_not_ours_get_their_bodies_unasked() -> None:
+    async def echo(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        message = await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": message["body"]})
+
+    with served(Gate(EagerProxy(echo, "another"), LIMITS)) as port:
+        assert ask(port, "/v1/ask", TEXT).body == TEXT
+        assert ask(port, "/v1/ask", b"x" * 20_001).status == 413

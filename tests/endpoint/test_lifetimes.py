@@ -1,0 +1,138 @@
+"""Requests and the replicas that they are with: who dies, leaves or is replaced, and what becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+from typing import Any, BinaryIO
+
+import openai
+import pytest
+
+from endpoint.deployment import withdraw
+from tests.endpoint.fragile import POISON, SLOW
+from tests.endpoint.server import MODEL
+from tests.endpoint.serving import Served, alive, is_up, kill, numbers, replica_names, serving, until, update
+from tests.endpoint.toy_app import KEY
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_IN_FLIGHT = 20
+
+
+def begin(client: openai.OpenAI, prompt: list[int], **params: Any) -> Any:
+    extra = {"ignore_eos": True}
+    return client.completions.create(model=MODEL, prompt=prompt, stream=True, extra_body=extra, **params)
+
+
+@contextmanager
+def leaving(served: Served, body: dict[str, Any]) -> Iterator[BinaryIO]:
+    """What comes back, line by line, to a client that is gone when the block ends."""
+    text = json.dumps({"model": MODEL, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        connection.sendall(head.encode() + text)
+        with connection.makefile("rb") as lines:
+            yield lines
+
+
+def is_writing(lines: BinaryIO) -> None:
+    """Return when the first event is there."""
+    while not lines.readline().startswith(b"data:"):
+        pass
+
+
+def rest_of(stream: Any) -> str:
+    return "".join(choice.text for chunk in stream for choice in chunk.choices)
+
+
+def test_a_request_that_kills_its_engine_kills_two_and_is_told_so(serve_port: int, text_pair: tuple[str, str]) -> None:
+    with serving(serve_port, text_pair, num_replicas=3) as served, served.client() as client:
+        before = replica_names()
+        for stream in (True, False):
+            until(is_up, 180)
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.completions.create(model=MODEL, prompt=[POISON, 5], max_tokens=4, stream=stream)
+            assert (refused.value.status_code, refused.value.code) == (500, "engine_lost")
+            assert "ActorDied" not in str(refused.value)
+            if stream:
+                assert len(before & alive()) == 1, "a third one was given to it"
+        answer = client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=8, seed=1)
+        assert [answer.choices[0].text] == served.expected([5, 6], 1, max_tokens=8)
+
+
+def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pair: tuple[str, str]) -> None:
+    with serving(serve_port, text_pair, num_replicas=1, num_slots=1, max_prefill_tokens=8) as served:
+        long = {"max_tokens": 240, "prompt": [SLOW, 5], "stream": True, "ignore_eos": True}
+
+        def cancelled() -> float:
+            return served.metric("dray_requests_finished_total", finished_reason="cancelled")
+
+        def is_free() -> bool:
+            return numbers()[0].num_running == 0
+
+        seconds = {}
+        with leaving(served, long) as answer:
+            is_writing(answer)
+        seconds["writing"] = until(is_free)
+        with leaving(served, {**long, "prompt": [SLOW, *range(5, 55)] * 4}):
+            until(lambda: numbers()[0].num_running == 1)
+        seconds["reading its prompt"] = until(is_free)
+        with leaving(served, long) as answer:
+            is_writing(answer)
+            with leaving(served, {**long, "prompt": [SLOW, 6]}):
+                until(lambda: numbers()[0].num_waiting == 1)
+            seconds["in the engine's queue"] = until(lambda: numbers()[0].num_waiting == 0)
+            assert numbers()[0].num_running == 1
+        until(is_free)
+        until(lambda: cancelled() == 4)
+        (name,) = replica_names()
+        kill(name)
+        with leaving(served, long):
+            until(lambda: served.metric("dray_num_requests_waiting") == 1)
+        seconds["where no engine is"] = until(lambda: cancelled() == 5)
+        until(is_up, 180)
+        with served.client() as client:  # and the engine that comes is all the next one's
+            assert client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=2).choices
+        assert max(seconds.values()) < 5, seconds  # within a second, on a machine that has nothing else to do
+
+
+def test_an_update_and_an_end_lose_nothing_of_what_is_in_flight(serve_port: int, text_pair: tuple[str, str]) -> None:
+    request: dict[str, Any] = {"prompt": [SLOW, 5, 6], "max_tokens": 60}
+    with serving(serve_port, text_pair, num_replicas=2, num_slots=10) as served, served.client() as client:
+        expected = served.expected(request["prompt"], *range(NUM_IN_FLIGHT), max_tokens=60, ignore_eos=True)
+        (small,) = served.expected([5, 6], 3, max_tokens=3)
+        before, is_updated = replica_names(), Event()
+
+        def ask_on() -> int:
+            """One small request after the other."""
+            num_asked = 0
+            while not is_updated.is_set():
+                answer = client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=3, seed=3)
+                assert answer.choices[0].text == small
+                num_asked += 1
+            return num_asked
+
+        with ThreadPoolExecutor(NUM_IN_FLIGHT + 3) as pool:
+            streams = [begin(client, **request, seed=seed) for seed in range(NUM_IN_FLIGHT)]
+            texts = [next(stream).choices[0].text for stream in streams]
+            rests = [pool.submit(rest_of, stream) for stream in streams]
+            asking = pool.submit(ask_on)
+            update(served.settings, num_replicas=2, max_waiting=39)
+            assert [text + rest.result() for text, rest in zip(texts, rests, strict=True)] == expected
+            until(lambda: replica_names().isdisjoint(before), 180)
+            is_updated.set()
+            assert asking.result() > 0
+            streams = [begin(client, **request, seed=seed) for seed in range(NUM_IN_FLIGHT)]
+            texts = [next(stream).choices[0].text for stream in streams]
+            rests = [pool.submit(rest_of, stream) for stream in streams]
+            ending = pool.submit(withdraw, 60.0)
+            assert [text + rest.result() for text, rest in zip(texts, rests, strict=True)] == expected
+            ending.result()
+        with pytest.raises(openai.InternalServerError) as gone:
+            client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=3)
+        assert gone.value.code == "model_unavailable"
