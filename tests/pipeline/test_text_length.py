@@ -98,7 +98,7 @@ def test_a_text_that_is_far_too_long_is_not_even_normalized(codec: TextCodec) ->
     class Watched:
         get_vocab = codec.tokenizer.get_vocab
 
-        class backend_tokenizer:  # noqa: N801 - as the tokenizer calls it
+        class backend_tokenizer:
             normalizer = Untouchable()
 
     length, most_characters = TextLength(Watched()), 9 * max(map(len, codec.tokenizer.get_vocab()))
