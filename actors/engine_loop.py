@@ -3,7 +3,8 @@
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
 If memory runs out, the engine goes on with half the slots, and what was running begins again (it writes the same). What
-runs out of memory even alone fails alone. Prompts that are only scored are treated alike.
+runs out of memory even alone fails alone. Prompts that are only scored are treated alike; each of their chunks runs
+between two steps, so one is alone as soon as a single slot is left, whose memory is reserved whoever stands in it.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class EngineLoop:
     async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
         """Of each token of a prompt but its first, given those before it; a chunk between any two steps.
 
-        Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for,
-        and what else the engine fails with.
+        Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for
+        though a single slot is left, and what else the engine fails with.
         """
         async with self._scoring:
             while True:
@@ -131,13 +132,11 @@ class EngineLoop:
                     if is_memory:
                         clear_frames(error.__traceback__)
                     # Who leaves meanwhile must not leave half an engine.
-                    self._shrinking = asyncio.create_task(self._make_room(engine, is_memory))
+                    self._shrinking = asyncio.create_task(self._make_room(engine, error))
                     if await asyncio.shield(self._shrinking):
                         continue
-                    if is_memory:
-                        raise FailedError(
-                            "memory ran out over a prompt that is scored, though one slot is left"
-                        ) from None
+                    if is_memory and engine.options.num_slots == 1:
+                        raise FailedError("memory ran out over a prompt that is scored, beside a single slot") from None
                     raise
 
     async def _scores(self, engine: Engine, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
@@ -148,12 +147,22 @@ class EngineLoop:
                 return logprobs
             logprobs += chunk
 
-    async def _make_room(self, engine: Engine, is_memory: bool) -> bool:
-        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start."""
+    async def _make_room(self, engine: Engine, error: Exception) -> bool:
+        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start.
+
+        Where none can be made, everybody who waits fails: the old one is gone by then.
+        """
+        is_memory = is_out_of_memory(error)
+        self._num_out_of_memory += is_memory
         async with self._stepping:
             if self.engine is not engine:
                 return True
-            return is_memory and engine.options.num_slots > 1 and await self._go_on_smaller()
+            if not is_memory or engine.options.num_slots == 1:
+                return False
+            if await self._go_on_smaller():
+                return True
+            await self._fail_everybody(error)
+            return False
 
     def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
         with self._watchdog:
@@ -201,19 +210,14 @@ class EngineLoop:
             self._tell_who_begins(newcomers)
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers)
-            except Exception as error:  # noqa: BLE001 - handed to everybody who waits, none of whom would ever wake
+            except Exception as error:  # noqa: BLE001 - handed to everybody who waits
                 if is_out_of_memory(error):
                     # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
+                    self._num_out_of_memory += 1
                     if await self._go_on_smaller():
                         return True
-                # In its thread, behind what was dropped meanwhile; who comes while that is done gets the error, too.
-                await loop.run_in_executor(self._thread, self.engine.clear)
-                for future in self._unfinished.values():
-                    if not future.done():
-                        future.set_exception(error)
-                self._unfinished.clear()
-                self._inbox.clear()
+                await self._fail_everybody(error)
                 return False
             for stream in self._streams:
                 stream.look(len(self._streams) / _MOST_TOLD_PER_S)
@@ -222,6 +226,16 @@ class EngineLoop:
                 if not future.done():
                     future.set_result(None)
             return True
+
+    async def _fail_everybody(self, error: Exception) -> None:
+        """Who waits gets the error, and who comes while the engine forgets them: nobody would ever wake them."""
+        # In its thread, behind what was dropped meanwhile.
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear)
+        for future in self._unfinished.values():
+            if not future.done():
+                future.set_exception(error)
+        self._unfinished.clear()
+        self._inbox.clear()
 
     def _tell_who_begins(self, newcomers: list[Sequence]) -> None:
         """Before the step, which may be the process's last."""
@@ -245,7 +259,6 @@ class EngineLoop:
         The engine is made anew in its thread; who waits is looked after here, where others come and go.
         """
         num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
-        self._num_out_of_memory += 1
         if num_slots == 1 and not in_flight:
             return False
         fewer, round_seconds = max(1, num_slots // 2), self.engine.round_seconds

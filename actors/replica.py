@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.deadline import DeadlineError
 from actors.deltas import Delta
@@ -110,9 +110,7 @@ class Replica:
     async def generate_or_refuse(
         self, generation: Generation
     ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError | FailedError]:
-        """As `generate`, but what it refuses with, or fails with, comes as the last item.
-
-        Where it stands comes before any tokens.
+        """As `generate`, but what it refuses or fails with comes as the last item, and where it stands before tokens.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
@@ -125,10 +123,8 @@ class Replica:
                     yield deltas or Standing.BEGINS
         except (RefusedError, BusyError, DeadlineError) as refusal:
             yield refusal
-        except RayError:  # another process was lost
-            raise
-        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
-            yield self._failed(error, generation.request_id)
+        except Exception as error:  # noqa: BLE001 - handed on without its message
+            yield _failed(error, request_id=generation.request_id)
 
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Empty once, when the first of the samples gets its slot."""
@@ -169,10 +165,8 @@ class Replica:
             return await self.score(scoring)
         except (RefusedError, BusyError, DeadlineError, FailedError) as refusal:
             return refusal
-        except RayError:  # another process was lost
-            raise
-        except Exception as error:  # noqa: BLE001 - Serve would log its message, which may quote the prompt
-            return self._failed(error, scoring.request_id)
+        except Exception as error:  # noqa: BLE001 - handed on without its message
+            return _failed(error, request_id=scoring.request_id)
 
     async def check_health(self) -> None:
         """Nothing, if the engine wrote or scored a token lately or writes one now. Raises what is wrong with it.
@@ -194,6 +188,9 @@ class Replica:
             if time.monotonic() - self._last_token_at < self._settings.probe_timeout_s:
                 return  # it waited in a full queue, and others wrote
             raise RuntimeError(f"the engine wrote no token in {self._settings.probe_timeout_s:g} s") from error
+        except Exception as error:  # noqa: BLE001 - over whatever else the engine did
+            _log.error(failure_event("engine failed", error))
+            raise RuntimeError(f"the engine failed: {type(error).__name__}") from None
         if probe.error is not None:
             raise RuntimeError(f"the engine failed over a single token: {probe.error}")
         self._last_token_at = time.monotonic()
@@ -212,10 +209,6 @@ class Replica:
         if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
             raise BusyError("too many requests wait already")
 
-    def _failed(self, error: Exception, request_id: str) -> FailedError:
-        _log.error(failure_event("engine failed", error, request=request_id))
-        return FailedError(f"the engine failed: {type(error).__name__}")
-
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []
         for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
@@ -229,3 +222,14 @@ class Replica:
                 sequence.max_tokens = min(sequence.max_tokens, engine.max_model_len - len(prompt))
                 sequences.append(sequence)
         return sequences
+
+
+def _failed(error: Exception, **fields: str) -> FailedError:
+    """What to hand on instead: Serve would log the error's message, which may quote a prompt.
+
+    That another process was lost is raised as it is: the request goes on elsewhere.
+    """
+    if isinstance(error, RayError) and not isinstance(error, RayTaskError):
+        raise error
+    _log.error(failure_event("engine failed", error, **fields))
+    return FailedError(f"the engine failed: {type(error).__name__}")

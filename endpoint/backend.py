@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -18,7 +18,7 @@ from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, counts_of_rounds
 from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError, generation_failed, model_unavailable
+from endpoint.errors import ApiError, generation_failed, model_unavailable, server_busy
 from pipeline.logs import Event
 
 _MOST_LOST = 5  # replicas that a request may lose while it waits, before it is the client's turn to try again
@@ -154,7 +154,7 @@ class _Losses:
             raise error
         self._num_lost += 1
         self._num_in_flight += not is_waiting
-        _log.warning(Event("replica lost", request=self._request_id, waited=is_waiting, lost=self._num_lost))
+        _log.warning(Event("replica lost", request_id=self._request_id, waited=is_waiting, lost=self._num_lost))
         if self._num_in_flight >= _MOST_LOST_IN_FLIGHT:
             raise EnginesLostError(
                 f"request {self._request_id} was in flight when {_MOST_LOST_IN_FLIGHT} replicas died"
@@ -240,20 +240,11 @@ async def ask_facts(backend: Backend, deadline: Deadline) -> EngineFacts:
         raise as_api_error(error) from error
 
 
-_RETRY: Mapping[str, str] = {"Retry-After": "1"}
-
-
 def as_api_error(error: Exception) -> Exception:
     """The answer to what a backend raised; the exception itself where it is a fault of ours."""
     match error:
         case BusyError() | BackPressureError():
-            return ApiError(
-                429,
-                "The server is busy: too many requests wait already. Try again in a moment.",
-                type="rate_limit_error",
-                code="server_busy",
-                headers=_RETRY,
-            )
+            return server_busy("too many requests wait already")
         case RefusedError():
             return ApiError(400, str(error).replace("sampling.", ""), code="invalid_value")
         case FailedError():

@@ -131,7 +131,7 @@ def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
     ending = delta.ending
     if ending is not None and ending.finish_reason == "error":
         cause = next((words for words in _CAUSES if words in (ending.error or "")), "other")
-        _log.error(Event("generation failed", request=request_id, sample=choice.index, cause=cause))
+        _log.error(Event("generation failed", request_id=request_id, sample=choice.index, cause=cause))
         raise generation_failed()
     piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
     choice.logprobs += delta.logprobs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -15,6 +15,7 @@ from pipeline.text import TextCodec
 
 _MOST_WAITING = 32 * 2**20  # characters and token ids of all who wait
 _LEAST_SIZE = 1024  # what even the shortest text counts as
+_MESSAGE_SIZE = 64  # and, of a chat, the shortest message
 _Result = TypeVar("_Result")
 
 
@@ -47,13 +48,13 @@ class Encoder:
             except RowError as error:
                 raise _refusal(error, "messages", max_model_len) from error
 
-        return await self._run(sum(len(message["content"]) for message in messages), work)
+        return await self._run(sum(map(_size_of, messages)), work)
 
     async def decode(self, token_ids: Seq[int]) -> str:
         """The text of token ids, special tokens left out."""
         return await self._run(len(token_ids), lambda: self._codec.decode(token_ids))
 
-    def submit(self, work: Callable[[], _Result], size: int = 0) -> Future[_Result]:
+    async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
         """Have the thread do this work, on a text or ids of that size, when its turn comes."""
         size = max(size, _LEAST_SIZE)
         with self._sizing:
@@ -61,16 +62,22 @@ class Encoder:
                 raise server_busy("too much text waits to be read already")
             self._size += size
 
+        waiting = [work]
+
         def done(_: Future[_Result]) -> None:  # in either thread: who leaves takes along only what has not begun
+            waiting.clear()  # the thread's queue keeps what is cancelled until its turn comes
             with self._sizing:
                 self._size -= size
 
-        future = self._thread.submit(work)
+        future = self._thread.submit(lambda: waiting.pop()())
         future.add_done_callback(done)
-        return future
+        del work
+        return await asyncio.wrap_future(future)
 
-    async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.wrap_future(self.submit(work, size))
+
+def _size_of(message: Mapping[str, str]) -> int:
+    """Of its text, and of what there is to a message without any."""
+    return len(message["content"]) + len(message.get("name", "")) + _MESSAGE_SIZE
 
 
 def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:

@@ -14,6 +14,7 @@ from endpoint.edge import EdgeSettings, install
 from endpoint.metrics import ServingMetrics
 from endpoint.request_meter import RequestMeter
 from endpoint.service import Service, ServiceSettings
+from endpoint.text_stream import warn_of_late_text
 from pipeline.logs import LogSettings, set_up_logs
 
 
@@ -34,7 +35,9 @@ class Ingress:
         is_repeatable = settings.engine.verification == "coupled"
         backend = Replicas(replicas, is_repeatable=is_repeatable, most_requests=most_requests)
         metrics = ServingMetrics(service_settings.model, to_ray=True)
-        service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
+        codec = load_codec(settings)
+        warn_of_late_text(codec)
+        service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))
         self._app = create_app(service, has_docs=edge_settings.has_docs)
         install(self._app, edge_settings, metrics)
 

@@ -54,7 +54,8 @@ PROMPT_TOKENS = Metric(
     "dray_served_prompt_tokens",
     "counter",
     "tokens",
-    "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected).",
+    "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected, ended "
+    "before its first token, or only scored).",
 )
 GENERATION_TOKENS = Metric(
     "dray_served_generation_tokens", "counter", "tokens", "Tokens written, also for a client that left before the end."

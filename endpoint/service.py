@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from actors.deadline import NO_DEADLINE, Deadline, DeadlineError
 from actors.generation import EngineFacts, Generation
@@ -22,7 +23,6 @@ from pipeline.text import TextCodec
 
 _SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
 _TELL_WHOLE_EVERY_S = 0.5  # what a request that is not streamed has written: nobody sees it before the end
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +96,22 @@ class Service:
         """
         facts = await self.facts()
         if isinstance(prompt, str):
-            token_ids = await self._in_time(lambda: self._encoder.encode(param, prompt, facts.max_model_len))
+            async with self._in_time():
+                token_ids = await self._encoder.encode(param, prompt, facts.max_model_len)
             if len(token_ids) > facts.max_model_len:
                 raise too_long(param, len(token_ids), facts.max_model_len)
             return Prompt(prompt, tuple(token_ids))
         if len(prompt) > facts.max_model_len:
             raise too_long(param, len(prompt), facts.max_model_len)
         check_token_ids(param, prompt, facts.vocab_size)
-        text = await self._in_time(lambda: self._encoder.decode(prompt)) if has_text else ""
-        return Prompt(text, tuple(prompt))
+        async with self._in_time():
+            return Prompt(await self._encoder.decode(prompt) if has_text else "", tuple(prompt))
 
     async def encode_chat(self, messages: list[dict[str, str]]) -> Prompt:
         """The messages through the chat template. Raises ApiError."""
         max_model_len = (await self.facts()).max_model_len
-        text, token_ids = await self._in_time(lambda: self._encoder.encode_chat(messages, max_model_len))
+        async with self._in_time():
+            text, token_ids = await self._encoder.encode_chat(messages, max_model_len)
         if len(token_ids) > max_model_len:
             raise too_long("messages", len(token_ids), max_model_len)
         return Prompt(text, tuple(token_ids))
@@ -126,7 +128,8 @@ class Service:
                 code="context_length_exceeded",
             )
         check_token_ids(param, token_ids, facts.vocab_size)
-        return await self._in_time(lambda: self._encoder.decode(token_ids))
+        async with self._in_time():
+            return await self._encoder.decode(token_ids)
 
     def generation(
         self, request_id: str, prompts: list[Prompt], params: SamplingParams, seed: int | None, *, is_streamed: bool
@@ -163,10 +166,12 @@ class Service:
                 if token_id >= vocab_size:
                     raise outside_vocabulary(param, token_id, vocab_size)
 
-    async def _in_time(self, encode: Callable[[], Awaitable[_Result]]) -> _Result:
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """What the block awaits is given up when time is up. Raises ApiError then."""
         try:
             async with self._deadline.enforced():
-                return await encode()
+                yield
         except DeadlineError as error:
             raise as_api_error(error) from error
 

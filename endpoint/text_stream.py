@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from actors.deltas import Ending
 from actors.translation import output_text
 from pipeline.incremental_decoder import IncrementalDecoder
+from pipeline.logs import Event
 from pipeline.text import TextCodec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class Piece:
 
     text: str
     spans: tuple[tuple[str, bool], ...]  # the same text, in parts: whether a part was drafted
-    offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins
+    offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins, or the run of bytes it is in
 
 
 class TextStream:
@@ -26,7 +30,8 @@ class TextStream:
     def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True) -> None:
         """Text that may be the beginning of one of these strings is held back until that is known.
 
-        Spans and offsets mean something only `by_token`; without, what comes together is decoded together.
+        Spans and offsets mean something only `by_token`; without, what comes together is decoded together. What several
+        tokens spell together counts as drafted if the last of them was.
         """
         self.token_ids: list[int] = []
         self.text = ""  # what was shown
@@ -34,6 +39,7 @@ class TextStream:
         self._decoder = IncrementalDecoder(codec)
         self._held: list[tuple[str, bool]] = []  # decoded, not shown yet
         self._num_characters = 0  # decoded
+        self._is_drafted = False  # the newest token
 
     def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
         """What these tokens, the first of which were drafted, bring to show; all the rest if the sample has ended."""
@@ -41,8 +47,11 @@ class TextStream:
         if not self._by_token and token_ids:
             self._hold(self._decoder.push(token_ids), False)
         for position, token_id in enumerate(token_ids if self._by_token else ()):
+            earlier, own = self._decoder.push_one(token_id)
+            self._hold(earlier, self._is_drafted)
             offsets.append(self._num_characters)
-            self._hold(self._decoder.push([token_id]), position < num_accepted)
+            self._is_drafted = position < num_accepted
+            self._hold(own, self._is_drafted)
         self.token_ids += token_ids
         if ending is None:
             return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
@@ -51,7 +60,7 @@ class TextStream:
         rest = whole[len(self.text) :]
         decoded = "".join(text for text, _ in self._held)
         if rest.startswith(decoded):  # and what was held back for want of tokens behind it
-            self._hold(rest[len(decoded) :], bool(token_ids) and num_accepted == len(token_ids))
+            self._hold(rest[len(decoded) :], self._is_drafted)
         elif not decoded.startswith(rest):
             self._held = [(rest, False)]
         return self._show(len(rest), tuple(offsets))
@@ -88,3 +97,9 @@ class TextStream:
         text = "".join(text for text, _ in shown)
         self.text += text
         return Piece(text, tuple(shown), offsets)
+
+
+def warn_of_late_text(codec: TextCodec) -> None:
+    """Log it where a stream of this tokenizer's brings its text with its last chunk. Once, when it is loaded."""
+    if not codec.decoder_rules.is_steady:
+        _log.warning(Event("streamed text comes at the end", tokenizer=type(codec.tokenizer).__name__))

@@ -24,11 +24,11 @@ from typing import Any
 
 from pipeline.errors import RowError
 
-# Characters for private use: no tokenizer's normalizer changes them, and no standard gives them a meaning.
+# Characters for private use: no standard gives them a meaning, and a normalizer leaves them or drops them all.
 _FIRST_DIGIT, _OPEN, _CLOSE = 0xE100, "\ue0fe", "\ue0ff"
 
 
-_A_MASK = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
+_A_MASK = re.compile(f"{_OPEN}[^{_OPEN}{_CLOSE}]*{_CLOSE}")
 
 
 def _mask(number: int, nonce: str) -> str:
@@ -99,7 +99,7 @@ class ControlTokens:
             raise _cannot(masked)
         return token_ids
 
-    def check(self, rendered: str, token_ids: list[int]) -> list[int]:
+    def settled_ids(self, rendered: str, token_ids: list[int]) -> list[int]:
         """The tokenizer's own ids of what the template made of messages that spell no control token; the twin's if it
         finds control tokens all the same. Raises RowError as `encode`."""
         if not self._may_appear:
@@ -117,7 +117,8 @@ class ControlTokens:
         twin, own_masks, ids = self._twin
         assert self._any is not None
         text, num_own = self._any.subn(lambda match: own_masks[match.group()], rendered)
-        token_ids = twin.encode(masked.restore(text), add_special_tokens=False).ids
+        # As a batch, which lets other threads run meanwhile.
+        token_ids = twin.encode_batch([masked.restore(text)], add_special_tokens=False)[0].ids
         controls = set(self._ids.values())
         is_foreign = any(token_id not in ids and token_id in controls for token_id in token_ids)
         num_found = sum(ids.get(token_id) in controls for token_id in token_ids)
@@ -136,9 +137,13 @@ class ControlTokens:
             )
         description, names = json.loads(backend.to_str()), dict[str, int]()
         own_masks = {content: _mask(number, self._nonce) for number, content in enumerate(self._ids)}
+        keeps_masks = backend.normalizer is None or all(
+            mask in backend.normalizer.normalize_str(mask) for mask in own_masks.values()
+        )
         for token in description["added_tokens"]:
             if token["content"] in own_masks:
                 token |= {"content": own_masks[token["content"]], "single_word": False}
+                token["normalized"] = token["normalized"] and keeps_masks  # else looked for before it is normalized
             names[token["content"]] = token["id"]
         description["post_processor"] = None  # names special tokens, and adds them to plain prompts only
         description["truncation"] = description["padding"] = None

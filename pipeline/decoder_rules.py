@@ -21,8 +21,9 @@ class DecoderRules:
 
     def __init__(self, tokenizer: Any) -> None:
         """`is_steady`: there are tokens behind which the text is settled; False where nobody can tell."""
-        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-        self.is_steady = decoder is not None and _is_steady(json.loads(decoder.__getstate__()))
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
+        self.is_steady = backend is not None and (decoder is None or _is_steady(json.loads(decoder.__getstate__())))
         self._tokenizer = tokenizer
         self._special = {
             *getattr(tokenizer, "all_special_ids", ()),

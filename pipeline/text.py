@@ -97,7 +97,10 @@ class TextCodec:
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None = None
     ) -> tuple[str, list[int]]:
-        """As `prompt`, for messages without a row. Raises RowError; with `most_tokens` as `encode` does."""
+        """As `prompt`, for messages without a row. Raises RowError; with `most_tokens` as `encode` does.
+
+        Messages that are four times too long are not even read: templates may drop some of what they are given.
+        """
         return self._chat_prompt(list(messages), {}, most_tokens)
 
     def render(self, row: InputRow) -> str:
@@ -158,11 +161,13 @@ class TextCodec:
         self, messages: Any, variables: Mapping[str, Any], most_tokens: int | None = None
     ) -> tuple[str, list[int]]:
         messages = self._with_system(_checked_messages(messages))
+        if most_tokens is not None:
+            self._length.check_roughly(sum(len(message["content"]) for message in messages), most_tokens)
         masked = self._control_tokens.mask(messages, variables)
         if masked is None:
             text = _whole_characters(self._render_chat(messages, variables))
             token_ids = self.encode(text, is_chat=True, most_tokens=most_tokens)
-            return text, self._control_tokens.check(text, token_ids)
+            return text, self._control_tokens.settled_ids(text, token_ids)
         rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
         text = masked.restore(rendered)
         if most_tokens is not None:

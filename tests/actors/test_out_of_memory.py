@@ -153,7 +153,28 @@ def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
 
     asyncio.run(asyncio.wait_for(both(), timeout=120))
     assert [sequence.output_token_ids for sequence in running] == expected
-    assert loop.numbers().num_slots == 1
+    assert (loop.numbers().num_slots, loop.numbers().num_out_of_memory) == (1, 2)
+
+
+def test_who_runs_beside_a_scored_prompt_fails_with_it_where_no_smaller_engine_can_be_made(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    score_only_with(2, monkeypatch)
+    monkeypatch.setattr(Engine, "_over", no_memory)
+
+    async def both() -> list[object]:
+        finishing = asyncio.ensure_future(loop.finish(sequences(6)))
+        scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
+        return await asyncio.gather(finishing, scoring, return_exceptions=True)
+
+    failures = asyncio.run(asyncio.wait_for(both(), timeout=60))
+    assert [type(failure) for failure in failures] == [torch.OutOfMemoryError] * 2
+    assert "engine not made anew" in caplog.text
+    assert (loop.numbers().num_running, loop.numbers().num_waiting, loop.numbers().num_out_of_memory) == (0, 0, 1)
 
 
 def test_who_leaves_while_the_engine_is_made_anew_leaves_a_whole_one(

@@ -131,6 +131,27 @@ def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: async
     runner.run(scenario())
 
 
+@pytest.mark.parametrize("prompt", [[5, 9999], [5] * 500, []])
+def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
+    replica: Replica, runner: asyncio.Runner, prompt: list[int]
+) -> None:
+    with pytest.raises(RefusedError, match="token"):
+        runner.run(replica.score(Scoring(request_id="s", prompts=(tuple(prompt),), num_top=0)))
+
+
+def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
+    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Iterator[Any]:
+        raise ValueError("tensor a of the prompt [5, 6] must match tensor b")
+        yield
+
+    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
+    with pytest.raises(ValueError, match="tensor a") as caught:
+        runner.run(replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
+    assert not isinstance(caught.value, RefusedError)
+
+
 def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
     async def standing(stream: AsyncIterator[Any]) -> list[Any]:
         """What comes before tokens."""
@@ -177,24 +198,3 @@ def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Re
             engine.step = step  # type: ignore[method-assign]
 
     runner.run(scenario())
-
-
-@pytest.mark.parametrize("prompt", [[5, 9999], [5] * 500, []])
-def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
-    replica: Replica, runner: asyncio.Runner, prompt: list[int]
-) -> None:
-    with pytest.raises(RefusedError, match="token"):
-        runner.run(replica.score(Scoring(request_id="s", prompts=(tuple(prompt),), num_top=0)))
-
-
-def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
-    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Iterator[Any]:
-        raise ValueError("tensor a of the prompt [5, 6] must match tensor b")
-        yield
-
-    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
-    with pytest.raises(ValueError, match="tensor a") as caught:
-        runner.run(replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
-    assert not isinstance(caught.value, RefusedError)

@@ -21,7 +21,7 @@ from actors.engine_loop import EngineNumbers
 from actors.generator import load_codec
 from actors.replica import ReplicaSettings
 from actors.settings import GeneratorSettings
-from decoding import Engine, EngineOptions, SamplingParams
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from endpoint.auth import Keys
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
 from endpoint.edge import EdgeSettings
@@ -48,10 +48,13 @@ class Served:
         url = f"http://127.0.0.1:{self.port}/v1"
         return openai.OpenAI(base_url=url, api_key=KEY, **{"max_retries": 0, "timeout": 300, **options})
 
-    def expected(self, prompt: list[int], **params: Any) -> str:
-        """What the target alone writes."""
-        (sequence,) = self.plain.generate([prompt], SamplingParams(**params))
-        return load_codec(self.settings).decode(sequence.output_token_ids)
+    def expected(self, prompt: list[int], *seeds: int, **params: Any) -> list[str]:
+        """What the target alone writes with each seed. For one thread at a time."""
+        sequences = [Sequence.create(prompt, SamplingParams(seed=seed, **params)) for seed in seeds]
+        for _ in self.plain.stream(sequences):
+            pass
+        codec = load_codec(self.settings)
+        return [codec.decode(sequence.output_token_ids) for sequence in sequences]
 
     def metric(self, name: str, **labels: str) -> float:
         """A counter of the ingress; 0 while it has counted nothing."""
@@ -133,7 +136,7 @@ def serving(
     plain = Engine.load(
         pair[0],
         None,
-        EngineOptions(num_slots=4, drafter="none", max_model_len=settings.engine.max_model_len),
+        EngineOptions(num_slots=20, drafter="none", max_model_len=settings.engine.max_model_len),
         device="cpu",
         dtype="float32",
     )

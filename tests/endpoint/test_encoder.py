@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import tracemalloc
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +34,11 @@ class Codec:
         self.has_begun.set()
         assert self.may_encode.wait(60)
         return [len(text)]
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, str]], most_tokens: int | None = None
+    ) -> tuple[str, list[int]]:
+        return "", self.encode("", is_chat=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         self.threads.append(threading.current_thread().name)
@@ -104,6 +111,45 @@ def test_who_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
         codec.may_encode.set()
         assert await fifth == [2]
         assert await asyncio.gather(*asked[:3]) == [[1]] * 3
+
+    asyncio.run(scenario())
+
+
+class Text(str):
+    """One that can be waited for to go."""
+
+
+def test_who_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(codec)  # type: ignore[arg-type]
+        first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
+        await asyncio.to_thread(codec.has_begun.wait, 60)
+        text = Text("y" * 9000)
+        seen = weakref.ref(text)
+        second = asyncio.ensure_future(encoder.encode("prompt", text, 96))
+        del text
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        del second
+        gc.collect()
+        assert seen() is None
+        codec.may_encode.set()
+        assert await first == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_chat_of_many_messages_with_little_in_them_counts_as_many(codec: Codec) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
+        first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
+        await asyncio.to_thread(codec.has_begun.wait, 60)
+        with pytest.raises(ApiError, match="too much text waits"):
+            await encoder.encode_chat([{"role": "user", "content": "x"}] * 16, 96)
+        codec.may_encode.set()
+        assert await first == ("", [0])
 
     asyncio.run(scenario())
 

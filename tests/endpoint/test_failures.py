@@ -248,7 +248,7 @@ def test_waiting_for_an_engine_to_ask_is_within_the_deadline(hurried: tuple[Serv
 def test_waiting_for_the_encoder_is_within_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
     server, _ = hurried
     is_free = threading.Event()
-    encoding = server.service._encoder.submit(is_free.wait)
+    encoding = server.service._encoder._thread.submit(is_free.wait)
     try:
         answer = httpx2.post(f"{server.url}{path}", json={"prompt": "a"}, timeout=30)
     finally:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2
 import pytest
+from ray.exceptions import RayActorError, RayTaskError
 
 from actors.deltas import Delta, Ending
 from actors.generation import EngineFacts, FailedError, Generation, Scoring
@@ -108,6 +111,59 @@ def test_a_replica_hands_serve_no_exception_that_it_would_log_with_its_words(
     assert [str(failure) for failure in failures] == ["the engine failed: ValueError"] * 2
     assert MARKER not in caplog.text
     assert caplog.text.count("engine failed") == 2
+
+
+def test_what_a_health_check_raises_says_only_of_which_type_the_failure_is(
+    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_fail, has_begun = threading.Event(), threading.Event()
+
+    def broken(*_: Any) -> Any:
+        has_begun.set()
+        assert may_fail.wait(60)
+        raise ValueError(f"cannot read {MARKER}")
+
+    replica = Replica(settings_of(text_pair))
+    monkeypatch.setattr(Engine, "step", broken)
+    generation = Generation(request_id="r", prompts=((5, 6),), seeds=(1,), params=SamplingParams(max_tokens=3))
+
+    async def scenario() -> BaseException:
+        async def read() -> list[Any]:
+            return [item async for item in replica.generate_or_refuse(generation)]
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.to_thread(has_begun.wait, 60)
+        probing = asyncio.ensure_future(replica.check_health())  # beside the step that is about to fail
+        await asyncio.sleep(0)
+        may_fail.set()
+        await asyncio.wait([reading, probing])
+        error = probing.exception()
+        assert error is not None
+        return error
+
+    error = asyncio.run(scenario())
+    assert (type(error), str(error)) == (RuntimeError, "the engine failed: ValueError")
+    assert MARKER not in "".join(traceback.format_exception(error)) + caplog.text
+
+
+def test_what_another_process_raised_is_a_failure_and_a_process_that_was_lost_is_told_as_it_is(
+    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = Replica(settings_of(text_pair))
+    generation = Generation(request_id="r", prompts=((5, 6),), seeds=(1,), params=SamplingParams(max_tokens=3))
+
+    async def last_item(error: Exception) -> Any:
+        def broken(*_: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(Engine, "step", broken)
+        return [item async for item in replica.generate_or_refuse(generation)][-1]
+
+    failure = asyncio.run(last_item(RayTaskError("read", MARKER, ValueError(MARKER))))
+    assert isinstance(failure, FailedError)
+    assert MARKER not in str(failure) + caplog.text
+    with pytest.raises(RayActorError):
+        asyncio.run(last_item(RayActorError()))
 
 
 def test_an_engine_that_cannot_be_made_anew_is_logged_without_the_errors_words(

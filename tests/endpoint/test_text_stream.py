@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.deltas import Ending
 from actors.translation import output_text
-from endpoint.text_stream import TextStream
+from endpoint.text_stream import TextStream, warn_of_late_text
 from endpoint.whole_text import WholeText
 from pipeline.stop_strings import StopStrings
 from pipeline.text import TextCodec
@@ -21,14 +22,15 @@ from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 STOPS = [(), (" ",), ("the", "one two"), ("ab", "abc", "b"), ("🙂", "é"), ("x" * 30, "\n\n")]
 WORDS = ["one", " two", "the", " the", "abc", "🙂", "é", "日本", " ", "\n\n", "xx", "\x00"]
-CODECS = ["bundled", "byte_level", "byte_fallback", "metaspace", "word_piece", "end_of_word", "no_fuse"]
+CODECS = ["bundled", "byte_level", "byte_fallback", "metaspace", "word_piece", "end_of_word", "no_fuse", "spaced"]
 
 
-def toy(decoder: decoders.Decoder, *tokens: str) -> TextCodec:
+def toy(decoder: decoders.Decoder | None, *tokens: str) -> TextCodec:
     """A codec that knows these tokens and bytes, and writes them with this decoder."""
     names = [*tokens, *(f"<0x{byte:02X}>" for byte in (0x41, 0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82, 0xFF))]
     core = Tokenizer(models.BPE({name: index for index, name in enumerate(["<eos>", *names])}, []))
-    core.decoder = decoder
+    if decoder is not None:
+        core.decoder = decoder
     return TextCodec(PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>"))
 
 
@@ -49,6 +51,8 @@ def make_codec(name: str, folder: Path) -> TextCodec:
         case "no_fuse":
             steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 1, 0)]
             return toy(decoders.Sequence(steps), "▁the", "▁", "▁▁", "a", "b", "c", "▁one", "▁two")
+        case "spaced":
+            return toy(None, "the", "a", "b", "c", "one", "two")
     return TextCodec.load(str(folder))
 
 
@@ -94,28 +98,40 @@ def end_of(codec: TextCodec, tokens: list[int], stop: tuple[str, ...]) -> tuple[
     return (tokens[: match[0]], match[1]) if match else (tokens, None)
 
 
-@pytest.mark.parametrize("stop", STOPS)
+def rounds_of(
+    codec: TextCodec, tokens: list[int], stop: tuple[str, ...], generator: random.Random
+) -> tuple[list[list[int]], str | None]:
+    """The tokens as rounds write them, up to the stop string that is found in one, and that string."""
+    finder, rounds, position = StopStrings(codec, stop), list[list[int]](), 0
+    while position < len(tokens):
+        end = min(len(tokens), position + generator.randrange(1, 6))
+        match = finder.find(tokens[:end], position)
+        if match is not None:
+            return [*rounds, tokens[position : match[0]]], match[1]
+        rounds.append(tokens[position:end])
+        position = end
+    return rounds, None
+
+
 @pytest.mark.parametrize("by_token", [True, False])
 def test_the_pieces_join_to_the_whole_text_and_never_show_what_is_taken_back(
-    any_codec: TextCodec, stop: tuple[str, ...], by_token: bool
+    any_codec: TextCodec, by_token: bool
 ) -> None:
-    generator = random.Random(1)
-    for tokens in outputs(any_codec, 60, most=40, seed=2):
-        kept, stop_reason = end_of(any_codec, tokens, stop)
-        stream, position, shown = TextStream(any_codec, stop, by_token=by_token), 0, ""
-        whole = output_text(any_codec, kept, stop, stop_reason)
-        while position < len(kept):
-            size = generator.randrange(1, 6)
-            new, position = kept[position : position + size], position + size
-            last = ending(stop_reason) if position >= len(kept) else None
+    generator, num_stopped = random.Random(1), 0
+    for stop, tokens in product(STOPS, outputs(any_codec, 60, most=40, seed=2)):
+        rounds, stop_reason = rounds_of(any_codec, tokens, stop, generator)
+        num_stopped += stop_reason is not None
+        stream, shown = TextStream(any_codec, stop, by_token=by_token), ""
+        whole = output_text(any_codec, [token_id for new in rounds for token_id in new], stop, stop_reason)
+        for number, new in enumerate(rounds, start=1):
+            last = ending(stop_reason) if number == len(rounds) else None
             piece = stream.push(new, generator.randrange(len(new) + 1), last)
             shown += piece.text
             assert whole.startswith(shown)
             assert "".join(text for text, _ in piece.spans) == piece.text
             assert len(piece.offsets) == (len(new) if by_token else 0)
-            if not stop:
-                assert last or not piece.text.endswith("\ufffd"), "half a character was shown"
         assert shown == whole == stream.text
+    assert num_stopped > 20, "stop strings stop"
 
 
 @pytest.mark.parametrize("stop", [(), ("b", "ab"), ("é", " the", "one")])
@@ -158,9 +174,59 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     assert stream.push([one, two], 2, ending(None)).spans == (("é", True),)
 
 
+def test_bytes_that_a_word_settles_stay_the_bytes_own(byte_codec: TextCodec) -> None:
+    the, one, two = byte_codec.tokenizer.convert_tokens_to_ids(["▁the", "<0xC3>", "<0xA9>"])
+    tokens = [the, one, two, the]
+    for drafted, spans in ((3, (("theé", True), (" the", False))), (1, (("the", True), ("é the", False)))):
+        piece = TextStream(byte_codec).push(tokens, drafted)
+        assert (piece.spans, piece.offsets) == (spans, (0, 3, 3, 4))
+    stream = TextStream(byte_codec)
+    pieces = [stream.push([token_id], int(token_id == two)) for token_id in tokens]
+    assert pieces[-1].spans == (("é", True), (" the", False))
+    assert [piece.offsets for piece in pieces] == [(0,), (3,), (3,), (4,)]
+
+
+def test_what_settles_text_begins_where_the_text_before_it_ends(any_codec: TextCodec) -> None:
+    for tokens in outputs(any_codec, 60, most=30, seed=6):
+        stream = TextStream(any_codec)
+        offsets = [*stream.push(tokens[:9]).offsets, *stream.push(tokens[9:]).offsets]
+        texts = [any_codec.decode(tokens[:number]) for number in range(len(tokens) + 1)]
+        assert offsets == sorted(offsets)
+        for number, token_id in enumerate(tokens):
+            half = texts[number].endswith("\ufffd")
+            is_split = half and len(texts[number + 1]) < len(texts[number]) + len(any_codec.decode([token_id]))
+            if any_codec.decoder_rules.settles(token_id):
+                assert offsets[number] == len(texts[number]) - is_split, (tokens, number)
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("size", [1, 3])
+def test_bytes_that_are_no_characters_are_decoded_a_few_times_each(codec: TextCodec, by_token: bool, size: int) -> None:
+    vocabulary, num_decoded, decode = codec.tokenizer.get_vocab().values(), 0, TextCodec.decode
+    wrong = next(token_id for token_id in vocabulary if codec.token_bytes(token_id) == b"\x80")
+
+    class Counting(TextCodec):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            nonlocal num_decoded
+            num_decoded += len(token_ids)
+            return decode(self, token_ids)
+
+    stream = TextStream(Counting(codec.tokenizer), by_token=by_token)
+    shown = "".join(stream.push([wrong] * size).text for _ in range(300))
+    assert shown == "\ufffd" * (300 * size - 1)
+    assert num_decoded <= 10 * 300 * size
+    assert stream.push([], 0, ending(None)).text == "\ufffd"
+
+
 @pytest.mark.parametrize("decoder", [decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("ac", "x")])])
-def test_a_tokenizer_whose_ways_are_not_known_shows_its_text_at_the_end(decoder: decoders.Decoder) -> None:
+def test_a_tokenizer_whose_ways_are_not_known_shows_its_text_at_the_end(
+    decoder: decoders.Decoder, codec: TextCodec, caplog: pytest.LogCaptureFixture
+) -> None:
     odd = toy(decoder, "a", "b", "c")
+    warn_of_late_text(codec)
+    assert caplog.messages == []
+    warn_of_late_text(odd)
+    assert [message.partition(" tokenizer=")[0] for message in caplog.messages] == ["streamed text comes at the end"]
     for tokens in outputs(odd, 20, most=12, seed=5):
         stream = TextStream(odd)
         assert all(stream.push([token_id]).text == "" for token_id in tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,3 +173,29 @@ def test_ordinary_chats_keep_the_ids_that_a_normalizing_tokenizer_gives_them(
     messages = [user(content), {"role": "assistant", "content": "<think>so</think>"}, user("stop")]
     text, token_ids = normalizing_codec.chat_prompt(messages)
     assert token_ids == normalizing_codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_lone_character_of_a_mask_in_a_message_changes_no_other_process_ids(tokenizer_path: Path) -> None:
+    content = "\ue0fe hello <|end|> \ue0ff <|end|> \ue0fe\ue0fe<|end|>\ue0ff\ue0fe"
+    first, second = (TextCodec.load(str(tokenizer_path)).chat_prompt([user(content)]) for _ in range(2))
+    assert first == second
+    assert content in first[0]
+
+
+@pytest.mark.parametrize("spelled", ["the cat", *SPELLED[:3], full_width("<think>"), "\ue0fe"])
+def test_a_normalizer_that_drops_characters_for_private_use_keeps_nobody_from_chatting(
+    marked_codec: TextCodec, spelled: str
+) -> None:
+    tokenizer = marked_codec.tokenizer.__class__(tokenizer_object=marked_codec.tokenizer.backend_tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.BertNormalizer(clean_text=True, lowercase=False)]
+    )
+    tokenizer.add_tokens([AddedToken("<|far|>", special=True, normalized=True)], special_tokens=True)
+    codec = replace(marked_codec, tokenizer=tokenizer)
+    assistant = {"role": "assistant", "content": "so"}
+    names = {*ids_of(codec, *CONTROLS, "<think>", "</think>", "<|far|>")}
+    text, token_ids = codec.chat_prompt([user(spelled), assistant, user("a")])
+    plain_text, plain = codec.chat_prompt([user("@"), assistant, user("a")])
+    assert [i for i in token_ids if i in names] == [i for i in plain if i in names]
+    assert plain == tokenizer(plain_text, add_special_tokens=False)["input_ids"]
+    assert spelled in text

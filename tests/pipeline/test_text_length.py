@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from pipeline.errors import LongTextError
+from pipeline.errors import LongTextError, TemplateError
 from pipeline.text import TextCodec
+from pipeline.text_length import TextLength
 
 WORDS = [
     "the",
@@ -84,3 +85,35 @@ def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: boo
         encode(replace(codec, tokenizer=Watched()))
     assert caught.value.num_characters >= len(text)
     assert "cat" not in caught.value.message
+
+
+class Untouchable:
+    """A normalizer that nobody may ask."""
+
+    def normalize_str(self, text: str) -> str:
+        raise AssertionError("it is normalized")
+
+
+def test_a_text_that_is_far_too_long_is_not_even_normalized(codec: TextCodec) -> None:
+    class Watched:
+        get_vocab = codec.tokenizer.get_vocab
+
+        class backend_tokenizer:
+            normalizer = Untouchable()
+
+    length, most_characters = TextLength(Watched()), 9 * max(map(len, codec.tokenizer.get_vocab()))
+    with pytest.raises(LongTextError):
+        length.check("x" * (4 * most_characters + 1), 9)
+    with pytest.raises(AssertionError, match="it is normalized"):
+        length.check("x" * (4 * most_characters), 9)
+    length.check("x" * most_characters, 9)
+
+
+def test_messages_that_are_far_too_long_are_neither_masked_nor_given_to_the_template(codec: TextCodec) -> None:
+    most_characters = 9 * max(map(len, codec.tokenizer.get_vocab()))
+    unread = replace(codec, chat_template="{{ raise_exception('it is rendered') }}")
+    halves = [{"role": "user", "content": "<" * (2 * most_characters)}] * 2
+    with pytest.raises(TemplateError):
+        unread.chat_prompt(halves, most_tokens=9)
+    with pytest.raises(LongTextError):
+        unread.chat_prompt([*halves, {"role": "user", "content": "x"}], most_tokens=9)
