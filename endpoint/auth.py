@@ -16,6 +16,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from endpoint.bodies import CLOSE
+from endpoint.body_on_demand import has_body
 from endpoint.errors import ApiError
 from endpoint.refusal import refuse
 from pipeline.logs import Event
@@ -83,13 +85,16 @@ class Auth:
     """Lets through who sends `Authorization: Bearer KEY`, and everybody to the public paths; refuses the rest."""
 
     def __init__(self, app: ASGIApp, keys: Keys, public_paths: Iterable[str]) -> None:
-        """`public_paths` are exact, and open to GET and HEAD only."""
+        """`public_paths` are exact, and open to GET and HEAD only, without a body: nobody may send that without a key."""
         self._app, self._keys, self._public_paths = app, keys, frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
-        if scope["type"] == "lifespan" or self._is_public(scope):
+        if scope["type"] == "lifespan" or (is_public := self._is_public(scope)) and not has_body(scope):
             await self._app(scope, receive, send)
+            return
+        if is_public:
+            await refuse(send, ApiError(413, "This path takes no body.", code="body_too_large", headers=CLOSE))
             return
         if scope["type"] != "http":  # a WebSocket: closed before it is accepted, which the client sees as a 403
             await send({"type": "websocket.close", "code": 1008})

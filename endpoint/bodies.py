@@ -63,15 +63,19 @@ class Bodies:
         self._limits = limits
         self._num_bytes = 0  # of those that are not here as a whole
 
-    async def read(self, scope: Scope, incoming: Incoming) -> bytes | None:
-        """The whole body; None if the client left. Raises ApiError (413, 408, 415, or 429 if others fill the room)."""
+    def check(self, scope: Scope) -> None:
+        """Raise ApiError (413, 415) for a body that need not be looked at: what is announced is wrong with it."""
         encoding = header(scope, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise ApiError(415, "A body with a Content-Encoding is not taken.", headers=CLOSE)
-        limits, length = self._limits, header(scope, b"content-length")
-        if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > limits.max_body_bytes):
+        length, most = header(scope, b"content-length"), self._limits.max_body_bytes
+        if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
             raise self._too_large()
-        chunks, num_bytes = [], 0
+
+    async def read(self, scope: Scope, incoming: Incoming) -> bytes | None:
+        """The whole body; None if the client left. Raises ApiError (as `check`, 408, or 429 if others fill the room)."""
+        self.check(scope)
+        limits, chunks, num_bytes = self._limits, [], 0
         try:
             async with asyncio.timeout(limits.body_seconds):
                 while not incoming.is_over:

@@ -22,9 +22,14 @@ def has_body(scope: Scope) -> bool:
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
 
 
+def is_held_back(scope: Scope) -> bool:
+    """Whether the body is, until it is asked for."""
+    return _EXTENSION in (scope.get("extensions") or {})
+
+
 async def ask_for_body(scope: Scope, send: Send) -> None:
     """Of the application: let the body come, if it is held back."""
-    if _EXTENSION in scope.get("extensions", {}):
+    if is_held_back(scope):
         await send({"type": _WANTED})
 
 

@@ -98,7 +98,7 @@ class _Answer:
     def __init__(self, send: Send, body: BodyOnDemand | None = None) -> None:
         """With `body`, to a request whose body is held back."""
         self._send, self._body = send, body
-        self._has_begun = False
+        self._has_begun = self._is_over = False
         self._closes = False  # behind a body that nobody wanted
 
     async def send(self, message: Message) -> None:
@@ -111,6 +111,7 @@ class _Answer:
             if self._closes:
                 MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
+            self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
 
     async def end(self) -> None:
@@ -121,7 +122,7 @@ class _Answer:
                 await refuse(self._send, model_unavailable())
         elif not self._has_begun:
             await refuse_and_linger(body.incoming, self._send, body.error or model_unavailable())
-        elif self._closes:
+        elif self._closes or (body.error is not None and not self._is_over):  # or it ended with what the body broke
             await body.incoming.let_pass()
             await finish(self._send)
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from endpoint.bodies import CLOSE, Bodies, Incoming, header, refuse_and_linger
 from endpoint.bodies import Limits as Limits
-from endpoint.body_on_demand import ask_for_body
+from endpoint.body_on_demand import ask_for_body, is_held_back
 from endpoint.errors import ApiError
 from endpoint.refusal import refuse
 from endpoint.strict_json import parse_json
@@ -49,6 +49,14 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         incoming = Incoming(receive)
+        try:
+            self._bodies.check(scope)
+        except ApiError as error:
+            if is_held_back(scope):  # the gate lets it pass
+                await refuse(send, error)
+            else:
+                await refuse_and_linger(incoming, send, error)
+            return
         await ask_for_body(scope, send)
         try:
             body = await self._bodies.read(scope, incoming)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from endpoint.auth import Keys
+from endpoint.body_on_demand import ask_for_body
 from endpoint.gate import APP_NAME, Gate
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
@@ -56,6 +57,40 @@ def test_who_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int
     proxy.num_bytes = 0
     assert ask(port, "/v1/ask", b"x" * 64_000_000).error["code"] == "missing_api_key"
     assert proxy.num_bytes == 0
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("rest", [b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, CHUNKED + b"5\r\nxxxxx\r\n0\r\n\r\n"])
+def test_nobody_sends_a_body_to_a_path_that_needs_no_key(
+    proxy: EagerProxy, port: int, method: bytes, rest: bytes
+) -> None:
+    proxy.num_bytes = 0
+    received = send_raw(port, method + b" /health HTTP/1.1\r\nHost: h\r\n" + rest)
+    assert status_of(received) == 413
+    assert b"connection: close" in received.lower()
+    assert proxy.num_bytes == 0
+    assert ask(port, "/health").status == 200
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 413), ({"content-encoding": "gzip"}, 415)])
+def test_who_writes_64_mb_with_a_key_reads_what_is_wrong_with_them(
+    proxy: EagerProxy, port: int, headers: dict[str, str], status: int
+) -> None:
+    proxy.num_bytes = 0
+    assert ask(port, "/v1/ask", b"x" * 64_000_000, headers={**BEARER, **headers}).status == status
+    assert proxy.num_bytes == 0
+
+
+def test_an_answer_that_the_proxy_breaks_off_over_a_body_is_ended() -> None:
+    async def hasty(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        await ask_for_body(scope, send)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        await receive()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    with served(Gate(EagerProxy(hasty, APP_NAME), LIMITS)) as port:
+        assert ask(port, "/v1/ask", b"x" * 64_000_000).body == b"ab"
 
 
 def test_with_a_key_the_body_comes_and_the_connection_stays(port: int) -> None:
