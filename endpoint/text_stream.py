@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from actors.deltas import Ending
 from actors.translation import output_text
-from pipeline.incremental_decoder import IncrementalDecoder
+from pipeline.incremental_decoder import HALF_CHARACTER, IncrementalDecoder
 from pipeline.logs import Event
 from pipeline.text import TextCodec
 
@@ -75,15 +75,21 @@ class TextStream:
             self._held.append((text, is_drafted))
 
     def _num_undecided(self) -> int:
-        """Characters at the end that a stop string may begin with."""
-        text = "".join(text for text, _ in self._held)
+        """Characters at the end that a stop string may begin with.
+
+        Any of U+FFFD may: `StopStrings` looks for those only where the text goes on behind them.
+        """
+        if not self._stop:
+            return 0
+        held = "".join(text for text, _ in self._held)
+        text = held.rstrip(HALF_CHARACTER)
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
                 if text.endswith(stop[:length]):
                     longest = length
                     break
-        return longest
+        return longest + len(held) - len(text)
 
     def _show(self, num_characters: int, offsets: tuple[int, ...]) -> Piece:
         shown: list[tuple[str, bool]] = []

@@ -260,3 +260,14 @@ def test_offsets_are_where_each_token_begins(codec: TextCodec) -> None:
     tokens = codec.encode(text, is_chat=True)
     offsets = [*stream.push(tokens[:2]).offsets, *stream.push(tokens[2:]).offsets]
     assert offsets == [len(codec.decode(tokens[:n]).rstrip("\ufffd")) for n in range(len(tokens))]
+
+
+def test_a_stop_string_of_what_is_no_character_is_not_shown(codec: TextCodec) -> None:
+    vocabulary = codec.tokenizer.get_vocab().values()
+    a, wrong, b = (next(i for i in vocabulary if codec.token_bytes(i) == byte) for byte in (b"a", b"\x80", b"b"))
+    stop, tokens = ("a\ufffd\ufffd",), [b, a, wrong, wrong, wrong, b]
+    assert StopStrings(codec, stop).find(tokens, 5) == (6, stop[0])
+    stream = TextStream(codec, stop)
+    shown = [stream.push([token_id]).text for token_id in tokens[:-1]]
+    assert shown == ["b", "", "", "", ""]
+    assert stream.push(tokens[-1:], 0, ending(stop[0])).text == ""
