@@ -22,6 +22,7 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     deadline: Deadline = NO_DEADLINE
+    fingerprint: str = ""  # of the engine that is to write it; empty: whichever is asked
 
     @property
     def num_sequences(self) -> int:
@@ -37,6 +38,7 @@ class Scoring:
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
     deadline: Deadline = NO_DEADLINE
+    fingerprint: str = ""  # as of a Generation
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int
+    fingerprint: str = ""  # equal ones write equal tokens
 
 
 class Standing(Enum):
@@ -57,6 +60,10 @@ class Standing(Enum):
 
 class RefusedError(ValueError):
     """The request can never be run; its message says why. It is for the client."""
+
+
+class OtherModelError(RuntimeError):
+    """The replica has another fingerprint, as while an update is rolled out; nothing has been done."""
 
 
 class BusyError(RuntimeError):

@@ -27,10 +27,12 @@ class Ingress:
         edge_settings: EdgeSettings,
         log_settings: LogSettings,
         replicas: Any,
+        engine_fingerprint: str = "",
     ) -> None:
-        """`replicas` is the handle of the replicas' deployment."""
+        """`replicas` is the handle of the replicas' deployment, and the fingerprint is theirs."""
         set_up_logs(log_settings)
-        backend = Replicas(replicas, is_repeatable=settings.engine.verification == "coupled")
+        is_repeatable = settings.engine.verification == "coupled"
+        backend = Replicas(replicas, is_repeatable=is_repeatable, fingerprint=engine_fingerprint)
         metrics = ServingMetrics(service_settings.model, to_ray=True)
         service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
         self._app = create_app(service, has_docs=edge_settings.has_docs)
