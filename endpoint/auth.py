@@ -90,7 +90,7 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
-        if scope["type"] == "lifespan" or (is_public := self._is_public(scope)) and not has_body(scope):
+        if scope["type"] == "lifespan" or ((is_public := self._is_public(scope)) and not has_body(scope)):
             await self._app(scope, receive, send)
             return
         if is_public:

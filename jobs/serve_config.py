@@ -17,9 +17,9 @@ from actors.settings import (
 )
 from decoding.options import EngineOptions
 from endpoint.auth import Keys, load_keys
+from endpoint.bodies import Limits
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge import EdgeSettings
-from endpoint.bodies import Limits
 from endpoint.service import ServiceSettings
 from jobs.config import YamlConfig, check_draft_timeouts, load_settings_of
 from jobs.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection

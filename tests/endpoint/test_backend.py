@@ -231,7 +231,7 @@ def test_facts_and_scores_are_those_of_the_model_that_is_wanted() -> None:
 
 def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.backend._UPDATE_PATIENCE_S", 0)
-    replicas = Replicas(Mixed(*[("new", [])] * 9), is_repeatable=True, fingerprint="old")
+    replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
 
     async def read_on() -> None:
         async for _ in ask(replicas, GENERATION):
