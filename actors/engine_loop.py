@@ -178,11 +178,6 @@ class EngineLoop:
     def _drop_from_engine(self, sequences: set[Sequence]) -> None:
         self.engine.drop(sequences)
 
-    @property
-    def has_free_slot(self) -> bool:
-        """Whether there is one that nobody has, who has left and still writes a last token among them."""
-        return len(self._unfinished) < self.engine.options.num_slots
-
     def numbers(self) -> EngineNumbers:
         """The numbers as they are now; any thread may ask."""
         engine = self.engine
@@ -207,9 +202,8 @@ class EngineLoop:
             if not self._inbox and not self.engine.has_work:
                 return False
             newcomers, self._inbox = self._inbox, []
-            self._tell_who_begins(newcomers)
             try:
-                finished = await loop.run_in_executor(self._thread, self._step, newcomers)
+                finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
             except Exception as error:  # noqa: BLE001 - handed to everybody who waits
                 if is_out_of_memory(error):
                     # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
@@ -237,18 +231,17 @@ class EngineLoop:
         self._unfinished.clear()
         self._inbox.clear()
 
-    def _tell_who_begins(self, newcomers: list[Sequence]) -> None:
-        """Before the step, which may be the process's last."""
-        up_next = self.engine.up_next(newcomers)
-        if up_next:
-            for stream in self._streams:
-                stream.tell_that_it_begins(up_next)
+    def _tell_who_begins(self, up_next: set[Sequence]) -> None:
+        for stream in self._streams:
+            stream.tell_that_it_begins(up_next)
 
-    def _step(self, newcomers: list[Sequence]) -> list[Sequence]:
+    def _step(self, newcomers: list[Sequence], loop: asyncio.AbstractEventLoop) -> list[Sequence]:
         started = time.monotonic()
         try:
             with self._watchdog:
                 self.engine.submit(newcomers)
+                # Said before the step, which may be the process's last, and known behind whatever was dropped.
+                loop.call_soon_threadsafe(self._tell_who_begins, self.engine.up_next(()))
                 return self.engine.step()
         finally:
             self._busy_seconds += time.monotonic() - started

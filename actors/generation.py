@@ -23,6 +23,7 @@ class Generation:
     params: SamplingParams
     deadline: Deadline = NO_DEADLINE
     tell_every_s: float = 0.0  # what comes sooner after the last tokens comes with the next; an end comes at once
+    fingerprint: str = ""  # of the engine that is to write it; empty: whichever is asked
 
     @property
     def num_sequences(self) -> int:
@@ -38,6 +39,7 @@ class Scoring:
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
     deadline: Deadline = NO_DEADLINE
+    fingerprint: str = ""  # as of a Generation
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int
+    fingerprint: str = ""  # equal ones write equal tokens
 
 
 class Standing(Enum):
@@ -58,6 +61,10 @@ class Standing(Enum):
 
 class RefusedError(ValueError):
     """The request can never be run; its message says why. It is for the client."""
+
+
+class OtherModelError(RuntimeError):
+    """The replica has another fingerprint, as while an update is rolled out; nothing has been done."""
 
 
 class BusyError(RuntimeError):

@@ -22,7 +22,16 @@ from actors.deltas import Delta
 from actors.draft_links import DraftLinks
 from actors.engine_facts import load_facts
 from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
+from actors.generation import (
+    BusyError,
+    EngineFacts,
+    FailedError,
+    Generation,
+    OtherModelError,
+    RefusedError,
+    Scoring,
+    Standing,
+)
 from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
 from actors.sharded_model import ShardedModel
@@ -45,6 +54,7 @@ class ReplicaSettings:
     fresh_s: float = 10.0  # an engine that wrote a token within so many seconds is well; else it is tried
     probe_timeout_s: float = 20.0  # for that trial
     hang_timeout_s: float = 900.0  # a step that takes longer ends the process
+    fingerprint: str = ""  # of all that the tokens depend on; who asks for another one's is refused
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -91,7 +101,8 @@ class Replica:
     async def facts(self) -> EngineFacts:
         """Of the engine."""
         engine = self._loop.engine
-        return EngineFacts(engine.max_model_len, engine.target.vocab_size, engine.options.num_speculative_tokens)
+        num_drafted = engine.options.num_speculative_tokens
+        return EngineFacts(engine.max_model_len, engine.target.vocab_size, num_drafted, self._settings.fingerprint)
 
     def numbers(self) -> EngineNumbers:
         """What the engine does now."""
@@ -100,7 +111,7 @@ class Replica:
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """What the samples write, as they write it; the last delta of each has its ending.
 
-        Raises RefusedError, BusyError, DeadlineError, or what the engine failed with.
+        Raises RefusedError, BusyError, OtherModelError, DeadlineError, or what the engine failed with.
         """
         async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
@@ -109,19 +120,21 @@ class Replica:
 
     async def generate_or_refuse(
         self, generation: Generation
-    ) -> AsyncIterator[list[Delta] | Standing | RefusedError | BusyError | DeadlineError | FailedError]:
+    ) -> AsyncIterator[
+        list[Delta] | Standing | RefusedError | BusyError | OtherModelError | DeadlineError | FailedError
+    ]:
         """As `generate`, but what it refuses or fails with comes as the last item, and where it stands before tokens.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
         """
         try:
+            self._check_model(generation.fingerprint)
             self._check_room()
-            if self._num_unfinished >= self._loop.engine.options.num_slots or not self._loop.has_free_slot:
-                yield Standing.WAITS
+            yield Standing.WAITS
             async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
                 async for deltas in stream:
                     yield deltas or Standing.BEGINS
-        except (RefusedError, BusyError, DeadlineError) as refusal:
+        except (RefusedError, BusyError, OtherModelError, DeadlineError) as refusal:
             yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _failed(error, request_id=generation.request_id)
@@ -129,6 +142,7 @@ class Replica:
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Empty once, when the first of the samples gets its slot."""
         num_new = generation.num_sequences
+        self._check_model(generation.fingerprint)
         self._check_room()
         sequences = self._sequences(generation)
         self._num_unfinished += num_new
@@ -143,6 +157,7 @@ class Replica:
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Of each prompt's tokens but the first. Raises as `generate` does."""
+        self._check_model(scoring.fingerprint)
         self._check_room()
         self._num_unfinished += len(scoring.prompts)
         try:
@@ -159,11 +174,11 @@ class Replica:
 
     async def score_or_refuse(
         self, scoring: Scoring
-    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | DeadlineError | FailedError:
+    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | OtherModelError | DeadlineError | FailedError:
         """As `score`, but what it refuses with is what it returns."""
         try:
             return await self.score(scoring)
-        except (RefusedError, BusyError, DeadlineError, FailedError) as refusal:
+        except (RefusedError, BusyError, OtherModelError, DeadlineError, FailedError) as refusal:
             return refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             return _failed(error, request_id=scoring.request_id)
@@ -204,6 +219,10 @@ class Replica:
             target.pipeline.close()
         if getattr(self, "_links", None) is not None:
             self._links.close()  # type: ignore[union-attr]
+
+    def _check_model(self, fingerprint: str) -> None:
+        if fingerprint and fingerprint != self._settings.fingerprint:
+            raise OtherModelError("this engine writes another text than the one that was asked for")
 
     def _check_room(self) -> None:
         if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:

@@ -85,12 +85,12 @@ class Auth:
     """Lets through who sends `Authorization: Bearer KEY`, and everybody to the public paths; refuses the rest."""
 
     def __init__(self, app: ASGIApp, keys: Keys, public_paths: Iterable[str]) -> None:
-        """`public_paths` are exact, and open to GET and HEAD only, without a body: nobody may send that without a key."""
+        """`public_paths` are exact, and open to GET and HEAD only, and to no body: that takes a key."""
         self._app, self._keys, self._public_paths = app, keys, frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
-        if scope["type"] == "lifespan" or (is_public := self._is_public(scope)) and not has_body(scope):
+        if scope["type"] == "lifespan" or ((is_public := self._is_public(scope)) and not has_body(scope)):
             await self._app(scope, receive, send)
             return
         if is_public:

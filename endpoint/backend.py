@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
@@ -16,13 +17,23 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, counts_of_rounds
-from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring, Standing
+from actors.generation import (
+    BusyError,
+    EngineFacts,
+    FailedError,
+    Generation,
+    OtherModelError,
+    RefusedError,
+    Scoring,
+    Standing,
+)
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, generation_failed, model_unavailable, server_busy
 from pipeline.logs import Event
 
-_MOST_LOST = 5  # replicas that a request may lose while it waits, before it is the client's turn to try again
+_MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
 _MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
+_UPDATE_PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.25  # while an update is rolled out, for a replica of the model wanted
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
@@ -55,22 +66,28 @@ class Replicas:
     """Engines behind a Ray Serve deployment.
 
     A request whose replica dies goes on with another one where the first had come to: both write the same text. Once:
-    who was in flight when two of them died may be what they died of. Whoever waited for a slot was not.
+    who was in flight when two of them died may be what they died of. Whoever waited for a slot was not. While an
+    update is rolled out there are replicas of another model, which refuse: one that does not is looked for.
     """
 
-    def __init__(self, handle: Any, *, is_repeatable: bool, most_requests: float = inf) -> None:
+    def __init__(self, handle: Any, *, is_repeatable: bool, fingerprint: str = "", most_requests: float = inf) -> None:
         """`is_repeatable`: two engines write the same tokens (verification "coupled"), so that a text can go on.
 
-        Beyond `most_requests`, which all replicas take together at most, who comes is refused here: that is sooner.
+        `fingerprint` is that of the replicas which may write; empty: all of them may. Beyond `most_requests`, which all
+        replicas take together at most, who comes is refused here: that is sooner.
         """
-        self._handle, self._is_repeatable = handle, is_repeatable
+        self._handle, self._is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
         self._streaming = handle.options(stream=True)
         self._most_requests, self._num_requests = most_requests, 0
 
     async def facts(self) -> EngineFacts:
-        """Of any replica; all are alike."""
-        facts: EngineFacts = await self._handle.facts.remote()
-        return facts
+        """Of any replica of our model; all are alike. Raises OtherModelError."""
+        search = _Search()
+        while True:
+            facts: EngineFacts = await self._handle.facts.remote()
+            if self._fingerprint in ("", facts.fingerprint):
+                return facts
+            await search.go_on(OtherModelError("the facts are another model's"))
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
@@ -90,10 +107,12 @@ class Replicas:
             self._num_requests -= 1
 
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        generation = replace(generation, fingerprint=self._fingerprint)
         told: dict[int, _Told] = {}
-        losses = _Losses(generation.request_id)
+        losses, search = _Losses(generation.request_id), _Search()
         while True:
-            resumption, is_waiting = _Resumption(told), False
+            # It waits until a replica says otherwise: for a replica at first, and then for a slot of it.
+            resumption, is_waiting = _Resumption(told), True
             response = self._streaming.generate_or_refuse.remote(generation)
             is_over = False
             try:
@@ -106,20 +125,24 @@ class Replicas:
                         yield new
                 is_over = True
                 return
+            except OtherModelError as error:
+                await search.go_on(error)
             except (RayError, *_LOST) as error:
                 is_over = True
                 losses.add(error, is_waiting=is_waiting, may_go_on=self._is_repeatable or not told)
+                search = _Search()
             finally:
                 if not is_over:  # whoever asked has left
                     response.cancel()
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """As `Backend.score`."""
+        """As `Backend.score`. A replica says nothing before the scores, so whoever asked is held to be in flight."""
         with self._taken():
             return await self._score(scoring)
 
     async def _score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        losses = _Losses(scoring.request_id)
+        scoring = replace(scoring, fingerprint=self._fingerprint)
+        losses, search = _Losses(scoring.request_id), _Search()
         while True:
             response = self._handle.score_or_refuse.remote(scoring)
             try:
@@ -130,6 +153,9 @@ class Replicas:
             except asyncio.CancelledError:
                 response.cancel()
                 raise
+            if isinstance(answer, OtherModelError):
+                await search.go_on(answer)
+                continue
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -137,6 +163,21 @@ class Replicas:
     async def check_health(self) -> None:
         """As `Backend.check_health`, of one replica."""
         await self._handle.check_health.remote()
+
+
+class _Search:
+    """For a replica of the model that is wanted, among those of an update."""
+
+    def __init__(self) -> None:
+        self._gives_up_at: float | None = None  # known with the first refusal
+
+    async def go_on(self, refusal: OtherModelError) -> None:
+        """Return when another one may be asked. Raises the refusal when that has been done for long enough."""
+        now = time.monotonic()
+        self._gives_up_at = now + _UPDATE_PATIENCE_S if self._gives_up_at is None else self._gives_up_at
+        if now >= self._gives_up_at:
+            raise refusal
+        await asyncio.sleep(_ASK_AGAIN_S)
 
 
 class _Losses:
@@ -264,7 +305,7 @@ def as_api_error(error: Exception) -> Exception:
                 type="server_error",
                 code="engine_lost",
             )
-        case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():
+        case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError() | OtherModelError():
             return model_unavailable()
         case _:
             return error

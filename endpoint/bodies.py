@@ -1,4 +1,4 @@
-"""Bodies: those that are on their way to this process, each within its limits, and all of them together."""
+"""Bodies: those that this process takes in and has not answered, each within its limits, and all of them together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Limits:
     max_headers: int = 100
     max_json_depth: int = 32
     body_seconds: float = 30.0  # from the first look at the body to its last byte
-    max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may be sending
+    max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may hold
 
     def __post_init__(self) -> None:
         if min(self.max_body_bytes, self.max_header_bytes, self.max_headers, self.max_json_depth, self.max_bodies) < 1:
@@ -60,22 +60,25 @@ class Bodies:
     """Of one process."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._num_bytes = 0  # of those that are not here as a whole
+        self.limits = limits
+        self._num_bytes = 0  # of those that come, and of those that are here and still needed
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError (413, 415) for a body that need not be looked at: what is announced is wrong with it."""
         encoding = header(scope, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise ApiError(415, "A body with a Content-Encoding is not taken.", headers=CLOSE)
-        length, most = header(scope, b"content-length"), self._limits.max_body_bytes
+        length, most = header(scope, b"content-length"), self.limits.max_body_bytes
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
             raise self._too_large()
 
     async def read(self, scope: Scope, incoming: Incoming) -> bytes | None:
-        """The whole body; None if the client left. Raises ApiError (as `check`, 408, or 429 if others fill the room)."""
+        """The whole body, which counts until `let_go`; None if the client left.
+
+        Raises ApiError (as `check`, 408, or 429 if others fill the room).
+        """
         self.check(scope)
-        limits, chunks, num_bytes = self._limits, [], 0
+        limits, chunks, num_bytes, is_here = self.limits, [], 0, False
         try:
             async with asyncio.timeout(limits.body_seconds):
                 while not incoming.is_over:
@@ -86,22 +89,28 @@ class Bodies:
                         raise self._too_large()
                     if self._num_bytes > limits.max_bodies * limits.max_body_bytes:
                         raise _too_many()
+            is_here = not incoming.has_left
         except TimeoutError:
             seconds = f"{limits.body_seconds:g} s"
             raise ApiError(408, f"The body did not arrive within {seconds}.", headers=CLOSE) from None
         finally:
-            self._num_bytes -= num_bytes
-        return None if incoming.has_left else b"".join(chunks)
+            if not is_here:
+                self._num_bytes -= num_bytes
+        return b"".join(chunks) if is_here else None
+
+    def let_go(self, body: bytes) -> None:
+        """A body that `read` gave is not needed any more."""
+        self._num_bytes -= len(body)
 
     def _too_large(self) -> ApiError:
-        message = f"The body is larger than {self._limits.max_body_bytes} bytes."
+        message = f"The body is larger than {self.limits.max_body_bytes} bytes."
         return ApiError(413, message, code="body_too_large", headers=CLOSE)
 
 
 def _too_many() -> ApiError:
     return ApiError(
         429,
-        "The server is busy: too many large requests come in at once. Try again in a moment.",
+        "The server is busy: it has too many large requests. Try again in a moment.",
         type="rate_limit_error",
         code="server_busy",
         headers={**CLOSE, "Retry-After": "1"},

@@ -64,16 +64,22 @@ class BodyOnDemand:
     async def receive(self) -> Message:
         """For the proxy: the whole body once it is wanted, then what comes after it.
 
-        If it breaks a limit, the client has left, as far as the proxy is concerned: what it began is ended.
+        If it breaks a limit, or is not wanted for as long as a body may take, the client has left, as far as the proxy
+        is concerned: what it began is ended.
         """
         if self._is_handed_on:
             return await self._receive()
-        await self._wanted.wait()
+        try:  # no process of the application may be there to want it
+            async with asyncio.timeout(self._bodies.limits.body_seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
         try:
             body = await self._bodies.read(self._own_scope, self.incoming)
         except ApiError as error:
             self.error, body = error, None
         if body is None:
             return {"type": "http.disconnect"}
+        self._bodies.let_go(body)  # it goes on to another process, which counts it again
         self._is_handed_on = True
         return {"type": "http.request", "body": body, "more_body": False}

@@ -9,22 +9,23 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RaySystemError, RayTaskError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings
+from endpoint.bodies import Limits
 from endpoint.edge import EdgeSettings
-from endpoint.gate import APP_NAME as APP_NAME
-from endpoint.gate import Gate, environment
+from endpoint.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.ingress import Ingress
-from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from pipeline.logs import LogSettings
 
+APP_NAME = "dray"  # of our application, on a Serve that may have others
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls its own
-_DRAIN_LOOK_EVERY_S = 2.0
+_ASKED_S = 30.0  # for a proxy to say what it has before it
+_PROXYS_PATIENCE_S = 60.0  # beyond the endpoint's own deadline, which is to be the one that a request meets
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
@@ -109,8 +110,6 @@ def make_application(
     lifetime: dict[str, Any] = {
         "max_surge_percent": asked.max_surge_percent,
         "graceful_shutdown_timeout_s": asked.drain_timeout_s,
-        # Between looks at what a process that is to go still has: what was on its way to it is there by the first one.
-        "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_EVERY_S,
         "health_check_period_s": asked.health_period_s,
         "health_check_timeout_s": asked.health_timeout_s,
         "logging_config": {"enable_access_log": False},
@@ -126,47 +125,71 @@ def make_application(
     ).bind(settings, replica_settings, log_settings, roster)
     ingress = serve.deployment(
         serve.ingress()(Ingress),
-        name="Ingress",
+        name=INGRESS_NAME,
         num_replicas=asked.num_ingresses,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_ONGOING,
         **lifetime,
     )
-    most_requests = num_taken * asked.max_replicas
-    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, most_requests)
+    most_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
+    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, most_requests, fingerprint)
 
 
-def start(host: str, port: int, limits: Limits) -> None:
-    """Start Serve on this cluster, which listens here, with the gate before it; nothing if one runs already."""
+def start(host: str, port: int, limits: Limits, request_timeout_s: float | None = None) -> None:
+    """Start Serve on this cluster, which listens here, with the gate before it; nothing if one runs already.
+
+    A request that no process of the endpoint has taken ends a minute after `request_timeout_s`, by the proxy's clock.
+    """
+    proxys_s = None if request_timeout_s is None else request_timeout_s + _PROXYS_PATIENCE_S
     serve.start(
-        http_options={"host": host, "port": port},
+        http_options={"host": host, "port": port, "request_timeout_s": proxys_s},
         controller_options={"runtime_env": {"env_vars": environment(limits)}},
     )
 
 
-def check_gate() -> None:
-    """Raise ValueError if the Serve of this cluster, which somebody else may have started, has a proxy without it."""
-    controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-    proxies = ray.get(controller.get_proxies.remote()).values()
-    if not proxies or not all(_has_gate(proxy) for proxy in proxies):
+def check_gate(limits: Limits) -> None:
+    """Raise ValueError if the Serve of this cluster, which somebody else may have started, has a proxy without it.
+
+    So it does for the gate of another release, or with other limits; RuntimeError if a proxy does not say what it has.
+    """
+    try:
+        controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+        proxies = list(ray.get(controller.get_proxies.remote(), timeout=_ASKED_S).values())
+        has_gate = bool(proxies) and all(_has_gate(proxy, limits) for proxy in proxies)
+    except (RayError, ValueError) as error:  # the latter where there is no controller
+        kind = type(error).__name__
+        raise RuntimeError(f"the Ray Serve of this cluster cannot be asked for its gate ({kind}); try again") from error
+    if not has_gate:
         raise ValueError(
-            "the Ray Serve that runs on this cluster was started without this endpoint's gate: its proxy would obey "
-            "headers of clients and keep bodies of any size. End it (`serve shutdown`) and run this command again, "
-            "which starts it with the gate; or, if it must stay, serve on another cluster (serve.ray_address)"
+            "the Ray Serve that runs on this cluster was started without this endpoint's gate, or with that of another "
+            "release or other limits (serve.max_body_bytes, serve.body_timeout_s): its proxy would obey headers of "
+            "clients, or keep bodies that are too large. End it (`serve shutdown`) and run this command again, which "
+            "starts it with the gate; or, if it must stay, serve on another cluster (serve.ray_address)"
         )
 
 
-def _has_gate(proxy: Any) -> bool:
+def _has_gate(proxy: Any, limits: Limits) -> bool:
     try:
-        options = ray.get(proxy._get_http_options.remote())
-    except RayError:  # it has middlewares that nobody else can read, and a proxy of ours has none of those
+        options = ray.get(proxy._get_http_options.remote(), timeout=_ASKED_S)
+    except (RayTaskError, RaySystemError):  # it cannot be pickled: the middlewares are somebody else's
         return False
-    return any(middleware.cls is Gate for middleware in options.middlewares)
+    return any(
+        middleware.cls is Gate
+        and middleware.kwargs.get("protocol") == PROTOCOL
+        and vars(middleware.kwargs["limits"]) == vars(limits)
+        for middleware in options.middlewares
+    )
 
 
 def is_deployed() -> bool:
     """Whether an application of our name is there, in whatever state."""
-    return APP_NAME in serve.status().applications
+    return deployed_at() is not None
+
+
+def deployed_at() -> float | None:
+    """When somebody deployed the application of our name last, in seconds since 1970; None if there is none."""
+    application = serve.status().applications.get(APP_NAME)
+    return None if application is None else application.last_deployed_time_s
 
 
 def deploy(application: Any) -> DeploymentHandle:

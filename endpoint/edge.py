@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI
 
 from endpoint.auth import Auth, Keys
+from endpoint.bodies import Limits
 from endpoint.handlers import Failures, install_handlers
 from endpoint.headers import RequestIds
-from endpoint.limits import BodyLimits, HeaderLimits, JsonBodies, Limits
+from endpoint.limits import BodyLimits, HeaderLimits, JsonBodies
 from endpoint.metrics import ServingMetrics
 from endpoint.metrics_page import RequestCounts, install_metrics
 from endpoint.page import PATHS as PAGE_PATHS

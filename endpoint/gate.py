@@ -21,7 +21,8 @@ from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, 
 from endpoint.limits import BodyLimits, HeaderLimits
 from endpoint.refusal import finish, refuse
 
-APP_NAME = "dray"  # of our application, on a Serve that may have others
+INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
+PROTOCOL = 1  # what the gate and the application behind it have agreed on; another number for another agreement
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are short where many processes start at once
@@ -45,17 +46,19 @@ def middlewares() -> list[Middleware]:
         max_body_bytes=int(os.environ.get(_MAX_BODY_BYTES, standard.max_body_bytes)),
         body_seconds=float(os.environ.get(_BODY_SECONDS, standard.body_seconds)),
     )
-    return [Middleware(Gate, limits=limits)]
+    return [Middleware(Gate, limits=limits, protocol=PROTOCOL)]
 
 
 class Gate:
     """Takes steering headers away, gives the request an id, keeps large, slow and internal requests out.
 
     What the proxy itself has to say to a client is said as the API says it. Bodies for our application are let in when
-    it asks for them, which is when it has seen the key; others' applications know nothing of that.
+    it asks for them, which is when it has seen the key; others' applications know nothing of that, and their errors
+    come as they are.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, protocol: int = PROTOCOL) -> None:
+        """`protocol` is only looked at from outside (`endpoint/deployment.py`, `check_gate`)."""
         self._app, self._bodies, self._router = app, Bodies(limits), _router_behind(app)
         self._limited, self._in_headers = HeaderLimits(BodyLimits(app, limits), limits), HeaderLimits(app, limits)
 
@@ -78,7 +81,11 @@ class Gate:
         if scope["path"] == _HEALTH:
             await self._limited(scope, receive, send)
             return
-        if has_body(scope) and self._is_ours(scope["path"]):
+        handle = self._handle_at(scope["path"])
+        if handle is not None and handle.deployment_name != INGRESS_NAME:
+            await self._limited(scope, receive, send)
+            return
+        if handle is not None and has_body(scope):
             body = BodyOnDemand(scope, receive, self._bodies)
             answer = _Answer(send, body)
             await self._in_headers(body.scope, body.receive, answer.send)
@@ -87,9 +94,10 @@ class Gate:
             await self._limited(scope, receive, answer.send)
         await answer.end()
 
-    def _is_ours(self, path: str) -> bool:
+    def _handle_at(self, path: str) -> Any:
+        """Of the deployment that answers there; None where none does, or nobody knows."""
         match = None if self._router is None else self._router.match_route(path)
-        return match is not None and match[1].app_name == APP_NAME
+        return None if match is None else match[1]
 
 
 class _Answer:

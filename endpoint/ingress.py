@@ -29,11 +29,19 @@ class Ingress:
         log_settings: LogSettings,
         replicas: Any,
         most_requests: int,
+        engine_fingerprint: str = "",
     ) -> None:
-        """`replicas` is the handle of the replicas' deployment, which take so many requests at once, at most."""
+        """`replicas` is the handle of the replicas' deployment.
+
+        They take so many requests at once, at most, and the fingerprint is theirs.
+        """
         set_up_logs(log_settings)
-        is_repeatable = settings.engine.verification == "coupled"
-        backend = Replicas(replicas, is_repeatable=is_repeatable, most_requests=most_requests)
+        backend = Replicas(
+            replicas,
+            is_repeatable=settings.engine.verification == "coupled",
+            fingerprint=engine_fingerprint,
+            most_requests=most_requests,
+        )
         metrics = ServingMetrics(service_settings.model, to_ray=True)
         codec = load_codec(settings)
         warn_of_late_text(codec)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.bodies import CLOSE, Bodies, Incoming, header, refuse_and_linger
-from endpoint.bodies import Limits as Limits
+from endpoint.bodies import CLOSE, Bodies, Incoming, Limits, header, refuse_and_linger
 from endpoint.body_on_demand import ask_for_body, is_held_back
 from endpoint.errors import ApiError
 from endpoint.refusal import refuse
@@ -64,7 +63,10 @@ class BodyLimits:
             await refuse_and_linger(incoming, send, error)
             return
         if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+            try:
+                await self._app(scope, _replay(body, receive), send)
+            finally:  # until then it is kept, as bytes or as what was read from them
+                self._bodies.let_go(body)
 
 
 class JsonBodies:

@@ -27,7 +27,16 @@ from actors.draft_roster import start_roster
 from actors.generator import load_codec
 from actors.resources import describe_placement, settle_device
 from actors.settings import GeneratorSettings
-from endpoint.deployment import APP_NAME, check_gate, deploy, is_deployed, make_application, start, withdraw
+from endpoint.deployment import (
+    APP_NAME,
+    check_gate,
+    deploy,
+    deployed_at,
+    is_deployed,
+    make_application,
+    start,
+    withdraw,
+)
 from jobs.cluster import join_ray
 from jobs.ending import Exit, bad_configuration
 from jobs.plan import check_models, settled_models, settled_stages
@@ -115,7 +124,8 @@ def _who_may_ask(config: ServeConfig) -> str:
 def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float) -> Any:
     """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
     codec = load_codec(settings)
-    service_settings = config.service_settings(_name(config, settings), _fingerprint(settings, codec.chat_template))
+    fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
+    service_settings = config.service_settings(_name(config, settings), fingerprint)
     deployment_settings = config.deployment_settings(num_gpus)
     roster = None
     if settings.placement == "split":
@@ -125,7 +135,7 @@ def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: flo
         settings,
         service_settings,
         config.edge_settings(),
-        config.replica_settings(),
+        config.replica_settings(_fingerprint(_engine_parts(settings))),
         deployment_settings,
         config.log_settings(),
         roster=roster,
@@ -138,9 +148,9 @@ def _serve(config: ServeConfig, application: Any) -> Exit:
     is_own_ray = _address(config) is None
     try:
         join_ray(_address(config))
-        start(config.serve.host, config.serve.port, config.limits())
+        start(config.serve.host, config.serve.port, config.limits(), config.serve.request_timeout_s)
         try:
-            check_gate()
+            check_gate(config.limits())
         except ValueError as error:
             return bad_configuration(error)
         with _nothing_left_unless_deployed(is_own_ray):
@@ -171,10 +181,15 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
 
 
 def _until_a_signal(drain_timeout_s: float) -> Exit:
+    """What another command has deployed over it meanwhile stays."""
+    own = deployed_at()
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
     except KeyboardInterrupt:
+        if deployed_at() not in (own, None):
+            print("ending: the endpoint was deployed again by another command, and is left to it", file=sys.stderr)
+            return Exit.COMPLETE
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
         withdraw(drain_timeout_s)
         return Exit.COMPLETE
@@ -196,20 +211,21 @@ def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
     return config.serve.model or (Path(settings.models.target).name if Path(target).exists() else target)
 
 
-def _fingerprint(settings: GeneratorSettings, chat_template: str | None) -> str:
-    """Of what decides which text a request with a seed gets."""
+def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
+    """What decides which tokens an engine writes behind a prompt's, with a seed."""
     models, engine = settings.models, settings.engine
-    parts = (
-        model_sketch(models.target),
-        tokenizer_fingerprint(models.tokenizer or models.target),
-        text_fingerprint(chat_template or ""),
-        settings.chat.system_prompt,
-        sorted(settings.chat.template_kwargs.items()),
-        models.dtype,
-        engine.verification,
-        engine.max_model_len,
-        *(_drafts(settings) if engine.verification == "rejection" else ()),  # else the text does not depend on them
-    )
+    tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
+    drafts = _drafts(settings) if engine.verification == "rejection" else ()  # else the text does not depend on them
+    return model_sketch(models.target), tokenizer, models.dtype, engine.verification, engine.max_model_len, *drafts
+
+
+def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
+    """What decides which prompt a chat becomes."""
+    template_kwargs = sorted(settings.chat.template_kwargs.items())
+    return text_fingerprint(chat_template or ""), settings.chat.system_prompt, template_kwargs
+
+
+def _fingerprint(parts: tuple[Any, ...]) -> str:
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 

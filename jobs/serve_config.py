@@ -17,9 +17,9 @@ from actors.settings import (
 )
 from decoding.options import EngineOptions
 from endpoint.auth import Keys, load_keys
+from endpoint.bodies import Limits
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge import EdgeSettings
-from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from jobs.config import YamlConfig, check_draft_timeouts, load_settings_of
 from jobs.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection
@@ -57,12 +57,13 @@ class ServeConfig(YamlConfig):
         values = self.serve.model_dump(include=set(DeploymentSettings.__dataclass_fields__))
         return DeploymentSettings(**{**values, "num_gpus": num_gpus})
 
-    def replica_settings(self) -> ReplicaSettings:
-        """How an engine takes requests."""
+    def replica_settings(self, fingerprint: str = "") -> ReplicaSettings:
+        """How an engine takes requests, and which: those for an engine of this fingerprint."""
         return ReplicaSettings(
             max_waiting=self.serve.max_waiting,
             probe_timeout_s=0.9 * self.serve.health_timeout_s,
             hang_timeout_s=self.serve.hang_timeout_s,
+            fingerprint=fingerprint,
         )
 
     def service_settings(self, model: str, fingerprint: str) -> ServiceSettings:

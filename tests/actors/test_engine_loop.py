@@ -72,6 +72,25 @@ def test_an_engine_that_fails_fails_everybody_who_waits_and_then_works_again(tex
     asyncio.run(scenario())
 
 
+def test_so_does_one_that_fails_before_its_step(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.load(*text_pair)
+
+    def broken(newcomers: object) -> set[Sequence]:
+        raise RuntimeError("it cannot say who is next")
+
+    async def scenario() -> None:
+        loop = EngineLoop(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "up_next", broken)
+            with pytest.raises(RuntimeError, match="who is next"):
+                await asyncio.wait_for(loop.finish(sequences(0, 2)), timeout=60)
+        again = sequences(5, 2)
+        await asyncio.wait_for(loop.finish(again), timeout=60)
+        assert all(sequence.is_finished for sequence in again)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("prompt", [[], [10_000], list(range(5, 200)) * 2])
 def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[int]) -> None:
     bad, good = Sequence.create(prompt, PARAMS), sequences(0, 1)[0]

@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from actors.deadline import Deadline, DeadlineError
-from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
+from actors.generation import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
 from actors.replica import Replica, ReplicaSettings
 from decoding import Engine, SamplingParams
 from tests.endpoint.server import settings_of
@@ -167,8 +168,7 @@ def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica,
             await asyncio.sleep(0)
         streams = [replica.generate_or_refuse(ask()) for _ in range(3)]
         first, second, third = await asyncio.gather(*map(standing, streams))
-        assert first == second == [Standing.BEGINS]
-        assert third == [Standing.WAITS, Standing.BEGINS]
+        assert first == second == third == [Standing.WAITS, Standing.BEGINS]
         for stream in streams:
             await stream.aclose()  # type: ignore[attr-defined]
 
@@ -190,11 +190,32 @@ def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Re
         engine.step = held  # type: ignore[method-assign]
         try:
             async with aclosing(replica.generate_or_refuse(ask())) as stream:  # type: ignore[type-var]
+                assert await anext(stream) is Standing.WAITS
                 assert await anext(stream) is Standing.BEGINS
                 may_step.set()
                 assert isinstance(await anext(stream), list)
         finally:
             may_step.set()
             engine.step = step  # type: ignore[method-assign]
+
+    runner.run(scenario())
+
+
+def test_who_wants_another_models_text_is_refused_before_anything_is_done(
+    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "_settings", replace(replica._settings, fingerprint="fp_new"))
+    old, new = replace(ask(), fingerprint="fp_old"), replace(ask(), fingerprint="fp_new")
+    scoring = Scoring(request_id="s", prompts=((5, 6),), num_top=0, fingerprint="fp_old")
+
+    async def scenario() -> None:
+        assert (await replica.facts()).fingerprint == "fp_new"
+        (refusal,) = [item async for item in replica.generate_or_refuse(old)]
+        assert isinstance(refusal, OtherModelError)
+        assert isinstance(await replica.score_or_refuse(scoring), OtherModelError)
+        assert isinstance(await replica.score_or_refuse(replace(scoring, fingerprint="fp_new")), list)
+        for generation in (new, ask()):
+            async with aclosing(replica.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
+                assert await anext(stream) is Standing.WAITS
 
     runner.run(scenario())

@@ -11,8 +11,8 @@ import pytest
 from ray import serve
 
 from endpoint.auth import Keys
+from endpoint.bodies import Limits
 from endpoint.deployment import start
-from endpoint.limits import Limits
 from tests.endpoint.deployed import Deployed, deployed_pair
 from tests.endpoint.pair_app import pair_served
 from tests.endpoint.server import Server, running_server, settings_of

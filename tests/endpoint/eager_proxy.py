@@ -9,17 +9,19 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from endpoint.gate import INGRESS_NAME
+
 
 @dataclass(frozen=True)
 class Handle:
-    app_name: str
+    deployment_name: str
 
 
 class Router:
-    """Says that every path is of one application."""
+    """Says that every path is of one deployment."""
 
-    def __init__(self, app_name: str) -> None:
-        self._handle = Handle(app_name)
+    def __init__(self, deployment_name: str) -> None:
+        self._handle = Handle(deployment_name)
 
     def match_route(self, path: str) -> tuple[str, Handle, bool]:
         return "/", self._handle, False
@@ -28,8 +30,8 @@ class Router:
 class EagerProxy:
     """Before one application. `num_bytes` is what it took in of all bodies."""
 
-    def __init__(self, app: ASGIApp, app_name: str) -> None:
-        self._app, self.proxy_router, self.num_bytes = app, Router(app_name), 0
+    def __init__(self, app: ASGIApp, deployment_name: str = INGRESS_NAME) -> None:
+        self._app, self.proxy_router, self.num_bytes = app, Router(deployment_name), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on one request. If the client leaves, the application's part of it is cancelled."""

@@ -9,8 +9,8 @@ from actors.settings import GeneratorSettings, ModelSettings
 from decoding.options import EngineOptions
 from endpoint.app import create_app
 from endpoint.auth import Keys
+from endpoint.bodies import Limits
 from endpoint.edge import EdgeSettings, install
-from endpoint.limits import Limits
 from endpoint.metrics import ServingMetrics
 from endpoint.request_meter import RequestMeter
 from endpoint.service import Service, ServiceSettings

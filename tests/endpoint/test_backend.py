@@ -14,9 +14,17 @@ from ray.serve.exceptions import BackPressureError
 
 from actors.deadline import Deadline, DeadlineError
 from actors.deltas import Delta, Ending
-from actors.generation import BusyError, Generation, RefusedError, Scoring, Standing
+from actors.generation import (
+    BusyError,
+    EngineFacts,
+    Generation,
+    OtherModelError,
+    RefusedError,
+    Scoring,
+    Standing,
+)
 from decoding import SamplingParams
-from endpoint.backend import EnginesLostError, Replicas, as_api_error, ask
+from endpoint.backend import EnginesLostError, Replicas, as_api_error, ask, ask_facts
 from endpoint.errors import ApiError
 
 ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
@@ -53,8 +61,8 @@ class Handle:
             yield said
 
 
-async def read(handle: Handle, *, is_repeatable: bool = True) -> list[Delta]:
-    replicas = Replicas(handle, is_repeatable=is_repeatable)
+async def read(handle: Handle, *, is_repeatable: bool = True, fingerprint: str = "") -> list[Delta]:
+    replicas = Replicas(handle, is_repeatable=is_repeatable, fingerprint=fingerprint)
     return [delta async for deltas in replicas.generate(GENERATION) for delta in deltas]
 
 
@@ -121,7 +129,7 @@ def test_a_text_that_ends_before_what_was_told_is_no_success() -> None:
 
 @pytest.mark.parametrize("is_repeatable", [True, False])
 @pytest.mark.parametrize(
-    "lost", [[], [Standing.BEGINS], [Standing.WAITS, Standing.BEGINS]], ids=["at once", "begun", "waited, then begun"]
+    "lost", [[Standing.BEGINS], [Standing.WAITS, Standing.BEGINS]], ids=["begun", "waited, then begun"]
 )
 def test_who_is_in_flight_when_two_replicas_die_is_given_up(lost: list[Any], is_repeatable: bool) -> None:
     handle = Handle(*[[*lost, ActorDiedError()] for _ in range(3)])
@@ -138,9 +146,9 @@ def test_so_is_who_wrote_already() -> None:
 
 
 def test_who_waited_while_replicas_died_is_not_held_guilty_and_the_client_may_try_again_in_the_end() -> None:
-    waited = [[Standing.WAITS, ActorDiedError()] for _ in range(5)]
+    waited = [[Standing.WAITS, ActorDiedError()], [ActorDiedError()], [Standing.WAITS, ActorDiedError()]]
     done = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
-    assert told(asyncio.run(read(Handle(*waited[:4], done))), 0) == [1]
+    assert told(asyncio.run(read(Handle(*waited[:2], done))), 0) == [1]
     with pytest.raises(ActorDiedError):
         asyncio.run(read(Handle(*waited, done)))
 
@@ -171,6 +179,69 @@ def test_another_text_is_never_put_behind_what_was_told() -> None:
     handle = Handle([[delta(0, 1, 2)], ActorDiedError()], [[delta(0, 1, 3)]])
     with pytest.raises(RuntimeError, match="does not write what it had written"):
         asyncio.run(read(handle))
+
+
+class Mixed(Handle):
+    """Replicas of two models, as in a rolling update: each says its fingerprint and then what it has to say."""
+
+    def __init__(self, *runs: tuple[str, list[Any]]) -> None:
+        super().__init__()
+        self._fingerprints_and_runs, self.num_tries = list(runs), 0
+        self.score_or_refuse = self.facts = self  # type: ignore[assignment]
+
+    def remote(self, asked: Any = None) -> Any:
+        self.num_tries += 1
+        fingerprint, run = self._fingerprints_and_runs.pop(0)
+        if asked is None:
+            return self._given(EngineFacts(run[0], 300, 3, fingerprint))
+        is_other = asked.fingerprint != fingerprint
+        if isinstance(asked, Scoring):
+            return self._given(OtherModelError("x") if is_other else run)
+        self._runs = [[OtherModelError("x")] if is_other else run]
+        return self
+
+    async def _given(self, value: Any) -> Any:
+        return value
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.backend._ASK_AGAIN_S", 0)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_text_goes_on_only_with_a_replica_of_the_model_that_began_it() -> None:
+    own = [[delta(0, 1, 2)], [delta(0, 3, ends=True), delta(1, 8, ends=True)]]
+    other = [[delta(0, 9, ends=True), delta(1, 9, ends=True)]]
+    handle = Mixed(("new", other), ("old", [[delta(0, 1)], ActorDiedError()]), ("new", other), ("old", own))
+    deltas = asyncio.run(read(handle, fingerprint="old"))
+    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3], [8])
+    assert handle.num_tries == 4
+    assert handle.num_cancelled == 0
+
+
+@pytest.mark.usefixtures("hurried")
+def test_facts_and_scores_are_those_of_the_model_that_is_wanted() -> None:
+    facts = asyncio.run(Replicas(Mixed(("new", [8]), ("old", [96])), is_repeatable=True, fingerprint="old").facts())
+    assert facts.max_model_len == 96
+    scoring = Scoring(request_id="r", prompts=((1, 2),), num_top=0)
+    handle = Mixed(("new", ["theirs"]), ("old", ["ours"]))
+    assert asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="old").score(scoring)) == ["ours"]
+
+
+def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.backend._UPDATE_PATIENCE_S", 0)
+    replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
+
+    async def read_on() -> None:
+        async for _ in ask(replicas, GENERATION):
+            pass
+
+    with pytest.raises(ApiError) as gone:
+        asyncio.run(read_on())
+    assert (gone.value.status, gone.value.code) == (503, "model_unavailable")
+    with pytest.raises(ApiError):
+        asyncio.run(ask_facts(replicas, Deadline.after(60.0)))
 
 
 def test_who_leaves_has_the_replica_cancelled() -> None:

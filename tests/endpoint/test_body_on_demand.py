@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 from endpoint.auth import Keys
 from endpoint.body_on_demand import ask_for_body
-from endpoint.gate import APP_NAME, Gate
+from endpoint.gate import Gate
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
@@ -23,7 +24,7 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def proxy() -> EagerProxy:
-    return EagerProxy(toy_app(keys=Keys([KEY])), APP_NAME)
+    return EagerProxy(toy_app(keys=Keys([KEY])))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_an_answer_that_the_proxy_breaks_off_over_a_body_is_ended() -> None:
         await receive()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    with served(Gate(EagerProxy(hasty, APP_NAME), LIMITS)) as port:
+    with served(Gate(EagerProxy(hasty), LIMITS)) as port:
         assert ask(port, "/v1/ask", b"x" * 64_000_000).body == b"ab"
 
 
@@ -127,12 +128,22 @@ def test_the_application_that_dies_over_a_body_leaves_an_answer(port: int) -> No
     assert ask(port, "/v1/fail", body, headers=BEARER).status == 500
 
 
-def test_applications_that_are_not_ours_get_their_bodies_unasked() -> None:
+def test_who_waits_for_an_application_that_wants_nothing_is_told_to_try_again() -> None:
+    async def asleep(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        await asyncio.Event().wait()
+
+    with served(Gate(EagerProxy(asleep), LIMITS)) as port:
+        assert ask(port, "/v1/ask", TEXT).error["code"] == "model_unavailable"
+
+
+def test_applications_that_are_not_ours_get_their_bodies_unasked_and_say_what_they_say() -> None:
     async def echo(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         message = await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        status = 409 if message["body"] == b"no" else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": message["body"]})
 
     with served(Gate(EagerProxy(echo, "another"), LIMITS)) as port:
         assert ask(port, "/v1/ask", TEXT).body == TEXT
+        assert (ask(port, "/", b"no").status, ask(port, "/", b"no").body) == (409, b"no")
         assert ask(port, "/v1/ask", b"x" * 20_001).status == 413

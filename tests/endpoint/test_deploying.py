@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray import serve
+from ray.exceptions import GetTimeoutError
 
-from endpoint.deployment import APP_NAME, check_gate, is_deployed, withdraw
+from endpoint.deployment import APP_NAME, check_gate, deployed_at, is_deployed, start, withdraw
 from jobs import serve as command
 from jobs.ending import Exit
 from jobs.serve_config import load_serve_config
+from tests.endpoint.conftest import SERVE_LIMITS
 
 pytestmark = pytest.mark.ray
+THE_LIMITS = (
+    f"--serve.max_body_bytes={SERVE_LIMITS.max_body_bytes}",
+    f"--serve.body_timeout_s={SERVE_LIMITS.body_seconds}",
+)
 
 
 @serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0}, graceful_shutdown_wait_loop_s=0.1)
@@ -33,7 +40,8 @@ def bystander(serve_port: int) -> Iterator[None]:
 @pytest.fixture
 def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], Exit]:
     """Runs the command over an application that is deployed and then fails so."""
-    config = load_serve_config(["--models.target=x", "--serve.open", f"--serve.ray_address={ray_address}"], "test")
+    arguments = ["--models.target=x", "--serve.open", f"--serve.ray_address={ray_address}", *THE_LIMITS]
+    config = load_serve_config(arguments, "test")
 
     def run(error: BaseException) -> Exit:
         def deploy(application: Any) -> None:
@@ -72,8 +80,63 @@ def test_one_that_was_there_before_stays(run: Callable[[BaseException], Exit]) -
 def test_a_serve_that_has_the_gate_is_deployed_on_and_another_is_refused(
     run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_gate()
+    check_gate(SERVE_LIMITS)
     monkeypatch.setattr("endpoint.deployment.Gate", Tiny)  # the proxy's is none of that
     assert run(AssertionError("it is not deployed")) is Exit.BAD_CONFIGURATION
     assert "End it (`serve shutdown`)" in capsys.readouterr().err
     assert not is_deployed()
+
+
+def test_so_is_one_whose_gate_is_of_another_release_or_has_other_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="other limits"):
+        check_gate(replace(SERVE_LIMITS, max_body_bytes=SERVE_LIMITS.max_body_bytes + 1))
+    monkeypatch.setattr("endpoint.deployment.PROTOCOL", 0)
+    with pytest.raises(ValueError, match="another release"):
+        check_gate(SERVE_LIMITS)
+
+
+def test_one_that_does_not_answer_is_not_said_to_have_no_gate(
+    run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(*arguments: Any, **options: Any) -> Any:
+        assert options["timeout"] > 0, "it would be waited for without an end"
+        raise GetTimeoutError
+
+    monkeypatch.setattr("endpoint.deployment.ray.get", late)
+    assert run(AssertionError("it is not deployed")) is Exit.FAILED
+    assert "cannot be asked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_the_command_that_ends_takes_only_its_own_application_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_ours: bool
+) -> None:
+    def deploy() -> None:
+        serve.run(Tiny.bind(), name=APP_NAME, route_prefix="/tiny")
+
+    def told_to_end() -> None:
+        if not is_ours:
+            deploy()  # by another command, over ours
+        raise KeyboardInterrupt
+
+    deploy()
+    monkeypatch.setattr(command, "_wait", told_to_end)
+    try:
+        before = deployed_at()
+        assert command._until_a_signal(0.0) is Exit.COMPLETE
+        assert is_deployed() is not is_ours
+        assert (deployed_at() == before) is False
+        assert ("left to it" in capsys.readouterr().err) is not is_ours
+    finally:
+        if is_deployed():
+            withdraw(0.0)
+
+
+def test_serve_itself_ends_a_request_that_nobody_takes_after_the_endpoints_own_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("endpoint.deployment.serve.start", lambda **options: asked.append(options["http_options"]))
+    start("127.0.0.1", 1, SERVE_LIMITS, 5.0)
+    start("127.0.0.1", 1, SERVE_LIMITS, None)
+    assert [options["request_timeout_s"] for options in asked] == [65.0, None]

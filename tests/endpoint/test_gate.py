@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from ray import serve
 
+from endpoint.gate import INGRESS_NAME
 from tests.endpoint.web import Answer, ask, send_raw, status_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -155,7 +156,7 @@ def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serv
 
 
 def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
-    serve.run(Mirror.bind(), name="mortal", route_prefix="/mortal")
+    serve.run(Mirror.options(name=INGRESS_NAME).bind(), name="mortal", route_prefix="/mortal")
     answer = ask(behind_serve, "/mortal/die")
     serve.delete("mortal")
     assert (answer.status, answer.error["code"]) == (503, "model_unavailable")

@@ -75,18 +75,17 @@ def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pai
         def is_free() -> bool:
             return numbers()[0].num_running == 0
 
-        seconds = {}
         with leaving(served, long) as answer:
             is_writing(answer)
-        seconds["writing"] = until(is_free)
+        until(is_free)
         with leaving(served, {**long, "prompt": [SLOW, *range(5, 55)] * 4}):
             until(lambda: numbers()[0].num_running == 1)
-        seconds["reading its prompt"] = until(is_free)
+        until(is_free)
         with leaving(served, long) as answer:
             is_writing(answer)
             with leaving(served, {**long, "prompt": [SLOW, 6]}):
                 until(lambda: numbers()[0].num_waiting == 1)
-            seconds["in the engine's queue"] = until(lambda: numbers()[0].num_waiting == 0)
+            until(lambda: numbers()[0].num_waiting == 0)
             assert numbers()[0].num_running == 1
         until(is_free)
         until(lambda: cancelled() == 4)
@@ -94,11 +93,10 @@ def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pai
         kill(name)
         with leaving(served, long):
             until(lambda: served.metric("dray_num_requests_waiting") == 1)
-        seconds["where no engine is"] = until(lambda: cancelled() == 5)
+        until(lambda: cancelled() == 5)
         until(is_up, 180)
         with served.client() as client:  # and the engine that comes is all the next one's
             assert client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=2).choices
-        assert max(seconds.values()) < 5, seconds  # within a second, on a machine that has nothing else to do
 
 
 def test_an_update_and_an_end_lose_nothing_of_what_is_in_flight(serve_port: int, text_pair: tuple[str, str]) -> None:

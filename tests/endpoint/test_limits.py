@@ -1,13 +1,17 @@
 """Requests that are too large, too slow, or not what they say."""
 
+import asyncio
 import json
 import socket
 import threading
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.auth import Keys
-from endpoint.limits import Limits
+from endpoint.bodies import Limits
+from endpoint.limits import BodyLimits
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -177,3 +181,44 @@ def test_the_server_still_answers_after_all_this(toy: int) -> None:
 def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         Limits(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_body_fills_the_room_until_it_is_answered() -> None:
+    """Whoever waits for an engine keeps what was asked."""
+    limits, num_asked = Limits(max_body_bytes=100, max_bodies=2), 0
+
+    async def scenario() -> list[int]:
+        may_answer, is_full = asyncio.Event(), asyncio.Event()
+        statuses: list[int] = []
+
+        async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked == 2:
+                is_full.set()
+            await may_answer.wait()
+            await Response()(scope, receive, send)
+
+        app = BodyLimits(waits, limits)
+
+        async def ask_with(body: bytes) -> None:
+            left: list[Message] = [{"type": "http.request", "body": body}]
+
+            async def receive() -> Message:
+                return left.pop() if left else {"type": "http.disconnect"}
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            await app({"type": "http", "method": "POST", "headers": []}, receive, send)
+
+        waiting = [asyncio.ensure_future(ask_with(b"x" * 100)) for _ in range(2)]
+        await is_full.wait()
+        await asyncio.wait_for(ask_with(b"x"), 60)
+        may_answer.set()
+        await asyncio.gather(*waiting)
+        await ask_with(b"x" * 100)
+        return statuses
+
+    assert asyncio.run(scenario()) == [429, 200, 200, 200]

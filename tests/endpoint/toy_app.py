@@ -8,9 +8,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from endpoint.auth import Keys
+from endpoint.bodies import Limits
 from endpoint.edge import EdgeSettings, install
 from endpoint.errors import ApiError
-from endpoint.limits import Limits
 from endpoint.metrics import ServingMetrics
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"
