@@ -43,6 +43,7 @@ from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.stop_strings import StopStrings
 
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # what comes instead of tokens
 _log = logging.getLogger(__name__)
 
 
@@ -118,11 +119,7 @@ class Replica:
                 if deltas:
                     yield deltas
 
-    async def generate_or_refuse(
-        self, generation: Generation
-    ) -> AsyncIterator[
-        list[Delta] | Standing | RefusedError | BusyError | OtherModelError | DeadlineError | FailedError
-    ]:
+    async def generate_or_refuse(self, generation: Generation) -> AsyncIterator[list[Delta] | Standing | Refusal]:
         """As `generate`, but what it refuses or fails with comes as the last item, and where it stands before tokens.
 
         Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
@@ -172,9 +169,7 @@ class Replica:
         finally:
             self._num_unfinished -= len(scoring.prompts)
 
-    async def score_or_refuse(
-        self, scoring: Scoring
-    ) -> list[list[TokenLogprobs]] | RefusedError | BusyError | OtherModelError | DeadlineError | FailedError:
+    async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
         """As `score`, but what it refuses with is what it returns."""
         try:
             return await self.score(scoring)

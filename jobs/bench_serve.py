@@ -39,9 +39,9 @@ from benchmarks.options import BenchOptions
 from benchmarks.pair_factory import SHAPES, cached_pair
 from benchmarks.table import plain_table
 from decoding.options import EngineOptions
+from endpoint.bodies import Limits
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge import EdgeSettings
-from endpoint.limits import Limits
 from endpoint.service import ServiceSettings
 from jobs.bench_serve_client import Row, client_of
 from jobs.bench_serve_measures import (

@@ -13,8 +13,8 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
+from endpoint.bodies import Limits
 from endpoint.gate import environment
-from endpoint.limits import Limits
 from jobs import generate
 from jobs.sections import ServeSection
 from tests.jobs.runs import prompts, write_jsonl
