@@ -123,7 +123,7 @@ def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: async
             await replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
             await replica.check_health()  # or was scored
             replica._last_token_at = float("-inf")
-            with pytest.raises(RuntimeError, match="the engine is dead"):
+            with pytest.raises(RuntimeError, match="the engine failed: RuntimeError"):
                 await replica.check_health()
         finally:
             engine.step = step  # type: ignore[method-assign]
