@@ -118,7 +118,8 @@ def test_the_command_that_ends_takes_only_its_own_application_with_it(
 
     def told_to_end() -> None:
         if not is_ours:
-            deploy()  # by another command, over ours
+            serve.delete(APP_NAME)
+            deploy()  # by another command, in the place of ours
         raise KeyboardInterrupt
 
     deploy()

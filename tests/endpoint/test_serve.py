@@ -102,7 +102,7 @@ def test_whole_streamed_and_offline_texts_are_one_from_any_replica(deployed: Dep
     assert (answer.status, answer.request_ids) == (200, ("mine",))
     page = ask_raw(deployed.port, "/metrics", headers=BEARER).body.decode()
     counted = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    assert [sample.value for sample in counted if sample.labels.get("status") == "401"] == [1.0]
+    assert [sample.value for sample in counted if sample.labels.get("status") == "401"] == [2.0]
     assert next(sample.value for sample in counted if sample.labels.get("finished_reason") == "length") >= 1
 
 
