@@ -187,7 +187,10 @@ def is_deployed() -> bool:
 
 
 def deployed_at() -> float | None:
-    """When somebody deployed the application of our name last, in seconds since 1970; None if there is none."""
+    """When the application of our name began, in seconds since 1970; None if there is none.
+
+    Serve 2.60 sets it anew when it is deleted and deployed again, or by Serve's REST API, not by `deploy` over it.
+    """
     application = serve.status().applications.get(APP_NAME)
     return None if application is None else application.last_deployed_time_s
 

@@ -181,7 +181,7 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
 
 
 def _until_a_signal(drain_timeout_s: float) -> Exit:
-    """What another command has deployed over it meanwhile stays."""
+    """What another has deployed in its place meanwhile stays, as far as Serve tells (`deployed_at`)."""
     own = deployed_at()
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)

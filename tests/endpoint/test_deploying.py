@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError
 
@@ -102,7 +104,7 @@ def test_one_that_does_not_answer_is_not_said_to_have_no_gate(
         assert options["timeout"] > 0, "it would be waited for without an end"
         raise GetTimeoutError
 
-    monkeypatch.setattr("endpoint.deployment.ray.get", late)
+    monkeypatch.setattr("endpoint.deployment.ray", SimpleNamespace(get_actor=ray.get_actor, get=late))
     assert run(AssertionError("it is not deployed")) is Exit.FAILED
     assert "cannot be asked" in capsys.readouterr().err
 
@@ -116,7 +118,8 @@ def test_the_command_that_ends_takes_only_its_own_application_with_it(
 
     def told_to_end() -> None:
         if not is_ours:
-            deploy()  # by another command, over ours
+            serve.delete(APP_NAME)
+            deploy()  # by another command, in the place of ours
         raise KeyboardInterrupt
 
     deploy()
