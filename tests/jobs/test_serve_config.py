@@ -125,7 +125,7 @@ def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
 ) -> None:
     def fingerprint(target: str, *flags: str) -> str:
         config = load("--models.target", target, "--models.device=cpu", *flags)
-        return serve._fingerprint(serve.settled(config)[0], None)
+        return serve._fingerprint(serve._engine_parts(serve.settled(config)[0]))
 
     target, copy = text_pair[0], tmp_path / "copy"
     shutil.copytree(target, copy)
@@ -145,7 +145,7 @@ def test_under_rejection_the_fingerprint_is_that_of_the_drafts_too(text_pair: tu
     def fingerprint(verification: str, *flags: str) -> str:
         pair = ("--models.target", text_pair[0], "--models.draft", text_pair[1], "--models.device=cpu")
         config = load(*pair, f"--engine.verification={verification}", *flags)
-        return serve._fingerprint(serve.settled(config)[0], None)
+        return serve._fingerprint(serve._engine_parts(serve.settled(config)[0]))
 
     changes = (
         (),

@@ -14,7 +14,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from endpoint.ingress import Ingress
+from endpoint.gate import INGRESS_NAME
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
 
 GIB = 2**30
@@ -112,7 +112,7 @@ def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: s
     config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
     (application,) = config["applications"]
     (ingress,) = application["deployments"]
-    assert ingress["name"] == Ingress.__name__
+    assert ingress["name"] == INGRESS_NAME
     asked_cpus, serve = ingress["ray_actor_options"]["num_cpus"], application["args"]["serve"]
     types = node_types(folder)
     assert types["headgroup"]["resources"]["CPU"] == 0 < asked_cpus

@@ -150,6 +150,6 @@ def test_no_process_of_the_endpoint_is_put_on_a_head_without_cpus(tmp_path: Path
         endpoint = Endpoint(cluster, port, token)
         endpoint.deploy(config_here(tmp_path, port) | {"proxy_location": "HeadOnly"})  # one address, one port
         deployments = endpoint.application()["deployments"]
-        assert deployments.keys() == {"Ingress", "Replica"}
+        assert deployments.keys() == {"DrayIngress", "Replica"}
         places = {name: {each["node_id"] for each in one["replicas"]} for name, one in deployments.items()}
-        assert places == {"Ingress": {worker}, "Replica": {worker}}
+        assert places == {"DrayIngress": {worker}, "Replica": {worker}}
