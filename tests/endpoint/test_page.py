@@ -132,13 +132,17 @@ def num_cancelled(port: int) -> float:
 def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) -> None:
     before = num_cancelled(whole)
     page.fill(key=KEY, prompt="The", max_tokens=400, temperature="1.5")
-    page.send()
-    page.until(lambda: page.text("output"), "no text")
-    if how == "the button":
-        page.find("stop").click()
+    for _ in range(8):  # a drawn text may end by itself before anybody can stop it
+        page.send()
+        page.until(lambda: page.text("output"), "no text")
+        if how == "the button":
+            page.find("stop").click()
+        else:
+            page.find("output").send_keys(Press.ESCAPE)
+        if page.until_ended() == "Stopped.":
+            break
     else:
-        page.find("output").send_keys(Press.ESCAPE)
-    assert page.until_ended() == "Stopped."
+        pytest.fail("eight texts ended by themselves")
     page.until(lambda: num_cancelled(whole) == before + 1, "the engine writes on")
     assert not page.find("stop").is_enabled()
 
