@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from actors.deadline import Deadline, DeadlineError
-from actors.deltas import Delta, counts_of_rounds
+from actors.deltas import Delta
 from actors.generation import (
     BusyError,
     EngineFacts,
@@ -29,6 +28,7 @@ from actors.generation import (
 )
 from decoding.sequence import TokenLogprobs
 from endpoint.errors import ApiError, generation_failed, model_unavailable, server_busy
+from endpoint.resumption import Resumption, Told
 from pipeline.logs import Event
 
 _MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
@@ -108,11 +108,11 @@ class Replicas:
 
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         generation = replace(generation, fingerprint=self._fingerprint)
-        told: dict[int, _Told] = {}
+        told: dict[int, Told] = {}
         losses, search = _Losses(generation.request_id), _Search()
         while True:
             # It waits until a replica says otherwise: for a replica at first, and then for a slot of it.
-            resumption, is_waiting = _Resumption(told), True
+            resumption, is_waiting = Resumption(told), True
             response = self._streaming.generate_or_refuse.remote(generation)
             is_over = False
             try:
@@ -202,55 +202,6 @@ class _Losses:
             )
         if self._num_lost >= _MOST_LOST:
             raise error
-
-
-@dataclass
-class _Told:
-    """What has been handed on of a sequence: its tokens, the rounds that they came in, and whether that was all."""
-
-    token_ids: list[int] = field(default_factory=list)
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    has_ended: bool = False
-
-
-class _Resumption:
-    """Skips what has been handed on already, and sees that it is the same."""
-
-    def __init__(self, told: dict[int, _Told]) -> None:
-        """`told` is of each sequence, and grows."""
-        self._told, self._is_first = told, not told
-        self._num_seen: dict[int, int] = {}
-
-    def new(self, deltas: list[Delta]) -> list[Delta]:
-        """Of these deltas, what is not handed on yet."""
-        return [new for delta in deltas if (new := self._rest(delta)) is not None]
-
-    def _rest(self, delta: Delta) -> Delta | None:
-        told, first = self._told.setdefault(delta.index, _Told()), self._num_seen.get(delta.index, 0)
-        self._num_seen[delta.index] = num_seen = first + len(delta.token_ids)
-        num_known = max(0, min(len(told.token_ids) - first, len(delta.token_ids)))
-        is_short = delta.ending is not None and delta.ending.error is None and num_seen < len(told.token_ids)
-        is_long = told.has_ended and num_seen > len(told.token_ids)
-        if is_short or is_long or list(delta.token_ids[:num_known]) != told.token_ids[first : first + num_known]:
-            raise RuntimeError("a replica was lost, and another one does not write what it had written")
-        if num_known:
-            has_new = num_known < len(delta.token_ids)
-            delta = replace(
-                delta,
-                token_ids=delta.token_ids[num_known:],
-                num_accepted=max(0, delta.num_accepted - num_known) if has_new else 0,
-                num_drafted=max(0, delta.num_drafted - num_known) if has_new else 0,
-                logprobs=delta.logprobs[num_known:],
-            )
-        told.token_ids += delta.token_ids
-        if delta.token_ids:
-            told.rounds[delta.num_drafted, delta.num_accepted] += 1
-        if delta.ending is None or told.has_ended:
-            return delta if delta.token_ids else None
-        told.has_ended = True
-        return (
-            delta if self._is_first else replace(delta, ending=replace(delta.ending, **counts_of_rounds(told.rounds)))
-        )
 
 
 async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[Delta]]:
