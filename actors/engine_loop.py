@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from traceback import clear_frames
 
+from actors.delta_stream import DeltaStream
 from actors.deltas import Delta, Growths
 from actors.generation import FailedError
 from actors.watchdog import Watchdog
@@ -53,7 +54,7 @@ class EngineLoop:
         self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
-        self._streams: list[_Stream] = []
+        self._streams: list[DeltaStream] = []
         self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
         self._stepping = (
             asyncio.Lock()
@@ -90,7 +91,7 @@ class EngineLoop:
         Nothing, an empty list, says that the first of them has a slot from the next step on. Ends when all have
         finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
         """
-        stream = _Stream(Growths(sequences), frozenset(sequences), tell_every_s)
+        stream = DeltaStream(Growths(sequences), frozenset(sequences), tell_every_s)
         self._streams.append(stream)
         finishing = asyncio.ensure_future(self.finish(sequences))
         finishing.add_done_callback(lambda _: stream.is_new.set())
@@ -272,39 +273,6 @@ class EngineLoop:
             in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
         self._inbox = list(self._unfinished)
         return True
-
-
-class _Stream:
-    """Deltas on their way to whoever awaits them."""
-
-    def __init__(self, growths: Growths, sequences: frozenset[Sequence], tell_every_s: float) -> None:
-        self.deltas: list[Delta] = []
-        self.begins = False  # to be told
-        self._waiting: frozenset[Sequence] | None = sequences  # None: it has begun
-        self.is_new = asyncio.Event()
-        self.error: Exception | None = None
-        self.growths = growths
-        self._tell_every_s, self._told_at = tell_every_s, float("-inf")
-
-    def tell_that_it_begins(self, up_next: set[Sequence]) -> None:
-        """If one of these is the first of its own."""
-        if self._waiting is not None and not self._waiting.isdisjoint(up_next):
-            self._waiting, self.begins = None, True
-            self.is_new.set()
-
-    def look(self, tell_every_s: float) -> None:
-        """Between two steps. What was told last is so many seconds old, or the new waits; an end never does."""
-        try:
-            new = self.growths.look()
-        except Exception as error:  # noqa: BLE001 - for whoever awaits this stream; others go on
-            self.error = self.error or error
-            self.is_new.set()
-            return
-        self.deltas += new
-        now, every_s = time.monotonic(), max(tell_every_s, self._tell_every_s)
-        if new and (now >= self._told_at + every_s or any(delta.ending is not None for delta in new)):
-            self._told_at = now
-            self.is_new.set()
 
 
 def _estimated_length(sequence: Sequence) -> int:
