@@ -2,12 +2,14 @@
 
 Ray Serve's proxy takes in what comes, whether its application wants it or not. So the gate before it holds the body
 back, and says so to the application behind in the ASGI scope; that looks at the key, and sends a message of a kind of
-our own back through the proxy when it wants the body.
+our own back through the proxy when it wants the body. Both tell each other of what they refuse, too
+(`endpoint/places.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,16 +29,34 @@ def is_held_back(scope: Scope) -> bool:
     return _EXTENSION in (scope.get("extensions") or {})
 
 
-async def ask_for_body(scope: Scope, send: Send) -> None:
-    """Of the application: let the body come, if it is held back."""
+async def ask_for_body(scope: Scope, send: Send, most_requests: int | None = None) -> None:
+    """Of the application: let the body come, if it is held back. So many requests it generates for at once."""
     if is_held_back(scope):
-        await send({"type": _WANTED})
+        await send({"type": _WANTED, "most_requests": most_requests})
+
+
+def refused_at_gate(scope: Scope) -> dict[str, int]:
+    """Of the application: how many requests were refused at the gate since it said so last, by path."""
+    told: dict[str, int] = (scope.get("extensions") or {}).get(_EXTENSION, {}).get("refused", {})
+    return told
 
 
 class BodyOnDemand:
     """One request's body, at the gate."""
 
-    def __init__(self, scope: Scope, receive: Receive, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        bodies: Bodies,
+        let_in: Callable[[int | None], None],
+        refused: dict[str, int],
+    ) -> None:
+        """`let_in` is called when the application wants the body, with how many requests it takes.
+
+        It is told how many were `refused` of each path.
+        """
+        self._let_in, self._refused = let_in, refused
         self.incoming = Incoming(receive)
         self.error: ApiError | None = None  # why the body was not taken, though it was wanted
         self._own_scope, self._receive, self._bodies = scope, receive, bodies
@@ -52,12 +72,13 @@ class BodyOnDemand:
     def scope(self) -> Scope:
         """As the application is to see it."""
         extensions = self._own_scope.get("extensions") or {}
-        return {**self._own_scope, "extensions": {**extensions, _EXTENSION: {}}}
+        return {**self._own_scope, "extensions": {**extensions, _EXTENSION: {"refused": self._refused}}}
 
     def heard(self, message: Message) -> bool:
         """Whether this message of the application is that it wants the body, and no part of its answer."""
         if message["type"] != _WANTED:
             return False
+        self._let_in(message.get("most_requests"))
         self._wanted.set()
         return True
 

@@ -29,8 +29,10 @@ class EdgeSettings:
     has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
 
 
-def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> None:
+def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, most_requests: int | None = None) -> None:
     """Put the edge on `app`, once, when its routes are there. No path is answered around it; CORS is off.
+
+    `most_requests` is how many the application generates for at once, if that is bounded.
 
     A request meets, in this order: the request counts, its id and the steering headers, the catch-all for failures,
     header limits, the key, body limits, strict JSON, and then the application's own handlers.
@@ -44,7 +46,7 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics) -> No
         install_page(app)
     # The one added last is the first to see a request.
     app.add_middleware(JsonBodies, limits=settings.limits)
-    app.add_middleware(BodyLimits, limits=settings.limits)
+    app.add_middleware(BodyLimits, limits=settings.limits, most_requests=most_requests)
     if settings.keys is not None:
         public_paths = (*HEALTH_PATHS, *(PAGE_PATHS if settings.has_page else ()))
         app.add_middleware(Auth, keys=settings.keys, public_paths=public_paths)

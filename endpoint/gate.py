@@ -8,17 +8,19 @@ an environment variable of its process, so the settings come that way too (`endp
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.bodies import Bodies, Limits, refuse_and_linger
+from endpoint.bodies import Bodies, Incoming, Limits, refuse_and_linger
 from endpoint.body_on_demand import BodyOnDemand, has_body
-from endpoint.errors import ApiError, model_unavailable
+from endpoint.errors import ApiError, model_unavailable, server_busy
 from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
 from endpoint.limits import BodyLimits, HeaderLimits
+from endpoint.places import Place, Places
 from endpoint.refusal import finish, refuse
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
@@ -54,12 +56,12 @@ class Gate:
 
     What the proxy itself has to say to a client is said as the API says it. Bodies for our application are let in when
     it asks for them, which is when it has seen the key; others' applications know nothing of that, and their errors
-    come as they are.
+    come as they are. What is beyond all places of our application is refused here.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, protocol: int = PROTOCOL) -> None:
         """`protocol` is only looked at from outside (`endpoint/deployment.py`, `check_gate`)."""
-        self._app, self._bodies, self._router = app, Bodies(limits), _router_behind(app)
+        self._app, self._bodies, self._router, self._places = app, Bodies(limits), _router_behind(app), Places()
         self._limited, self._in_headers = HeaderLimits(BodyLimits(app, limits), limits), HeaderLimits(app, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,13 +87,25 @@ class Gate:
         if handle is not None and handle.deployment_name != INGRESS_NAME:
             await self._limited(scope, receive, send)
             return
-        if handle is not None and has_body(scope):
-            body = BodyOnDemand(scope, receive, self._bodies)
-            answer = _Answer(send, body)
-            await self._in_headers(body.scope, body.receive, answer.send)
-        else:
+        if handle is None or not has_body(scope):
             answer = _Answer(send)
             await self._limited(scope, receive, answer.send)
+            await answer.end()
+            return
+        place = self._places.place_for(scope)
+        if place is None:
+            await refuse_and_linger(Incoming(receive), send, server_busy("too many requests wait already"))
+            return
+        try:
+            await self._with_body(place, scope, receive, send)
+        finally:
+            place.leave()
+
+    async def _with_body(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
+        let_in = partial(self._places.let_in, place)
+        body = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.news())
+        answer = _Answer(send, body)
+        await self._in_headers(body.scope, body.receive, answer.send)
         await answer.end()
 
     def _handle_at(self, path: str) -> Any:

@@ -47,7 +47,7 @@ class Ingress:
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))
         self._app = create_app(service, has_docs=edge_settings.has_docs)
-        install(self._app, edge_settings, metrics)
+        install(self._app, edge_settings, metrics, most_requests)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Ray Serve runs."""

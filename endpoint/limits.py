@@ -39,8 +39,9 @@ class HeaderLimits:
 class BodyLimits:
     """Reads the body within its limits and hands it on in one piece; an error otherwise."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app, self._bodies = app, Bodies(limits)
+    def __init__(self, app: ASGIApp, limits: Limits, most_requests: int | None = None) -> None:
+        """`most_requests` is how many the application generates for at once, for the gate to know."""
+        self._app, self._bodies, self._most_requests = app, Bodies(limits), most_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
@@ -56,7 +57,7 @@ class BodyLimits:
             else:
                 await refuse_and_linger(incoming, send, error)
             return
-        await ask_for_body(scope, send)
+        await ask_for_body(scope, send, self._most_requests)
         try:
             body = await self._bodies.read(scope, incoming)
         except ApiError as error:

@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.metrics import HTTP_REQUESTS, ServingMetrics
+from endpoint.body_on_demand import refused_at_gate
+from endpoint.metrics import FINISHED, HTTP_REQUESTS, ServingMetrics
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -22,7 +23,10 @@ def install_metrics(app: FastAPI, metrics: ServingMetrics) -> None:
 
 
 class RequestCounts:
-    """Counts every answer by route and status; a path that is no route counts as `other`, whatever it says."""
+    """Counts every answer by route and status, those of the gate too when it tells of them.
+
+    A path that is no route counts as `other`, whatever it says.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ServingMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -32,6 +36,9 @@ class RequestCounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        for path, num_refused in refused_at_gate(scope).items():
+            self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
+            self._metrics.add(FINISHED, num_refused, finished_reason="rejected")
         status = "none"  # the client left before there was an answer
 
         async def watched_send(message: Message) -> None:

@@ -1,0 +1,147 @@
+"""The gate refuses what is beyond the application's places, without asking it; who has no key is told so first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from endpoint.auth import Keys
+from endpoint.edge import EdgeSettings, install
+from endpoint.gate import Gate
+from endpoint.metrics import ServingMetrics
+from tests.endpoint.asking import Asked
+from tests.endpoint.eager_proxy import EagerProxy
+from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
+from tests.endpoint.web import ask, served
+
+NUM_PLACES = 2
+BODY: dict[str, Any] = {"prompt": "a"}
+
+
+class Holding:
+    """An application that answers when it is told to, and counts who came to it."""
+
+    def __init__(self) -> None:
+        self.num_asked, self.num_held = 0, 0
+        self._go_on = asyncio.Event()
+        app, metrics = FastAPI(), ServingMetrics("m")
+
+        @app.post("/v1/completions")
+        async def complete(body: dict[str, Any]) -> dict[str, Any]:
+            self.num_asked, self.num_held = self.num_asked + 1, self.num_held + 1
+            await self._go_on.wait()
+            self.num_held -= 1
+            return {"choices": [{"text": "done"}]}
+
+        @app.post("/tokenize")
+        async def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+            return {}
+
+        @app.post("/go_on")
+        async def go_on(body: dict[str, Any]) -> dict[str, Any]:
+            self._go_on.set()
+            return {}
+
+        install(app, EdgeSettings(keys=Keys([KEY, OTHER_KEY]), limits=LIMITS), metrics, NUM_PLACES)
+        self.app = Gate(EagerProxy(app), LIMITS)
+
+
+@pytest.fixture
+def holding() -> Holding:
+    return Holding()
+
+
+@pytest.fixture
+def port(holding: Holding) -> Iterator[int]:
+    with served(holding.app) as port:
+        yield port
+
+
+@asynccontextmanager
+async def full(holding: Holding, port: int) -> AsyncIterator[tuple[httpx2.AsyncClient, list[Asked]]]:
+    """All places are taken, until the block ends."""
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=BEARER, timeout=60) as client:
+        asked = [Asked(client, BODY) for _ in range(NUM_PLACES)]
+        while holding.num_held < NUM_PLACES:
+            await asyncio.sleep(0)
+        yield client, asked
+        assert (await client.post("/go_on", json={})).status_code == 200
+        for one in asked:
+            await one.end()
+
+
+def test_what_is_beyond_all_places_is_refused_without_asking_the_application(holding: Holding, port: int) -> None:
+    async def scenario() -> None:
+        async with full(holding, port) as (client, asked):
+            for _ in range(3):
+                answer = await client.post("/v1/completions", json=BODY)
+                assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+                assert answer.json()["error"]["code"] == "server_busy"
+                assert len(answer.headers["x-request-id"]) == 32
+            assert holding.num_asked == NUM_PLACES
+            assert (await client.post("/tokenize", json={})).status_code == 200, "it takes no place"
+        assert all(one.has_succeeded for one in asked)
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=BEARER) as client:
+            for _ in range(2 * NUM_PLACES):  # their places are free again
+                assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+    asyncio.run(scenario())
+    page = ask(port, "/metrics", headers=BEARER).body.decode()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    assert [s.value for s in samples if s.labels.get("finished_reason") == "rejected"] == [3]
+    assert [s.value for s in samples if s.labels.get("status") == "429"] == [3]
+
+
+def test_who_leaves_frees_the_place(holding: Holding, port: int) -> None:
+    async def scenario() -> None:
+        async with full(holding, port) as (client, asked):
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 429
+            await asked[0].leave()
+            while True:
+                async with asyncio.timeout(60):
+                    late = Asked(client, BODY)
+                    while holding.num_asked == NUM_PLACES and not late.is_over:
+                        await asyncio.sleep(0)
+                    if holding.num_asked > NUM_PLACES:
+                        break
+                    assert late.status == 429
+            asked[0] = late
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody-has-this-one"}])
+def test_who_has_no_key_is_told_so_also_when_all_places_are_taken(
+    holding: Holding, port: int, headers: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with full(holding, port), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as stranger:
+            assert (await stranger.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
+
+    asyncio.run(scenario())
+
+
+def test_who_has_no_key_takes_no_place(holding: Holding, port: int) -> None:
+    for _ in range(3 * NUM_PLACES):
+        assert ask(port, "/v1/completions", BODY).status == 401
+
+    async def scenario() -> None:
+        async with full(holding, port) as (client, _):
+            other = {"authorization": f"Bearer {OTHER_KEY}"}
+            over = Asked(client, BODY)
+            await over.end()
+            assert over.status == 429
+            # a key that the gate has not seen yet is the application's to judge
+            unknown = asyncio.ensure_future(client.post("/v1/completions", json=BODY, headers=other))
+            while holding.num_held == NUM_PLACES:
+                await asyncio.sleep(0)
+        assert (await unknown).status_code == 200
+
+    asyncio.run(scenario())
