@@ -97,7 +97,7 @@ class Gate:
             await refuse_and_linger(Incoming(receive), send, server_busy("too many requests wait already"))
             return
         try:
-            await self._with_body(place, scope, receive, send)
+            await self._with_body(place, scope, receive, place.until_answered(send))
         finally:
             place.leave()
 

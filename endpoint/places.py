@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from hashlib import sha256
 
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 _MOST_CALLERS = 4096  # that are remembered
+_SPARE = 2  # requests, at least, that the application may refuse itself
 
 
 class Places:
@@ -41,12 +42,15 @@ class Places:
         return news
 
     def let_in(self, place: Place, most_requests: int | None) -> None:
-        """The application has asked for the body: the key is good, and so many requests it takes in all."""
+        """The application has asked for the body: the key is good, and so many requests it takes in all.
+
+        A few more are let through: whoever has its answer may ask again before all of the former request is over here.
+        """
         self._callers[place.caller] = None
         self._callers.move_to_end(place.caller)
         if len(self._callers) > _MOST_CALLERS:
             self._callers.popitem(last=False)
-        self._most_taken = float("inf") if most_requests is None else most_requests
+        self._most_taken = float("inf") if most_requests is None else most_requests + max(_SPARE, most_requests // 8)
         place.take()
 
     def move(self, by: int) -> None:
@@ -67,6 +71,16 @@ class Place:
         if self.takes_one and not self._is_taken:
             self._is_taken = True
             self._places.move(1)
+
+    def until_answered(self, send: Send) -> Send:
+        """A `send` that leaves with the last of the answer."""
+
+        async def send_and_leave(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self.leave()
+            await send(message)
+
+        return send_and_leave
 
     def leave(self) -> None:
         """The request is over."""

@@ -16,12 +16,14 @@ from endpoint.auth import Keys
 from endpoint.edge import EdgeSettings, install
 from endpoint.gate import Gate
 from endpoint.metrics import ServingMetrics
+from endpoint.places import _SPARE
 from tests.endpoint.asking import Asked
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
 from tests.endpoint.web import ask, served
 
-NUM_PLACES = 2
+MOST_REQUESTS = 2
+NUM_PLACES = MOST_REQUESTS + _SPARE
 BODY: dict[str, Any] = {"prompt": "a"}
 
 
@@ -49,7 +51,7 @@ class Holding:
             self._go_on.set()
             return {}
 
-        install(app, EdgeSettings(keys=Keys([KEY, OTHER_KEY]), limits=LIMITS), metrics, NUM_PLACES)
+        install(app, EdgeSettings(keys=Keys([KEY, OTHER_KEY]), limits=LIMITS), metrics, MOST_REQUESTS)
         self.app = Gate(EagerProxy(app), LIMITS)
 
 
