@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -27,13 +27,13 @@ from actors.generation import (
     Standing,
 )
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError, generation_failed, model_unavailable, server_busy
+from endpoint.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
 from endpoint.resumption import Resumption, Told
 from pipeline.logs import Event
 
 _MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
 _MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
-_UPDATE_PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.25  # while an update is rolled out, for a replica of the model wanted
+_UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # while an update is rolled out, for a replica of the model wanted
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
@@ -88,6 +88,14 @@ class Replicas:
             if self._fingerprint in ("", facts.fingerprint):
                 return facts
             await search.go_on(OtherModelError("the facts are another model's"))
+
+    async def until_there(self) -> None:
+        """Return when a replica of our model is there."""
+        while True:
+            with suppress(OtherModelError, *_LOST):
+                await self.facts()
+                return
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""
@@ -256,7 +264,9 @@ def as_api_error(error: Exception) -> Exception:
                 type="server_error",
                 code="engine_lost",
             )
-        case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError() | OtherModelError():
+        case OtherModelError():
+            return model_replaced()
+        case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():
             return model_unavailable()
         case _:
             return error

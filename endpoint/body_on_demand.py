@@ -62,11 +62,23 @@ class BodyOnDemand:
         self._own_scope, self._receive, self._bodies = scope, receive, bodies
         self._wanted = asyncio.Event()
         self._is_handed_on = False
+        self._body: bytes | None = None  # once it is here, until `let_go`
 
     @property
     def is_wanted(self) -> bool:
         """Whether the application has asked."""
         return self._wanted.is_set()
+
+    def hold_back_again(self) -> None:
+        """For another process of the application, which is to be asked what this one was."""
+        self._wanted.clear()
+        self._is_handed_on = False
+
+    def let_go(self) -> None:
+        """Nobody else will be asked."""
+        if self._body is not None:
+            self._bodies.let_go(self._body)
+            self._body = None
 
     @property
     def scope(self) -> Scope:
@@ -95,12 +107,12 @@ class BodyOnDemand:
                 await self._wanted.wait()
         except TimeoutError:
             return {"type": "http.disconnect"}
-        try:
-            body = await self._bodies.read(self._own_scope, self.incoming)
-        except ApiError as error:
-            self.error, body = error, None
-        if body is None:
+        if self._body is None:
+            try:
+                self._body = await self._bodies.read(self._own_scope, self.incoming)
+            except ApiError as error:
+                self.error = error
+        if self._body is None:
             return {"type": "http.disconnect"}
-        self._bodies.let_go(body)  # it goes on to another process, which counts it again
         self._is_handed_on = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": self._body, "more_body": False}

@@ -27,6 +27,7 @@ _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls it
 _ASKED_S = 30.0  # for a proxy to say what it has before it
 _PROXYS_PATIENCE_S = 60.0  # beyond the endpoint's own deadline, which is to be the one that a request meets
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
+_MARK = "mark"  # in the configuration that Serve lets an application have for itself
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
 
@@ -83,8 +84,12 @@ def make_application(
     log_settings: LogSettings,
     *,
     roster: Any = None,
+    mark: str = "",
 ) -> Any:
-    """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor."""
+    """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor.
+
+    `mark` tells by whom it was deployed (`deployed_mark`).
+    """
     asked = deployment_settings
     # Who comes beyond what all replicas take is refused by the ingress, and beyond what one takes by that one, at once
     # and in the API's form; what Serve itself may hold back is bounded, too, and never reached before.
@@ -129,6 +134,7 @@ def make_application(
         num_replicas=asked.num_ingresses,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_ONGOING,
+        user_config={_MARK: mark},
         **lifetime,
     )
     most_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
@@ -183,16 +189,20 @@ def _has_gate(proxy: Any, limits: Limits) -> bool:
 
 def is_deployed() -> bool:
     """Whether an application of our name is there, in whatever state."""
-    return deployed_at() is not None
+    return APP_NAME in serve.status().applications
 
 
-def deployed_at() -> float | None:
-    """When the application of our name began, in seconds since 1970; None if there is none.
+def deployed_mark() -> str | None:
+    """The mark of the application of our name that was deployed last; None if there is none, or nobody's mark on it.
 
-    Serve 2.60 sets it anew when it is deleted and deployed again, or by Serve's REST API, not by `deploy` over it.
+    Neither Serve's status nor its deployment times (2.60) tell that an application was deployed over another.
     """
-    application = serve.status().applications.get(APP_NAME)
-    return None if application is None else application.last_deployed_time_s
+    controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=_ASKED_S)
+    deployments = details["applications"].get(APP_NAME, {}).get("deployments", {})
+    config = deployments.get(INGRESS_NAME, {}).get("deployment_config", {})
+    mark: str | None = (config.get("user_config") or {}).get(_MARK)
+    return mark
 
 
 def deploy(application: Any) -> DeploymentHandle:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_REPLACED = "x-dray-replaced"
+
 
 class ApiError(Exception):
     """A request that is answered with an error. Its message is for the client: no path, prompt or traceback in it."""
@@ -47,6 +49,21 @@ def model_unavailable() -> ApiError:
         code="model_unavailable",
         headers={"Retry-After": "1"},
     )
+
+
+def model_replaced() -> ApiError:
+    """The answer of a process whose engines an update has replaced: whoever hears it asks the one that came with them.
+
+    The gate does, so that clients do not see it, unless it takes too long.
+    """
+    error = model_unavailable()
+    error.headers[_REPLACED] = "1"
+    return error
+
+
+def is_to_ask_again(start: Mapping[str, Any]) -> bool:
+    """Whether an answer that begins so (an ASGI message) is that one."""
+    return start["status"] == 503 and any(bytes(name).lower() == _REPLACED.encode() for name, _ in start["headers"])
 
 
 def generation_failed() -> ApiError:

@@ -7,7 +7,9 @@ an environment variable of its process, so the settings come that way too (`endp
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from endpoint.bodies import Bodies, Incoming, Limits, refuse_and_linger
 from endpoint.body_on_demand import BodyOnDemand, has_body
-from endpoint.errors import ApiError, model_unavailable, server_busy
+from endpoint.errors import ApiError, is_to_ask_again, model_unavailable, server_busy
 from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
 from endpoint.limits import BodyLimits, HeaderLimits
 from endpoint.places import Place, Places
@@ -28,6 +30,7 @@ PROTOCOL = 1  # what the gate and the application behind it have agreed on; anot
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are short where many processes start at once
+_PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.1  # while an update is rolled out, for a process that has engines
 _HEALTH = "/-/healthz"  # what the controller and Kubernetes ask of a proxy
 
 
@@ -103,10 +106,22 @@ class Gate:
 
     async def _with_body(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
         let_in = partial(self._places.let_in, place)
-        body = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.news())
-        answer = _Answer(send, body)
-        await self._in_headers(body.scope, body.receive, answer.send)
-        await answer.end()
+        body, gives_up_at = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.news()), None
+        try:
+            while True:
+                answer = _Answer(send, body)
+                await self._in_headers(body.scope, body.receive, answer.send)
+                if not answer.asks_for_another:
+                    break
+                now = time.monotonic()
+                gives_up_at = gives_up_at or now + _PATIENCE_S
+                if now >= gives_up_at:
+                    break
+                body.hold_back_again()
+                await asyncio.sleep(_ASK_AGAIN_S)
+            await answer.end()
+        finally:
+            body.let_go()
 
     def _handle_at(self, path: str) -> Any:
         """Of the deployment that answers there; None where none does, or nobody knows."""
@@ -121,14 +136,19 @@ class _Answer:
         """With `body`, to a request whose body is held back."""
         self._send, self._body = send, body
         self._has_begun = self._is_over = False
+        self.asks_for_another = False  # process of the application: this one's engines are gone, by an update
         self._closes = False  # behind a body that nobody wanted
 
     async def send(self, message: Message) -> None:
         """Pass a message on, or not."""
         if self._body is not None and self._body.heard(message):
             return
-        if message["type"] == "http.response.start" and not _is_proxys_own(message):
+        if message["type"] == "http.response.start" and is_to_ask_again(message):
+            self.asks_for_another = self._body is not None
+        elif message["type"] == "http.response.start" and not _is_proxys_own(message):
             self._has_begun = True
+            if self._body is not None:
+                self._body.let_go()
             self._closes = self._body is not None and not self._body.is_wanted
             if self._closes:
                 MutableHeaders(scope=message)["connection"] = "close"

@@ -21,7 +21,7 @@ from pipeline.logs import LogSettings, set_up_logs
 class Ingress:
     """Has the tokenizer and the keys, and asks the replicas for tokens. `ray.serve.ingress()` makes it a deployment."""
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]
         self,
         settings: GeneratorSettings,
         service_settings: ServiceSettings,
@@ -33,7 +33,8 @@ class Ingress:
     ) -> None:
         """`replicas` is the handle of the replicas' deployment.
 
-        They take so many requests at once, at most, and the fingerprint is theirs.
+        They take so many requests at once, at most, and the fingerprint is theirs. It is done when one of them is
+        there: until then Ray Serve leaves requests to the ingress before, whose replicas are another model's.
         """
         set_up_logs(log_settings)
         backend = Replicas(
@@ -46,8 +47,12 @@ class Ingress:
         codec = load_codec(settings)
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))
+        await backend.until_there()
         self._app = create_app(service, has_docs=edge_settings.has_docs)
         install(self._app, edge_settings, metrics, most_requests)
+
+    def reconfigure(self, config: dict[str, str]) -> None:
+        """Nothing: what is in it is for `endpoint.deployment.deployed_mark`."""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Ray Serve runs."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
+from uuid import uuid4
 
 import ray
 import torch
@@ -31,7 +32,7 @@ from endpoint.deployment import (
     APP_NAME,
     check_gate,
     deploy,
-    deployed_at,
+    deployed_mark,
     is_deployed,
     make_application,
     start,
@@ -54,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
             settings, num_gpus = settled(config)
             check_models(settings)
-            application = _application(config, settings, num_gpus) if not config.dry_run else None
+            mark = uuid4().hex
+            application = _application(config, settings, num_gpus, mark) if not config.dry_run else None
         except (ValueError, OSError) as error:
             return bad_configuration(error)
         except KeyboardInterrupt:
             return Exit.INCOMPLETE
         print(describe(config, settings), flush=True)
         try:
-            return Exit.COMPLETE if application is None else _serve(config, application)
+            return Exit.COMPLETE if application is None else _serve(config, application, mark)
         except KeyboardInterrupt:  # a second one: what was in flight is not waited for
             return Exit.INCOMPLETE
 
@@ -121,7 +123,7 @@ def _who_may_ask(config: ServeConfig) -> str:
     return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
 
 
-def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float) -> Any:
+def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float, mark: str = "") -> Any:
     """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
@@ -139,11 +141,15 @@ def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: flo
         deployment_settings,
         config.log_settings(),
         roster=roster,
+        mark=mark,
     )
 
 
-def _serve(config: ServeConfig, application: Any) -> Exit:
-    """Run it until a signal comes. KeyboardInterrupt if that comes before it runs, or a second time."""
+def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
+    """Run it, which has this mark, until a signal comes.
+
+    KeyboardInterrupt if that comes before it runs, or a second time.
+    """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     is_own_ray = _address(config) is None
     try:
@@ -155,7 +161,7 @@ def _serve(config: ServeConfig, application: Any) -> Exit:
             return bad_configuration(error)
         with _nothing_left_unless_deployed(is_own_ray):
             deploy(application)
-        return _until_a_signal(config.serve.drain_timeout_s)
+        return _until_a_signal(mark, config.serve.drain_timeout_s)
     except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
@@ -180,14 +186,13 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
         raise
 
 
-def _until_a_signal(drain_timeout_s: float) -> Exit:
-    """What another has deployed in its place meanwhile stays, as far as Serve tells (`deployed_at`)."""
-    own = deployed_at()
+def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
+    """What another has deployed in its place meanwhile, which has not this mark, stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
     except KeyboardInterrupt:
-        if deployed_at() not in (own, None):
+        if deployed_mark() != mark and is_deployed():
             print("ending: the endpoint was deployed again by another command, and is left to it", file=sys.stderr)
             return Exit.COMPLETE
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)

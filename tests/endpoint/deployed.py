@@ -74,13 +74,13 @@ class Deployed:
             pass
         return [[sample["text"] for sample in decode_row(row, codec)] for row in encoded]
 
-    def application(self, **replica_settings: Any) -> Any:
-        """What `deploy` takes."""
+    def application(self, settings: GeneratorSettings | None = None, **replica_settings: Any) -> Any:
+        """What `deploy` takes, of this model unless another one's `settings` are given."""
         return make_application(
-            self.settings,
+            settings or self.settings,
             ServiceSettings(model=MODEL),
             EdgeSettings(keys=Keys([KEY])),
-            ReplicaSettings(**{"max_waiting": MAX_WAITING, **replica_settings}),
+            ReplicaSettings(**{"max_waiting": MAX_WAITING, "fingerprint": "fp_own", **replica_settings}),
             DeploymentSettings(
                 min_replicas=NUM_REPLICAS, max_replicas=NUM_REPLICAS, num_cpus=0.5, drain_timeout_s=_DRAIN_S
             ),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import httpx2
 import pytest
 
+from decoding import Engine
 from endpoint.deployment import deploy, withdraw
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.deployed import LONG, MAX_WAITING, Deployed, replica_pids
+from tests.endpoint.server import MODEL
 
 pytestmark = pytest.mark.ray
 _NUM_CLIENTS = 4
@@ -20,32 +24,35 @@ _NUM_CLIENTS = 4
 @pytest.mark.timeout(600)
 def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed: Deployed) -> None:
     before = replica_pids()
-    seeds = itertools.count()
-
-    async def keep_asking(client: httpx2.AsyncClient, updating: asyncio.Future[object]) -> list[Asked]:
-        asked: list[Asked] = []
-        while not updating.done() or not asked:
-            seed = next(seeds)
-            asked.append(Asked(client, {**LONG, "seed": seed, "stream": seed % 2 == 0}))
-            await asked[-1].end()
-        return asked
-
-    async def scenario() -> list[Asked]:
-        changed = deployed.application(max_waiting=MAX_WAITING + 1)
-        async with deployed.raw_client() as client:
-            async with all_over([Asked(client, {**LONG, "seed": 1000, "stream": True})]) as first:
-                await first[0].reached(1)
-                updating = asyncio.ensure_future(asyncio.to_thread(deploy, changed))
-                asked = await asyncio.gather(*(keep_asking(client, updating) for _ in range(_NUM_CLIENTS)))
-                await updating
-            return [*first, *itertools.chain.from_iterable(asked)]
-
-    asked = asyncio.run(scenario())
+    asked = asyncio.run(_asked_during(deployed, deployed.application(max_waiting=MAX_WAITING + 1)))
     failed = [(one.status, one.error) for one in asked if not one.has_succeeded]
     assert failed == []
     assert [[one.text] for one in asked] == deployed.offline_of([{**LONG, "seed": one.body["seed"]} for one in asked])
     assert not set(before) & set(replica_pids())
     assert len(asked) > _NUM_CLIENTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_text(
+    deployed: Deployed, text_pair: tuple[str, str]
+) -> None:
+    models = replace(deployed.settings.models, target=text_pair[1], draft=None)
+    other = replace(deployed.settings, models=models)
+    written = Deployed(deployed.port, other, Engine.load(text_pair[1], None, deployed.plain.options))
+    for application, before, after in (
+        (deployed.application(other, fingerprint="fp_other"), deployed, written),
+        (deployed.application(), written, deployed),
+    ):
+        asked = asyncio.run(_asked_during(deployed, application))
+        failed = [(one.status, one.error) for one in asked if not one.has_succeeded]
+        assert failed == []
+        bodies = [{**LONG, "seed": one.body["seed"]} for one in asked]
+        texts = zip([[one.text] for one in asked], before.offline_of(bodies), after.offline_of(bodies), strict=True)
+        assert all(text in (earlier, later) for text, earlier, later in texts)
+        with deployed.client() as client:
+            answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=9, seed=5)
+        assert [answer.choices[0].text] == after.offline("hello", max_tokens=9, seed=5)
 
 
 def test_what_is_in_flight_when_the_application_is_taken_away_is_finished(deployed: Deployed) -> None:
@@ -68,3 +75,24 @@ def test_what_is_in_flight_when_the_application_is_taken_away_is_finished(deploy
     assert late.status == 503
     assert late.error is not None
     assert late.error["code"] == "model_unavailable"
+
+
+async def _asked_during(deployed: Deployed, application: Any) -> list[Asked]:
+    """What some clients asked for, one after the other, while it was deployed; and one request that had begun."""
+    seeds = itertools.count()
+
+    async def keep_asking(client: httpx2.AsyncClient, updating: asyncio.Future[object]) -> list[Asked]:
+        asked: list[Asked] = []
+        while not updating.done() or not asked:
+            seed = next(seeds)
+            asked.append(Asked(client, {**LONG, "seed": seed, "stream": seed % 2 == 0}))
+            await asked[-1].end()
+        return asked
+
+    async with deployed.raw_client() as client:
+        async with all_over([Asked(client, {**LONG, "seed": 1000, "stream": True})]) as first:
+            await first[0].reached(1)
+            updating = asyncio.ensure_future(asyncio.to_thread(deploy, application))
+            asked = await asyncio.gather(*(keep_asking(client, updating) for _ in range(_NUM_CLIENTS)))
+            await updating
+        return [*first, *itertools.chain.from_iterable(asked)]
