@@ -12,7 +12,8 @@ import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError
 
-from endpoint.deployment import APP_NAME, check_gate, deployed_at, is_deployed, start, withdraw
+from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdraw
+from endpoint.gate import INGRESS_NAME
 from jobs import serve as command
 from jobs.ending import Exit
 from jobs.serve_config import load_serve_config
@@ -28,6 +29,9 @@ THE_LIMITS = (
 @serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0}, graceful_shutdown_wait_loop_s=0.1)
 class Tiny:
     """An application that does nothing."""
+
+    def reconfigure(self, config: dict[str, str]) -> None:
+        """For the mark in it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +55,7 @@ def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExce
             raise error
 
         monkeypatch.setattr(command, "deploy", deploy)
-        return command._serve(config, None)
+        return command._serve(config, None, "own")
 
     return run
 
@@ -109,30 +113,24 @@ def test_one_that_does_not_answer_is_not_said_to_have_no_gate(
     assert "cannot be asked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_the_command_that_ends_takes_only_its_own_application_with_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_ours: bool
+def test_the_command_that_ends_takes_only_what_it_deployed_last_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serve_port: int
 ) -> None:
-    def deploy() -> None:
-        serve.run(Tiny.bind(), name=APP_NAME, route_prefix="/tiny")
+    def deploy(mark: str) -> None:
+        tiny = Tiny.options(name=INGRESS_NAME, user_config={"mark": mark})
+        serve.run(tiny.bind(), name=APP_NAME, route_prefix="/tiny")
 
     def told_to_end() -> None:
-        if not is_ours:
-            serve.delete(APP_NAME)
-            deploy()  # by another command, in the place of ours
         raise KeyboardInterrupt
 
-    deploy()
     monkeypatch.setattr(command, "_wait", told_to_end)
-    try:
-        before = deployed_at()
-        assert command._until_a_signal(0.0) is Exit.COMPLETE
-        assert is_deployed() is not is_ours
-        assert (deployed_at() == before) is False
-        assert ("left to it" in capsys.readouterr().err) is not is_ours
-    finally:
-        if is_deployed():
-            withdraw(0.0)
+    deploy("first")
+    deploy("second")  # over it, by another command
+    assert command._until_a_signal("first", 0.0) is Exit.COMPLETE
+    assert "left to it" in capsys.readouterr().err
+    assert is_deployed()
+    assert command._until_a_signal("second", 0.0) is Exit.COMPLETE
+    assert not is_deployed()
 
 
 def test_serve_itself_ends_a_request_that_nobody_takes_after_the_endpoints_own_deadline(
