@@ -106,8 +106,12 @@ def is_up() -> bool:
     return application is not None and application.status == ApplicationStatus.RUNNING
 
 
-def update(settings: GeneratorSettings, *, num_replicas: int, max_waiting: int, **values: Any) -> None:
-    """Deploy, or roll out a change; returns when it is done."""
+@contextmanager
+def serving(
+    port: int, pair: tuple[str, str], *, num_replicas: int, max_waiting: int = 40, **options: Any
+) -> Iterator[Served]:
+    """The endpoint over `Fragile` replicas, until the block ends. `options` are of the engine."""
+    settings = settings_of(pair, **{"max_model_len": 256, **options})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("endpoint.deployment.Replica", Fragile)
         application = make_application(
@@ -115,24 +119,10 @@ def update(settings: GeneratorSettings, *, num_replicas: int, max_waiting: int, 
             ServiceSettings(model=MODEL),
             EdgeSettings(keys=Keys([KEY])),
             ReplicaSettings(max_waiting=max_waiting),
-            DeploymentSettings(
-                min_replicas=num_replicas,
-                max_replicas=num_replicas,
-                num_cpus=0.5,
-                **{"drain_timeout_s": 60.0, **values},
-            ),
+            DeploymentSettings(min_replicas=num_replicas, max_replicas=num_replicas, num_cpus=0.5, drain_timeout_s=60),
             LogSettings(level="warning"),
         )
     deploy(application)
-
-
-@contextmanager
-def serving(
-    port: int, pair: tuple[str, str], *, num_replicas: int, max_waiting: int = 40, **options: Any
-) -> Iterator[Served]:
-    """The endpoint over `Fragile` replicas, until the block ends. `options` are of the engine."""
-    settings = settings_of(pair, **{"max_model_len": 256, **options})
-    update(settings, num_replicas=num_replicas, max_waiting=max_waiting)
     plain = Engine.load(
         pair[0],
         None,

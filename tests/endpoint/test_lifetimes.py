@@ -1,31 +1,22 @@
-"""Requests and the replicas that they are with: who dies, leaves or is replaced, and what becomes of the others."""
+"""Requests and the replicas that they are with: who dies or leaves, and what becomes of the others."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
 from typing import Any, BinaryIO
 
 import openai
 import pytest
 
-from endpoint.deployment import withdraw
 from tests.endpoint.fragile import POISON, SLOW
 from tests.endpoint.server import MODEL
-from tests.endpoint.serving import Served, alive, is_up, kill, numbers, replica_names, serving, until, update
+from tests.endpoint.serving import Served, alive, is_up, kill, numbers, replica_names, serving, until
 from tests.endpoint.toy_app import KEY
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-NUM_IN_FLIGHT = 20
-
-
-def begin(client: openai.OpenAI, prompt: list[int], **params: Any) -> Any:
-    extra = {"ignore_eos": True}
-    return client.completions.create(model=MODEL, prompt=prompt, stream=True, extra_body=extra, **params)
 
 
 @contextmanager
@@ -44,10 +35,6 @@ def is_writing(lines: BinaryIO) -> None:
     """Return when the first event is there."""
     while not lines.readline().startswith(b"data:"):
         pass
-
-
-def rest_of(stream: Any) -> str:
-    return "".join(choice.text for chunk in stream for choice in chunk.choices)
 
 
 def test_a_request_that_kills_its_engine_kills_two_and_is_told_so(serve_port: int, text_pair: tuple[str, str]) -> None:
@@ -97,40 +84,3 @@ def test_who_leaves_frees_what_it_held_wherever_it_was(serve_port: int, text_pai
         until(is_up, 180)
         with served.client() as client:  # and the engine that comes is all the next one's
             assert client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=2).choices
-
-
-def test_an_update_and_an_end_lose_nothing_of_what_is_in_flight(serve_port: int, text_pair: tuple[str, str]) -> None:
-    request: dict[str, Any] = {"prompt": [SLOW, 5, 6], "max_tokens": 60}
-    with serving(serve_port, text_pair, num_replicas=2, num_slots=10) as served, served.client() as client:
-        expected = served.expected(request["prompt"], *range(NUM_IN_FLIGHT), max_tokens=60, ignore_eos=True)
-        (small,) = served.expected([5, 6], 3, max_tokens=3)
-        before, is_updated = replica_names(), Event()
-
-        def ask_on() -> int:
-            """One small request after the other."""
-            num_asked = 0
-            while not is_updated.is_set():
-                answer = client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=3, seed=3)
-                assert answer.choices[0].text == small
-                num_asked += 1
-            return num_asked
-
-        with ThreadPoolExecutor(NUM_IN_FLIGHT + 3) as pool:
-            streams = [begin(client, **request, seed=seed) for seed in range(NUM_IN_FLIGHT)]
-            texts = [next(stream).choices[0].text for stream in streams]
-            rests = [pool.submit(rest_of, stream) for stream in streams]
-            asking = pool.submit(ask_on)
-            update(served.settings, num_replicas=2, max_waiting=39)
-            assert [text + rest.result() for text, rest in zip(texts, rests, strict=True)] == expected
-            until(lambda: replica_names().isdisjoint(before), 180)
-            is_updated.set()
-            assert asking.result() > 0
-            streams = [begin(client, **request, seed=seed) for seed in range(NUM_IN_FLIGHT)]
-            texts = [next(stream).choices[0].text for stream in streams]
-            rests = [pool.submit(rest_of, stream) for stream in streams]
-            ending = pool.submit(withdraw, 60.0)
-            assert [text + rest.result() for text, rest in zip(texts, rests, strict=True)] == expected
-            ending.result()
-        with pytest.raises(openai.InternalServerError) as gone:
-            client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=3)
-        assert gone.value.code == "model_unavailable"
