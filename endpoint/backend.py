@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from pipeline.logs import Event
 _MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
 _MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # while an update is rolled out, for a replica of the model wanted
+_NOBODY_S = 5.0  # without an answer to a question that takes no time: no replica is there
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
@@ -90,12 +91,16 @@ class Replicas:
             await search.go_on(OtherModelError("the facts are another model's"))
 
     async def until_there(self) -> None:
-        """Return when a replica of our model is there."""
+        """Return when a replica of our model is there, or none of another one either."""
         while True:
-            with suppress(OtherModelError, *_LOST):
-                await self.facts()
+            try:
+                async with asyncio.timeout(_NOBODY_S):
+                    await self.facts()
                 return
-            await asyncio.sleep(_ASK_AGAIN_S)
+            except TimeoutError:
+                return
+            except (OtherModelError, *_LOST):
+                await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """As `Backend.generate`."""

@@ -72,7 +72,7 @@ class BodyOnDemand:
     def hold_back_again(self) -> None:
         """For another process of the application, which is to be asked what this one was."""
         self._wanted.clear()
-        self._is_handed_on = False
+        self._is_handed_on, self._refused = False, {}
 
     def let_go(self) -> None:
         """Nobody else will be asked."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from endpoint.places import Place, Places
 from endpoint.refusal import finish, refuse
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
-PROTOCOL = 1  # what the gate and the application behind it have agreed on; another number for another agreement
+PROTOCOL = 2  # what the gate and the application behind it have agreed on; another number for another agreement
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are short where many processes start at once
@@ -86,7 +87,7 @@ class Gate:
         if scope["path"] == _HEALTH:
             await self._limited(scope, receive, send)
             return
-        handle = self._handle_at(scope["path"])
+        prefix, handle = self._deployment_at(scope["path"])
         if handle is not None and handle.deployment_name != INGRESS_NAME:
             await self._limited(scope, receive, send)
             return
@@ -95,7 +96,7 @@ class Gate:
             await self._limited(scope, receive, answer.send)
             await answer.end()
             return
-        place = self._places.place_for(scope)
+        place = self._places.place_for(scope, scope["path"].removeprefix(prefix.rstrip("/")))
         if place is None:
             await refuse_and_linger(Incoming(receive), send, server_busy("too many requests wait already"))
             return
@@ -106,10 +107,10 @@ class Gate:
 
     async def _with_body(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
         let_in = partial(self._places.let_in, place)
-        body, gives_up_at = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.news()), None
+        body, gives_up_at = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.take_news()), None
         try:
             while True:
-                answer = _Answer(send, body)
+                answer = _Answer(send, body, partial(self._places.forget, place))
                 await self._in_headers(body.scope, body.receive, answer.send)
                 if not answer.asks_for_another:
                     break
@@ -123,18 +124,20 @@ class Gate:
         finally:
             body.let_go()
 
-    def _handle_at(self, path: str) -> Any:
-        """Of the deployment that answers there; None where none does, or nobody knows."""
+    def _deployment_at(self, path: str) -> tuple[str, Any]:
+        """The prefix and the handle of what answers there; no handle where nothing does, or nobody knows."""
         match = None if self._router is None else self._router.match_route(path)
-        return None if match is None else match[1]
+        return ("", None) if match is None else (match[0], match[1])
 
 
 class _Answer:
     """What comes from behind the gate: of the application as it is, of the proxy itself in the form of the API."""
 
-    def __init__(self, send: Send, body: BodyOnDemand | None = None) -> None:
-        """With `body`, to a request whose body is held back."""
-        self._send, self._body = send, body
+    def __init__(
+        self, send: Send, body: BodyOnDemand | None = None, not_let_in: Callable[[], None] | None = None
+    ) -> None:
+        """With `body`, to a request whose body is held back; `not_let_in` is called if nobody asks for it."""
+        self._send, self._body, self._not_let_in = send, body, not_let_in
         self._has_begun = self._is_over = False
         self.asks_for_another = False  # process of the application: this one's engines are gone, by an update
         self._closes = False  # behind a body that nobody wanted
@@ -151,6 +154,8 @@ class _Answer:
                 self._body.let_go()
             self._closes = self._body is not None and not self._body.is_wanted
             if self._closes:
+                if self._not_let_in is not None:
+                    self._not_let_in()
                 MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)

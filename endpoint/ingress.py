@@ -33,8 +33,8 @@ class Ingress:
     ) -> None:
         """`replicas` is the handle of the replicas' deployment.
 
-        They take so many requests at once, at most, and the fingerprint is theirs. It is done when one of them is
-        there: until then Ray Serve leaves requests to the ingress before, whose replicas are another model's.
+        They take so many requests at once, at most, and the fingerprint is theirs. As long as there are only replicas
+        of another model, which an update replaces, this takes: Ray Serve leaves requests to the ingress before.
         """
         set_up_logs(log_settings)
         backend = Replicas(

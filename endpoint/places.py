@@ -2,12 +2,13 @@
 
 A refusal from behind Ray Serve takes as much of its processes as an answer, so that under many requests at once the
 refusals would wait for each other. The application says how many requests it takes when it asks for a body
-(`endpoint/body_on_demand.py`); the gate counts, and refuses what is beyond. Only callers whose key was good a moment
-ago are refused here: who has no key, or one that was never seen, is the application's business, full or not.
+(`endpoint/body_on_demand.py`); the gate counts, and refuses what is beyond. Only callers whose key was good when it was
+last looked at are refused here: who has no key, or one that was never seen, is the application's business, full or not.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
 from hashlib import sha256
 
@@ -15,6 +16,7 @@ from starlette.types import Message, Scope, Send
 
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 _MOST_CALLERS = 4096  # that are remembered
+_UNREAD_S = 5.0  # that a part of an answer may wait for its client; the engine has long ended then
 _SPARE = 2  # requests, at least, that the application may refuse itself
 
 
@@ -26,17 +28,17 @@ class Places:
         self._callers: OrderedDict[bytes, None] = OrderedDict()  # the one that was let in last is the last
         self._refused: Counter[str] = Counter()  # by path, those that the application has not been told of
 
-    def place_for(self, scope: Scope) -> Place | None:
-        """Where the request may go on; None if all places are taken, and it is to be refused."""
-        place = Place(self, scope)
+    def place_for(self, scope: Scope, path: str) -> Place | None:
+        """Where the request for this path of the application may go on; None if it is to be refused."""
+        place = Place(self, scope, path)
         if place.takes_one and self._num_taken >= self._most_taken and place.caller in self._callers:
-            self._refused[scope["path"]] += 1
+            self._refused[path] += 1
             return None
         if place.caller in self._callers:
             place.take()
         return place
 
-    def news(self) -> dict[str, int]:
+    def take_news(self) -> dict[str, int]:
         """How many were refused since this was asked last, by path, for the application (`refused_at_gate`)."""
         news, self._refused = dict(self._refused), Counter()
         return news
@@ -53,6 +55,11 @@ class Places:
         self._most_taken = float("inf") if most_requests is None else most_requests + max(_SPARE, most_requests // 8)
         place.take()
 
+    def forget(self, place: Place) -> None:
+        """The application has answered without asking for the body: the key may not be good any more."""
+        self._callers.pop(place.caller, None)
+        place.leave()
+
     def move(self, by: int) -> None:
         """For a place."""
         self._num_taken += by
@@ -61,8 +68,8 @@ class Places:
 class Place:
     """Of one request."""
 
-    def __init__(self, places: Places, scope: Scope) -> None:
-        self.takes_one = scope["method"] == "POST" and scope["path"] in GENERATING
+    def __init__(self, places: Places, scope: Scope, path: str) -> None:
+        self.takes_one = scope["method"] == "POST" and path in GENERATING
         self.caller = sha256(b"\n".join(v for k, v in scope["headers"] if k.lower() == b"authorization")).digest()
         self._places, self._is_taken = places, False
 
@@ -73,12 +80,16 @@ class Place:
             self._places.move(1)
 
     def until_answered(self, send: Send) -> Send:
-        """A `send` that leaves with the last of the answer."""
+        """A `send` that leaves with the last of the answer, and for a client that does not read on."""
 
         async def send_and_leave(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 self.leave()
-            await send(message)
+            late = asyncio.get_running_loop().call_later(_UNREAD_S, self.leave)
+            try:
+                await send(message)
+            finally:
+                late.cancel()
 
         return send_and_leave
 

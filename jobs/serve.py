@@ -187,7 +187,7 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
 
 
 def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
-    """What another has deployed in its place meanwhile, which has not this mark, stays."""
+    """Then end, and what was deployed with this mark; what another command has deployed over it stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()

@@ -33,6 +33,10 @@ class EagerProxy:
     def __init__(self, app: ASGIApp, deployment_name: str = INGRESS_NAME) -> None:
         self._app, self.proxy_router, self.num_bytes = app, Router(deployment_name), 0
 
+    def deploy(self, app: ASGIApp) -> None:
+        """Another one in its place."""
+        self._app = app
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on one request. If the client leaves, the application's part of it is cancelled."""
         queue: asyncio.Queue[Message] = asyncio.Queue()

@@ -14,7 +14,7 @@ EXIT_CODE, STEP_SECONDS = 9, 0.1
 
 
 class Fragile(Replica):
-    """Ends its process in the step that reads `POISON`; a step with `SLOW` among its rows takes a tenth of a second."""
+    """Ends its process in the step that reads `POISON`; that step and one with `SLOW` take a tenth of a second."""
 
     def __init__(self, *arguments: Any, **values: Any) -> None:
         """As a Replica."""
@@ -28,10 +28,10 @@ class Fragile(Replica):
                 for sequence in (*engine.in_flight, *engine.up_next(()))
                 for token_id in sequence.prompt_token_ids
             }
+            if not token_ids.isdisjoint({POISON, SLOW}):
+                time.sleep(STEP_SECONDS)  # as a large model's would
             if POISON in token_ids:
                 os._exit(EXIT_CODE)
-            if SLOW in token_ids:
-                time.sleep(STEP_SECONDS)  # as a large model's would
             return step()
 
         engine.step = watched  # type: ignore[method-assign]

@@ -229,6 +229,25 @@ def test_facts_and_scores_are_those_of_the_model_that_is_wanted() -> None:
     assert asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="old").score(scoring)) == ["ours"]
 
 
+@pytest.mark.usefixtures("hurried")
+def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> None:
+    handle = Mixed(("old", [8]), ("old", [8]), ("new", [96]), ("new", [96]))
+    asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").until_there())
+    assert handle.num_tries == 3
+
+
+def test_it_does_not_wait_where_there_is_no_replica_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.backend._NOBODY_S", 0)
+
+    class Nobody(Handle):
+        async def remote(self) -> None:
+            await asyncio.Event().wait()
+
+    handle = Nobody()
+    handle.facts = handle  # type: ignore[attr-defined]
+    asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").until_there())
+
+
 def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.backend._UPDATE_PATIENCE_S", 0)
     replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")

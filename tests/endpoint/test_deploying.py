@@ -124,13 +124,17 @@ def test_the_command_that_ends_takes_only_what_it_deployed_last_with_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "_wait", told_to_end)
-    deploy("first")
-    deploy("second")  # over it, by another command
-    assert command._until_a_signal("first", 0.0) is Exit.COMPLETE
-    assert "left to it" in capsys.readouterr().err
-    assert is_deployed()
-    assert command._until_a_signal("second", 0.0) is Exit.COMPLETE
-    assert not is_deployed()
+    try:
+        deploy("first")
+        deploy("second")  # over it, by another command
+        assert command._until_a_signal("first", 0.0) is Exit.COMPLETE
+        assert "left to it" in capsys.readouterr().err
+        assert is_deployed()
+        assert command._until_a_signal("second", 0.0) is Exit.COMPLETE
+        assert not is_deployed()
+    finally:
+        if is_deployed():
+            withdraw(0.0)
 
 
 def test_serve_itself_ends_a_request_that_nobody_takes_after_the_endpoints_own_deadline(

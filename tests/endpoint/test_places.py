@@ -11,12 +11,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import ASGIApp, Message
 
 from endpoint.auth import Keys
 from endpoint.edge import EdgeSettings, install
 from endpoint.gate import Gate
 from endpoint.metrics import ServingMetrics
-from endpoint.places import _SPARE
+from endpoint.places import _SPARE, Places
 from tests.endpoint.asking import Asked
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
@@ -33,6 +34,9 @@ class Holding:
     def __init__(self) -> None:
         self.num_asked, self.num_held = 0, 0
         self._go_on = asyncio.Event()
+
+    def app(self, keys: Keys) -> ASGIApp:
+        """As it is deployed with these keys."""
         app, metrics = FastAPI(), ServingMetrics("m")
 
         @app.post("/v1/completions")
@@ -51,8 +55,8 @@ class Holding:
             self._go_on.set()
             return {}
 
-        install(app, EdgeSettings(keys=Keys([KEY, OTHER_KEY]), limits=LIMITS), metrics, MOST_REQUESTS)
-        self.app = Gate(EagerProxy(app), LIMITS)
+        install(app, EdgeSettings(keys=keys, limits=LIMITS), metrics, MOST_REQUESTS)
+        return app
 
 
 @pytest.fixture
@@ -61,8 +65,13 @@ def holding() -> Holding:
 
 
 @pytest.fixture
-def port(holding: Holding) -> Iterator[int]:
-    with served(holding.app) as port:
+def proxy(holding: Holding) -> EagerProxy:
+    return EagerProxy(holding.app(Keys([KEY, OTHER_KEY])))
+
+
+@pytest.fixture
+def port(proxy: EagerProxy) -> Iterator[int]:
+    with served(Gate(proxy, LIMITS)) as port:
         yield port
 
 
@@ -73,10 +82,12 @@ async def full(holding: Holding, port: int) -> AsyncIterator[tuple[httpx2.AsyncC
         asked = [Asked(client, BODY) for _ in range(NUM_PLACES)]
         while holding.num_held < NUM_PLACES:
             await asyncio.sleep(0)
-        yield client, asked
-        assert (await client.post("/go_on", json={})).status_code == 200
-        for one in asked:
-            await one.end()
+        try:
+            yield client, asked
+        finally:
+            assert (await client.post("/go_on", json={})).status_code == 200
+            for one in asked:
+                await one.end()
 
 
 def test_what_is_beyond_all_places_is_refused_without_asking_the_application(holding: Holding, port: int) -> None:
@@ -106,8 +117,8 @@ def test_who_leaves_frees_the_place(holding: Holding, port: int) -> None:
         async with full(holding, port) as (client, asked):
             assert (await client.post("/v1/completions", json=BODY)).status_code == 429
             await asked[0].leave()
-            while True:
-                async with asyncio.timeout(60):
+            async with asyncio.timeout(60):
+                while True:
                     late = Asked(client, BODY)
                     while holding.num_asked == NUM_PLACES and not late.is_over:
                         await asyncio.sleep(0)
@@ -145,5 +156,45 @@ def test_who_has_no_key_takes_no_place(holding: Holding, port: int) -> None:
             while holding.num_held == NUM_PLACES:
                 await asyncio.sleep(0)
         assert (await unknown).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_is_taken_back_takes_no_place_any_more(port: int, proxy: EagerProxy, holding: Holding) -> None:
+    taken_back = {"authorization": f"Bearer {OTHER_KEY}"}
+    assert ask(port, "/tokenize", {}, headers=taken_back).status == 200
+    proxy.deploy(holding.app(Keys([KEY])))
+
+    async def scenario() -> None:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=taken_back) as former:
+            assert (await former.post("/v1/completions", json=BODY)).status_code == 401
+            async with full(holding, port):
+                assert (await former.post("/v1/completions", json=BODY)).status_code == 401
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.places._UNREAD_S", 0.0)
+
+    async def scenario() -> None:
+        places = Places()
+        scope = {"method": "POST", "path": "/v1/completions", "headers": []}
+        first = places.place_for(scope, scope["path"])
+        assert first is not None
+        places.let_in(first, 1)
+        others = [places.place_for(scope, scope["path"]) for _ in range(_SPARE)]
+        assert None not in others
+        assert places.place_for(scope, scope["path"]) is None
+
+        async def never_read(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        sending = asyncio.ensure_future(first.until_answered(never_read)({"type": "http.response.start"}))
+        async with asyncio.timeout(60):
+            while places.place_for(scope, scope["path"]) is None:
+                await asyncio.sleep(0)
+        assert not sending.done()
+        sending.cancel()
 
     asyncio.run(scenario())
