@@ -15,6 +15,7 @@ import httpx2
 import psutil
 import pytest
 
+from endpoint.gate import INGRESS_NAME
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.deployed import CAPACITY, LONG, Deployed, pids, replica_pids
 
@@ -97,7 +98,7 @@ def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(
     offline = deployed.offline_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
     texts = {seed: text for seed, (text,) in enumerate(offline)}
     watched = {f"replica {index}": psutil.Process(pid) for index, pid in enumerate(replica_pids())}
-    watched["ingress"] = psutil.Process(pids("Ingress")[0])
+    watched["ingress"] = psutil.Process(pids(INGRESS_NAME)[0])
     watched["proxy"] = _listening_at(deployed.port)
     samples: dict[str, list[Sample]] = {name: [] for name in watched}
 
