@@ -81,17 +81,27 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
         assert found.logprobs[0].logprob == pytest.approx(expected.logprobs[0].logprob, abs=1e-4)
 
 
-def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(pair: Pair, model: ShardedModel) -> None:
+@pytest.mark.parametrize(
+    "dies_at",
+    [
+        {6: 0},  # the other dies below, over slots that were copied
+        pytest.param({6: 0, 13: 1}, marks=pytest.mark.slow),
+    ],
+    ids=["the first", "one after the other"],
+)
+def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
+    pair: Pair, model: ShardedModel, dies_at: dict[int, int]
+) -> None:
     group = model.pipeline.group
     before = group.num_replaced
 
     def kill(step: int) -> None:
-        if step in (6, 13):
-            ray.kill(group.actors[step % 2], no_restart=True)
+        if step in dies_at:
+            ray.kill(group.actors[dies_at[step]], no_restart=True)
 
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
     assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
-    assert group.num_replaced - before == 2
+    assert group.num_replaced - before == len(dies_at)
 
 
 @pytest.mark.slow
