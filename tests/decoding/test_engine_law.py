@@ -82,7 +82,7 @@ def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int
         trio["target"],
         trio.get(kind, trio["good_draft"]),
         "model" if kind in trio else kind,
-        num_slots=256,
+        num_slots=64,
         num_speculative_tokens=2,
         verification=verification,
         max_model_len=16,

@@ -86,9 +86,9 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("drafter", ["none", "good_draft"])
-@pytest.mark.parametrize("budget", [1, 7, 64])
-@pytest.mark.parametrize("num_slots", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("num_slots", "budget", "drafter"), every_pair([1, 3, 8], [1, 7, 64], ["none", "good_draft"])
+)
 def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh, num_slots, budget, drafter):
     is_model = drafter != "none"
     draft = getattr(models, drafter) if is_model else None
