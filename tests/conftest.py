@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,11 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: tuple[str, st
 
     folder = tmp_path_factory.mktemp("finished")
     source = write_jsonl(folder / "in.jsonl", [*prompts(30), "{not json"])
-    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
-        with redirect_stdout(out), redirect_stderr(err):
-            exit_code = generate.main(arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed"))
-    assert exit_code == 0, (folder / "err.txt").read_text()
+    command = arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed")
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        exit_code = generate.main(command)
+    (folder / "out.txt").write_text(out.getvalue())
+    (folder / "err.txt").write_text(err.getvalue())
+    assert exit_code == 0, err.getvalue()
     return folder

@@ -13,7 +13,8 @@ Pairs = set[tuple[tuple[int, int], ...]]
 
 
 def every_pair(*axes: Sequence[Any]) -> list[Any]:
-    """Every combination of the axes' values, as parameters; those that no pair needs are marked slow."""
+    """Every combination of two or more axes' values, as parameters; those that no pair needs are marked slow."""
+    assert len(axes) > 1, "one axis has no pairs: all of it would be slow"
     choices = list(product(*(range(len(axis)) for axis in axes)))
     needed = _needed(choices)
     return [

@@ -41,8 +41,17 @@ def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
         yield model
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["none", "suffix", "model"])
+@pytest.mark.parametrize(
+    ("drafter", "params"),
+    [
+        pytest.param("none", SAMPLED, id="none-sampled"),
+        pytest.param("suffix", GREEDY, id="suffix-greedy"),
+        pytest.param("model", GREEDY, id="model-greedy"),
+        pytest.param("model", SAMPLED, id="model-sampled"),
+        pytest.param("none", GREEDY, id="none-greedy", marks=pytest.mark.slow),
+        pytest.param("suffix", SAMPLED, id="suffix-sampled", marks=pytest.mark.slow),
+    ],
+)
 def test_the_text_is_the_one_of_the_same_target_in_one_process(
     pair: Pair, model: ShardedModel, drafter: str, params: object
 ) -> None:

@@ -85,7 +85,7 @@ def test_all_sources_are_drawn_on(models):
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
     models,
     fresh,  # noqa: F811

@@ -159,14 +159,18 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
     assert {name: after[name] for name in before} == before, "what was committed was generated again"
 
 
+# In every run of the tests: tests/jobs/test_demo.py, of the bundled pair.
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param(("--engine.drafter=none",), marks=pytest.mark.slow),  # tests/jobs/test_demo.py has it in every run
+        pytest.param(("--engine.drafter=none",), marks=pytest.mark.slow),
         pytest.param(("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"), marks=pytest.mark.slow),
-        (
-            *("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--run.rows_per_unit=5"),
-            *("--actors.min_actors=2", "--actors.max_actors=2", "--actors.units_in_flight=4"),
+        pytest.param(
+            (
+                *("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--run.rows_per_unit=5"),
+                *("--actors.min_actors=2", "--actors.max_actors=2", "--actors.units_in_flight=4"),
+            ),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=" ".join,
@@ -279,13 +283,16 @@ def test_too_many_errors_stop_the_run_and_say_why(
     assert len(commits(tmp_path / "out")) < 38, "it went on to the end"
 
 
-def test_a_small_run_whose_rows_all_fail_is_no_success(tmp_path: Path, text_pair: Pair) -> None:
-    rows = [{"id": "a", "kind": "a", "prompt": ""}, {"id": "b", "kind": "a", "prompt": 3}]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out"
+def test_a_small_run_of_which_many_rows_failed_is_no_success_until_they_are_accepted(
+    tmp_path: Path, mixed_run: Path, text_pair: Pair
+) -> None:
+    source, output = mixed_run / "in.jsonl", tmp_path / "out"
+    shutil.copytree(mixed_run / "out", output)
+    (output / "_SUCCESS").unlink()  # as a driver leaves it that ended before its verdict
     for _ in range(2):
-        assert generate.main(arguments(source, output, text_pair)) == 1
+        assert generate.main(arguments(source, output, text_pair, *MIXED, "--run.max_error_rate=0.3")) == 1
         assert not (output / "_SUCCESS").exists()
-    assert generate.main(arguments(source, output, text_pair, "--run.max_error_rate=1")) == 0
+    assert generate.main(arguments(source, output, text_pair, *MIXED)) == 0
     assert (output / "_SUCCESS").exists()
 
 
