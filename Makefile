@@ -28,7 +28,7 @@ serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
 
 # Tests that need no cluster run side by side, neighbours in one process (they share models); the others share a Ray.
-test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
+test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 

@@ -21,14 +21,13 @@ WAYS = {
     "ngram": "--engine.drafter=ngram",
     "model, 1 draft token": "--engine.draft_length=fixed --engine.num_speculative_tokens=1",
     "model, 4 draft tokens": "--engine.draft_length=fixed --engine.num_speculative_tokens=4",
-    "model, 8 draft tokens, 2 actors, 7 slots, units of 11 rows": (
-        "--engine.draft_length=fixed --engine.num_speculative_tokens=8 --engine.num_slots=7 --run.rows_per_unit=11 "
-        "--actors.min_actors=2 --actors.units_in_flight=4"
+    "model, 8 draft tokens, 2 actors": (
+        "--engine.draft_length=fixed --engine.num_speculative_tokens=8 --actors.min_actors=2"
     ),
     "model, 4 slots, units of 11 rows": "--engine.draft_length=adaptive --engine.num_slots=4 --run.rows_per_unit=11",
     "model, 1 slot": "--engine.num_slots=1",
 }
-FEW = ("none", "model, 8 draft tokens, 2 actors, 7 slots, units of 11 rows")
+FEW = ("none", "model, 8 draft tokens, 2 actors")
 
 
 @pytest.mark.parametrize(
