@@ -27,9 +27,9 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
 
-# Tests that need no cluster run side by side; the others share one Ray.
-test: setup  ## run the tests: no network, no GPU, about 20 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4
+# Tests that need no cluster run side by side, neighbours in one process (they share models); the others share a Ray.
+test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores

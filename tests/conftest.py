@@ -1,7 +1,10 @@
-"""What all tests share: a pair of tiny models with a tokenizer, and one Ray for the whole session."""
+"""What all tests share: a pair of tiny models with a tokenizer, one Ray for the whole session, and a run on it."""
 
 import os
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import ray
@@ -26,3 +29,22 @@ def ray_address() -> Iterator[str]:
     context = ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield str(context.address_info["gcs_address"])
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: tuple[str, str], ray_address: str) -> Path:
+    """A folder with in.jsonl (30 good rows and one that cannot be read), the finished run out/, and what its driver
+    said, in out.txt and err.txt. Tests read it; who changes a run works on a copy."""
+    from jobs import generate  # only who needs a run pays for it
+    from tests.jobs.runs import arguments, prompts, write_jsonl
+
+    folder = tmp_path_factory.mktemp("finished")
+    source = write_jsonl(folder / "in.jsonl", [*prompts(30), "{not json"])
+    command = arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed")
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        exit_code = generate.main(command)
+    (folder / "out.txt").write_text(out.getvalue())
+    (folder / "err.txt").write_text(err.getvalue())
+    assert exit_code == 0, err.getvalue()
+    return folder

@@ -7,9 +7,7 @@ import duckdb
 import pytest
 import yaml
 
-from jobs import generate
 from jobs.config import load_config
-from tests.jobs.runs import arguments, prompts, write_jsonl
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,10 +38,7 @@ def test_the_python_examples_run(text_pair: tuple[str, str], ray_address: str) -
 
 
 @pytest.mark.ray
-def test_the_duckdb_query_runs_on_a_run(tmp_path: Path, text_pair: tuple[str, str], ray_address: str) -> None:
-
-    source = write_jsonl(tmp_path / "in.jsonl", prompts(6))
-    assert generate.main(arguments(source, tmp_path / "out", text_pair)) == 0
+def test_the_duckdb_query_runs_on_a_run(plain_run: Path) -> None:
     (query,) = re.findall(r'duckdb\.sql\(\\"\\"\\"(.*?)\\"\\"\\"\)', README, flags=re.DOTALL)
-    rows = duckdb.sql(query.replace("out/demo", str(tmp_path / "out"))).fetchall()
+    rows = duckdb.sql(query.replace("out/demo", str(plain_run / "out"))).fetchall()
     assert [row[0] for row in rows] == ["b", "c", "chat"]

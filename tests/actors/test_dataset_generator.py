@@ -41,8 +41,13 @@ def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine
     return out
 
 
-def test_every_row_comes_out_with_its_samples_or_its_error(text_pair: Pair) -> None:
-    out = run(text_pair, ROWS, rows_per_batch=4)
+@pytest.fixture(scope="module")
+def out(text_pair: Pair, ray_address: str) -> dict[str, list[dict]]:
+    """The rows, in batches of 4."""
+    return run(text_pair, ROWS, rows_per_batch=4)
+
+
+def test_every_row_comes_out_with_its_samples_or_its_error(out: dict[str, list[dict]]) -> None:
     assert sorted(out) == sorted(row["name"] for row in ROWS)
     for i in range(10):
         assert [row["sample"] for row in out[f"row-{i}"]] == [0, 1]
@@ -52,11 +57,13 @@ def test_every_row_comes_out_with_its_samples_or_its_error(text_pair: Pair) -> N
     assert (failed["error_stage"], failed["text"]) == ("encode", None)
 
 
-def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair: Pair) -> None:
+def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(
+    text_pair: Pair, out: dict[str, list[dict]]
+) -> None:
     def texts(out: dict[str, list[dict]]) -> dict[str, list[object]]:
         return {name: [row["token_ids"] for row in rows] for name, rows in out.items()}
 
-    one = texts(run(text_pair, ROWS, rows_per_batch=3))
+    one = texts(out)
     other = texts(run(text_pair, ROWS[::-1], rows_per_batch=11, drafter="none", num_slots=2))
     assert one == other
     assert one["row-0"] != one["row-3"], "equal prompts under different ids have noise of their own"

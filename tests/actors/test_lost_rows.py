@@ -28,9 +28,18 @@ LONG, OTHER = PROMPTS[6], PROMPTS[2]
 
 @pytest.fixture(scope="module")
 def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
-    """One stage, which dies over the poisonous token."""
+    """One stage, which died once while it loaded, and dies over the poisonous token."""
+    (Path(pair[0]) / "die_load").touch()
     with sharded(pair[0], 1, PoisonedGroup, most_restarts=20) as model:
+        assert model.pipeline.group.num_replaced == 1
         yield model
+
+
+def test_a_stage_that_dies_while_it_loads_is_replaced(pair: Pair, model: ShardedModel) -> None:
+    sequences = make_sequences(SAMPLED, PROMPTS[:2])
+    assert texts(make_engine(pair, model, "none", num_lanes=1), sequences) == texts(
+        make_engine(pair, None, "none"), make_sequences(SAMPLED, PROMPTS[:2])
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,13 +98,3 @@ def test_what_fails_while_a_stage_is_replaced_is_repeated_or_raised_and_what_com
     assert other._standing() == [0, 0], "nothing is taken to stand that was not written again"
     model.prefill([0], [LONG[:50]])
     assert (model.logits([0], [50], [[5]]) - expected).abs().max() < 1e-4
-
-
-def test_a_stage_that_dies_while_it_loads_is_replaced(pair: tuple[str, str], ray_address: str) -> None:
-    (Path(pair[0]) / "die_load").touch()
-    with sharded(pair[0], 1, PoisonedGroup) as model:
-        assert model.pipeline.group.num_replaced == 1
-        sequences = make_sequences(SAMPLED, PROMPTS[:2])
-        assert texts(make_engine(pair, model, "none", num_lanes=1), sequences) == texts(
-            make_engine(pair, None, "none"), make_sequences(SAMPLED, PROMPTS[:2])
-        )

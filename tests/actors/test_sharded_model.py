@@ -41,8 +41,17 @@ def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
         yield model
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["none", "suffix", "model"])
+@pytest.mark.parametrize(
+    ("drafter", "params"),
+    [
+        pytest.param("none", SAMPLED, id="none-sampled"),
+        pytest.param("suffix", GREEDY, id="suffix-greedy"),
+        pytest.param("model", GREEDY, id="model-greedy"),
+        pytest.param("model", SAMPLED, id="model-sampled"),
+        pytest.param("none", GREEDY, id="none-greedy", marks=pytest.mark.slow),
+        pytest.param("suffix", SAMPLED, id="suffix-sampled", marks=pytest.mark.slow),
+    ],
+)
 def test_the_text_is_the_one_of_the_same_target_in_one_process(
     pair: Pair, model: ShardedModel, drafter: str, params: object
 ) -> None:
@@ -81,17 +90,27 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
         assert found.logprobs[0].logprob == pytest.approx(expected.logprobs[0].logprob, abs=1e-4)
 
 
-def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(pair: Pair, model: ShardedModel) -> None:
+@pytest.mark.parametrize(
+    "dies_at",
+    [
+        {6: 0},  # the other dies below, over slots that were copied
+        pytest.param({6: 0, 13: 1}, marks=pytest.mark.slow),
+    ],
+    ids=["the first", "one after the other"],
+)
+def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
+    pair: Pair, model: ShardedModel, dies_at: dict[int, int]
+) -> None:
     group = model.pipeline.group
     before = group.num_replaced
 
     def kill(step: int) -> None:
-        if step in (6, 13):
-            ray.kill(group.actors[step % 2], no_restart=True)
+        if step in dies_at:
+            ray.kill(group.actors[dies_at[step]], no_restart=True)
 
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
     assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
-    assert group.num_replaced - before == 2
+    assert group.num_replaced - before == len(dies_at)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from tests.decoding.tiny import (
     run,
     save,
 )
+from tests.pairs_of_values import every_pair
 
 HEAD = random_prompts([40], seed=21)[0]
 # Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
@@ -57,10 +58,9 @@ def _engine(models, drafter: str, *, budget: int = 512, shares: bool = True, **o
     return engine
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["shared", "not shared"])
-@pytest.mark.parametrize("budget", [1, 7, 64])
-@pytest.mark.parametrize("num_slots", [1, 3, 8])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "num_slots", "budget", "shares"), every_pair(list(DRAFTERS), [1, 3, 8], [1, 7, 64], [True, False])
+)
 def test_text_depends_neither_on_the_budget_nor_on_shared_prefixes(models, plain, drafter, num_slots, budget, shares):
     temperature, expected = plain
     engine = _engine(models, drafter, budget=budget, shares=shares, num_slots=num_slots)

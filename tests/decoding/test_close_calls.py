@@ -17,6 +17,7 @@ from tests.decoding.tiny import (
     run,
     save,
 )
+from tests.pairs_of_values import every_pair
 
 PROMPTS = random_prompts([5, 1, 9, 3, 14, 2, 6, 4], seed=8)
 
@@ -62,9 +63,9 @@ def alone(pair):
     return texts
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
-@pytest.mark.parametrize("num_slots", [1, 2, 6])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "num_slots", "num_speculative_tokens"), every_pair(list(DRAFTERS), [1, 2, 6], [1, 3, 8])
+)
 def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(
     pair, alone, drafter, num_slots, num_speculative_tokens
 ):

@@ -68,14 +68,20 @@ def small_model() -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+OPTIONS = [
+    {"num_slots": 5, "draft_length": "fixed", "num_speculative_tokens": 3},
+    {"num_slots": 3},
+    {"num_slots": 7, "drafter": "ngram"},
+    {"num_slots": 4, "drafter": "hybrid", "verification": "rejection"},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"num_slots": 5, "draft_length": "fixed", "num_speculative_tokens": 3},
-        {"num_slots": 3},
-        {"num_slots": 7, "drafter": "ngram"},
-        {"num_slots": 4, "drafter": "hybrid", "verification": "rejection"},
+    ("options", "temperature"),
+    [  # forwards know no temperature
+        (OPTIONS[0], 0.0),
+        *((options, 0.8) for options in OPTIONS),
+        *(pytest.param(options, 0.0, marks=pytest.mark.slow) for options in OPTIONS[1:]),
     ],
 )
 def test_replayed_forwards_write_the_same_text(options, temperature, pair):

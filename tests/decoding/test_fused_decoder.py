@@ -1,6 +1,7 @@
 """A fused network computes what transformers' own code computes, whichever attention runs, and is left callable."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -220,8 +221,17 @@ def test_two_threads_compute_what_one_computes_bit_for_bit():
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}])
-@pytest.mark.parametrize("drafter", ["model", "ngram", "suffix", "hybrid"])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        *product(["model", "ngram", "suffix", "hybrid"], [{"temperature": 0.0}, {"temperature": 1.0}]),
+        ("model", {"temperature": 0.8, "top_p": 0.9}),
+        *(
+            pytest.param(drafter, {"temperature": 0.8, "top_p": 0.9}, marks=pytest.mark.slow)
+            for drafter in ("ngram", "suffix", "hybrid")
+        ),
+    ],
+)
 def test_in_bfloat16_our_kernels_write_the_text_of_the_target_alone_whatever_drafts_and_batches(
     drafter, sampling, tmp_path
 ):

@@ -7,6 +7,7 @@ from decoding.drafters import DRAFTERS, make_drafter
 from decoding.lane import share_out
 from decoding.scoring import Question, RowVerdict
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
+from tests.pairs_of_values import every_pair
 
 PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], seed=24)[0]] * 3]
 
@@ -78,13 +79,23 @@ def _sequences(temperature=0.8, max_tokens=14, **params):
     ]
 
 
-@pytest.mark.parametrize("is_staged", [False, True], ids=["target here", "target elsewhere"])
-@pytest.mark.parametrize("is_remote", [False, True], ids=["draft here", "draft elsewhere"])
-@pytest.mark.parametrize("num_lanes", [1, 2, 3])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(models, drafter, num_lanes, is_remote, is_staged):
-    for params in ({"temperature": 0.0}, {"repetition_penalty": 1.3, "logprobs": 2}):
-        expected = run(engine_over(models.target, drafter="none", num_slots=1), _sequences(**params))
+@pytest.fixture(scope="module")
+def plain(models) -> list[tuple[dict, list[Sequence]]]:
+    """Parameters, and the rows one after the other in one engine."""
+    return [
+        (params, run(engine_over(models.target, drafter="none", num_slots=1), _sequences(**params)))
+        for params in ({"temperature": 0.0}, {"repetition_penalty": 1.3, "logprobs": 2})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "num_lanes", "is_remote", "is_staged"),
+    every_pair(list(DRAFTERS), [1, 2, 3], [False, True], [False, True]),
+)
+def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
+    models, plain, drafter, num_lanes, is_remote, is_staged
+):
+    for params, expected in plain:
         engine, _ = _engine(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
         found = run(engine, _sequences(**params))
         assert outputs(found) == outputs(expected)

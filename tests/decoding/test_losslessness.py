@@ -28,6 +28,8 @@ PARAMS = [
 ]
 MAX_TOKENS = [20, 24, 1, 17, 30, 2, 22, 24, 24, 13, 3, 19]
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of orders and lengths by chance
+
 
 def _sequences() -> list[Sequence]:
     return [
@@ -77,7 +79,7 @@ def test_text_does_not_depend_on_the_number_of_slots(make_engine, plain, num_slo
     assert outputs(run(make_engine(num_slots=num_slots), _sequences())) == plain
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_text_does_not_depend_on_the_order_of_submission(make_engine, plain, seed):
     sequences = _sequences()
     random.Random(seed).shuffle(sequences)
@@ -85,7 +87,7 @@ def test_text_does_not_depend_on_the_order_of_submission(make_engine, plain, see
     assert {s.tag: s.output_token_ids for s in sequences} == dict(enumerate(plain))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_text_does_not_depend_on_when_a_row_is_submitted(make_engine, plain, seed):
     chance = random.Random(seed)
     engine, waiting, finished = make_engine(num_slots=4), _sequences(), []
@@ -97,7 +99,7 @@ def test_text_does_not_depend_on_when_a_row_is_submitted(make_engine, plain, see
     assert {s.tag: s.output_token_ids for s in finished} == dict(enumerate(plain))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, seed, monkeypatch):
     chance = random.Random(seed)
 
@@ -140,7 +142,7 @@ def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
     assert same_prompt_twice[0] != same_prompt_twice[1]
 
 
-@pytest.mark.parametrize("length", [1, 2, 64, 65, 70])
+@pytest.mark.parametrize("length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 70)), 64, 65])
 def test_text_does_not_depend_on_the_drafter_near_bucket_and_context_limits(make_engine, models, length):
     """The cache shows positions in buckets of 64, and drafts of longer rows run past the end of the slot."""
     prompts = random_prompts([length, 3, 60], VOCAB_SIZE, seed=length)

@@ -19,6 +19,7 @@ from tests.decoding.tiny import (
     run,
     save,
 )
+from tests.pairs_of_values import every_pair
 
 POISON = 40  # feeding this token id gives values that are not finite
 CLEAN_IDS = 40  # random prompts below it
@@ -58,9 +59,7 @@ def _sequences(never_draw_it: bool = True) -> list[Sequence]:
     ]
 
 
-@pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("num_slots", [1, 2, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "num_slots", "verification"), every_pair(KINDS, [1, 2, 8], ["coupled", "rejection"]))
 def test_a_row_that_is_not_finite_fails_alone(trio, models, kind, num_slots, verification):
     """Slots are reused on the way: the next occupant of a poisoned slot is right, too."""
     engine = _engine(trio, kind, num_slots=num_slots, verification=verification)

@@ -9,6 +9,7 @@ from decoding import Engine, SamplingParams, Sequence
 from decoding.model import LanguageModel
 from decoding.schedule import FixedSchedule
 from tests.decoding.tiny import check_counts, engine_over, random_prompts
+from tests.pairs_of_values import every_pair
 
 LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
 LIMITS = [9, 3, 14, 1, 22, 6, 2, 17, 11, 5]
@@ -86,9 +87,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("drafter", ["none", "good_draft"])
-@pytest.mark.parametrize("budget", [1, 7, 64])
-@pytest.mark.parametrize("num_slots", [1, 3, 8])
+@pytest.mark.parametrize(("num_slots", "budget", "drafter"), every_pair([1, 3, 8], [1, 7, 64], ["none", "good_draft"]))
 def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh, num_slots, budget, drafter):
     is_model = drafter != "none"
     draft = getattr(models, drafter) if is_model else None

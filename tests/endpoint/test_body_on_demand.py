@@ -33,6 +33,13 @@ def port(proxy: EagerProxy) -> Iterator[int]:
         yield port
 
 
+@pytest.fixture
+def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For clients that only read, and would wait for the end of the connection."""
+    monkeypatch.setattr("endpoint.bodies._LINGER_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("lingers_briefly")
 @pytest.mark.parametrize("head", [HEAD, WRONG_KEY], ids=["no key", "a wrong key"])
 @pytest.mark.parametrize(
     "rest",
@@ -103,12 +110,14 @@ def test_with_a_key_the_body_comes_and_the_connection_stays(port: int) -> None:
     assert twice.count(b'{"num_messages":1}') == 2
 
 
+@pytest.mark.usefixtures("lingers_briefly")
 def test_who_waits_to_be_told_to_go_on_is_told_only_with_a_key(port: int) -> None:
     expecting = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(TEXT)
     assert send_raw(port, WITH_KEY + expecting, TEXT).startswith(b"HTTP/1.1 100")
     assert send_raw(port, HEAD + expecting).startswith(b"HTTP/1.1 401")
 
 
+@pytest.mark.usefixtures("lingers_briefly")
 @pytest.mark.parametrize(
     ("body", "status"),
     [

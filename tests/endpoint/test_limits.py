@@ -20,6 +20,12 @@ HEAD = f"POST /v1/ask HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\nCont
 TEXT = json.dumps(GOOD).encode()
 
 
+@pytest.fixture
+def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For clients that only read, and would wait for the end of the connection."""
+    monkeypatch.setattr("endpoint.bodies._LINGER_SECONDS", 0.1)
+
+
 def of_size(num_bytes: int) -> bytes:
     return TEXT + b" " * (num_bytes - len(TEXT))
 
@@ -50,10 +56,12 @@ def test_the_limit_holds_for_a_body_of_chunks_without_a_length(toy: int) -> None
     assert status_of(send_raw(toy, chunked(*[b" " * 5000] * 5))) == 413
 
 
+@pytest.mark.usefixtures("lingers_briefly")
 def test_a_body_without_an_end_is_answered_when_it_passes_the_limit(toy: int) -> None:
     assert status_of(send_raw(toy, chunked(*[b" " * 5000] * 5, ended=False))) == 413
 
 
+@pytest.mark.usefixtures("lingers_briefly")
 @pytest.mark.parametrize("length", [b"99999999999", b"99999999999999999999999999"])
 def test_a_length_beyond_the_limit_is_answered_before_the_body(toy: int, length: bytes) -> None:
     assert status_of(send_raw(toy, HEAD + b"Content-Length: " + length + b"\r\n\r\n")) in (400, 413)

@@ -6,17 +6,20 @@ import pytest
 
 from jobs import generate
 from tests.jobs.faulty import dawdles
-from tests.jobs.runs import arguments, commits, content, problems, prompts, write_jsonl
+from tests.jobs.runs import arguments, commits, content, problems
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 
 
 def test_the_run_ends_without_the_actor_that_dawdles(
-    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    text_pair: Pair,
+    plain_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    source, undisturbed, output = write_jsonl(tmp_path / "in.jsonl", prompts(56)), tmp_path / "u", tmp_path / "out"
-    assert generate.main(arguments(source, undisturbed, text_pair)) == 0
+    source, output = plain_run / "in.jsonl", tmp_path / "out"
     monkeypatch.setattr(generate, "Generator", dawdles(tmp_path))
     two = ("--actors.min_actors=2", "--actors.max_actors=2", "--run.no_progress_timeout_s=100")
     assert generate.main(arguments(source, output, text_pair, *two)) == 0
@@ -25,10 +28,10 @@ def test_the_run_ends_without_the_actor_that_dawdles(
     assert "attempts were repeated" not in said
     assert "units were also begun by idle actors" in said
     assert (tmp_path / "slow").exists()
-    assert content(output) == content(undisturbed)
+    assert content(output) == content(plain_run / "out")
     assert problems(output) == []
     before = commits(output)
-    assert len(before) == 7
+    assert len(before) == 4
     assert generate.main(arguments(source, output, text_pair, *two)) == 0
     assert "Nothing left to do" in capsys.readouterr().out
     assert commits(output) == before

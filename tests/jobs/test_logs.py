@@ -153,15 +153,12 @@ def test_a_death_and_the_unit_that_was_begun_again_are_logged_and_counted(
 
 
 def test_in_text_the_driver_says_what_it_always_said_and_the_workers_log_lines(
-    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
+    plain_run: Path, text_pair: Pair
 ) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", [*prompts(3), "{not json"]), tmp_path / "text-run"
-    assert generate.main(arguments(source, output, text_pair)) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "1 rows failed and are in" in said.out
+    assert (plain_run / "err.txt").read_text() == ""
+    assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
     assert f"INFO actor loaded target={text_pair[0]}" in worker_logs()
-    assert "unit committed unit=0 attempt=0 rows=4 errors=1" in worker_logs()
+    assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
 
 
 def test_what_goes_wrong_is_an_error_event_in_json_and_a_line_in_text(

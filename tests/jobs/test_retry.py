@@ -23,11 +23,12 @@ FLAGS = ("--sampling.n=2", "--run.seed=3", "--run.max_error_rate=1")
 
 
 def input_rows() -> list[Any]:
-    """28 rows, units of 8: an unlucky one in units 0 and 2 (two there), a hopeless one in units 1 and 2."""
+    """28 rows, units of 8: an unlucky one in units 0 and 2 (two there), two hopeless ones in unit 1, one in unit 2."""
     rows: list[Any] = prompts(28)
     for index in (2, 17, 19):
         rows[index] = {"id": f"row-{index}", "kind": "a", "prompt": f"unlucky hello {index}"}
     rows[9] = "{not json"
+    rows[12] = {"id": "empty", "kind": "a", "prompt": ""}
     rows[20] = {"id": "no-prompt", "kind": "a"}
     return rows
 
@@ -41,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_addres
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate, "Generator", fails_over("unlucky"))
         assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS)) == 0
-    assert [row["id"] for row in errors(folder / "failed")] == ["row-2", None, "row-17", "row-19", "no-prompt"]
+    assert [row["id"] for row in errors(folder / "failed")] == [
+        *("row-2", None, "empty", "row-17", "row-19", "no-prompt")
+    ]
     return folder
 
 
@@ -62,17 +65,19 @@ def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in work} for row in generations(output)]
 
 
-def test_failed_rows_that_come_through_are_what_a_first_success_would_have_written(
+def test_failed_rows_of_the_stages_that_are_asked_for_are_what_a_first_success_would_have_written(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = commits(output)
     changed = ("--engine.num_slots=3", "--actors.units_in_flight=1", "--engine.drafter=ngram")
-    assert retry.main(command(folder, output, text_pair, *changed)) == 0
+    stages = ("--stage=generate", "--stage=read")
+    assert retry.main(command(folder, output, text_pair, *stages, *changed)) == 0
     assert "retried: 5 rows; now succeed: 3; still fail: 2" in capsys.readouterr().out
     assert content(output) == content(folder / "undisturbed")
     assert rows_without_counts_of_work(output) == rows_without_counts_of_work(folder / "undisturbed")
     assert [(row["id"], row["stage"], row["attempt"]) for row in errors(output)] == [
         (None, "read", 1),
+        ("empty", "encode", 0),
         ("no-prompt", "read", 1),
     ]
     after = commits(output)
@@ -83,7 +88,7 @@ def test_failed_rows_that_come_through_are_what_a_first_success_would_have_writt
     assert problems(output) == []
     assert (output / "_SUCCESS").exists()
     report = json.loads((output / "report.json").read_text())
-    assert (report["complete"], report["counts"]["num_errors"], report["counts"]["num_rows"]) == (True, 2, 28)
+    assert (report["complete"], report["counts"]["num_errors"], report["counts"]["num_rows"]) == (True, 3, 28)
     assert verify.main([str(output)]) == 0
 
     assert generate.main(command(folder, output, text_pair)) == 0
@@ -94,16 +99,6 @@ def test_failed_rows_that_come_through_are_what_a_first_success_would_have_writt
     assert commits(output) == after
 
 
-def test_only_rows_of_the_stage_that_is_asked_for_are_tried(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = commits(output)
-    assert retry.main(command(folder, output, text_pair, "--stage=read", "--stage=template")) == 0
-    assert "retried: 2 rows; now succeed: 0; still fail: 2" in capsys.readouterr().out
-    assert commits(output) == before
-    assert [row["attempt"] for row in errors(output)] == [0, 1, 0, 0, 1]
-
-
 def test_a_dry_run_lists_what_failed_and_writes_nothing(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +107,7 @@ def test_a_dry_run_lists_what_failed_and_writes_nothing(
     printed = capsys.readouterr().out
     assert "no luck" in printed
     assert "JSONDecodeError" in printed
-    assert "5 rows failed; 1 of them, in 1 units, would be tried again" in printed
+    assert "6 rows failed; 1 of them, in 1 units, would be tried again" in printed
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
 
 
@@ -231,7 +226,7 @@ def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come
     assert retry.main(command(folder, output, text_pair)) == 0
     dead = {row["id"]: (row["stage"], row["error_type"], row["attempt"]) for row in errors(output)}
     assert dead["row-17"] == ("generate", "WorkerDied", 1)
-    assert sorted(map(str, dead)) == ["None", "no-prompt", "row-17"]
+    assert sorted(map(str, dead)) == ["None", "empty", "no-prompt", "row-17"]
     expected = [row for row in rows_without_counts_of_work(folder / "undisturbed") if row["id"] != "row-17"]
     assert rows_without_counts_of_work(output) == expected
     assert problems(output) == []

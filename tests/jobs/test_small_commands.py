@@ -1,31 +1,29 @@
 """verify, report and export on a finished run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from jobs import export, generate, report, verify
-from tests.jobs.runs import arguments, generations, prompts, write_jsonl
+from jobs import export, report, verify
+from tests.jobs.runs import generations
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-Pair = tuple[str, str]
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    source = write_jsonl(folder / "in.jsonl", [*prompts(9), "{not json"])
-    assert generate.main(arguments(source, folder / "out", text_pair)) == 0
-    return folder / "out"
+@pytest.fixture
+def output(plain_run: Path) -> Path:
+    """Of 30 rows that were generated, and one that could not be read."""
+    return plain_run / "out"
 
 
 def test_verify_prints_the_content_hash_and_agrees(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(output), "--hash"]) == 0
     printed = capsys.readouterr().out
-    assert "OK: 2 units, 10 rows, each in data or in errors exactly once" in printed
+    assert "OK: 4 units, 31 rows, each in data or in errors exactly once" in printed
     assert "content " in printed
 
 
@@ -52,17 +50,17 @@ def test_the_export_has_one_line_for_every_input_row(output: Path, tmp_path: Pat
     file = tmp_path / "batch.jsonl"
     assert export.main([str(output), str(file), "--model", "mine"]) == 0
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["custom_id"] for line in lines] == [f"row-{i}" for i in range(9)] + [None]
+    assert [line["custom_id"] for line in lines] == [f"row-{i}" for i in range(30)] + [None]
     assert lines[0]["response"]["body"]["model"] == "mine"
     assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == generations(output)[0]["text"]
     assert lines[-1]["error"]["code"] == "invalid_request"
 
 
-def test_an_incomplete_run_is_not_exported(tmp_path: Path, text_pair: Pair) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(10)), tmp_path / "out"
-    assert generate.main(arguments(source, output, text_pair)) == 0
-    (output / "data/part-000000000.parquet").unlink()
-    assert export.main([str(output), str(tmp_path / "batch.jsonl")]) == 1
+def test_an_incomplete_run_is_not_exported(output: Path, tmp_path: Path) -> None:
+    incomplete = tmp_path / "out"
+    shutil.copytree(output, incomplete)
+    (incomplete / "data/part-000000000.parquet").unlink()
+    assert export.main([str(incomplete), str(tmp_path / "batch.jsonl")]) == 1
     assert not (tmp_path / "batch.jsonl").exists()
 
 
@@ -71,13 +69,13 @@ def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
 ) -> None:
     file = tmp_path / "out.jsonl"
     assert export.main([str(output), str(file), "--format", "jsonl"]) == 0
-    assert capsys.readouterr().out == f"9 generations in {file}; 1 failed rows are in {tmp_path}/out.errors.jsonl\n"
+    assert capsys.readouterr().out == f"30 generations in {file}; 1 failed rows are in {tmp_path}/out.errors.jsonl\n"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["id"], line["text"], line["kind"]) for line in lines] == [
         (row["id"], row["text"], row["kind"]) for row in generations(output)
     ]
     (failed,) = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
-    assert (failed["stage"], failed["row_number"]) == ("read", 9)
+    assert (failed["stage"], failed["row_number"]) == ("read", 30)
     assert export.main([str(output), str(file), "--format=jsonl", f"--errors={tmp_path}/failed"]) == 0
     assert (tmp_path / "failed").read_text() == (tmp_path / "out.errors.jsonl").read_text()
 
@@ -85,7 +83,7 @@ def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
 def test_plain_lines_go_through_a_pipe_alone(output: Path) -> None:
     command = [sys.executable, "-m", "jobs.export", str(output), "/dev/stdout", "--format=jsonl"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(9)]
+    assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(30)]
     assert "1 failed rows are left out; --errors FILE writes them" in ended.stderr
 
 

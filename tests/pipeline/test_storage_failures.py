@@ -44,7 +44,7 @@ def _commit(run_directory: RunDirectory) -> None:
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
 
 
-@pytest.mark.parametrize("how", [503, 500, "reset"])
+@pytest.mark.parametrize("how", [503, pytest.param(500, marks=pytest.mark.slow), "reset"])
 def test_a_commit_survives_a_store_that_fails_longer_than_its_client_tries(
     run_directory: RunDirectory, proxy: FlakyProxy, how: int | Literal["reset"]
 ) -> None:

@@ -1,0 +1,40 @@
+"""Which combinations of values `make test` runs: a small set that holds every pair of values; all others are slow.
+
+What goes wrong between two settings shows in any combination that has both (Cohen et al., "The AETG System", 1997).
+"""
+
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Pairs = set[tuple[tuple[int, int], ...]]
+
+
+def every_pair(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of two or more axes' values, as parameters; those that no pair needs are marked slow."""
+    assert len(axes) > 1, "one axis has no pairs: all of it would be slow"
+    choices = list(product(*(range(len(axis)) for axis in axes)))
+    needed = _needed(choices)
+    return [
+        pytest.param(
+            *(axis[index] for axis, index in zip(axes, choice, strict=True)),
+            marks=[] if choice in needed else [pytest.mark.slow],
+        )
+        for choice in choices
+    ]
+
+
+def _needed(choices: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Some that hold every pair: each time the first of those with most pairs that none has held yet."""
+    needed, missing = set(), set().union(*map(_pairs, choices))
+    while missing:
+        best = max(choices, key=lambda choice: len(_pairs(choice) & missing))
+        needed.add(best)
+        missing -= _pairs(best)
+    return needed
+
+
+def _pairs(choice: tuple[int, ...]) -> Pairs:
+    return set(combinations(enumerate(choice), 2))

@@ -1,0 +1,24 @@
+"""What `make test` runs of many combinations: few of them, in which every two values meet."""
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.pairs_of_values import every_pair
+
+AXES = (["none", "model", "suffix", "ngram"], [1, 3, 8], [1, 7, 64], [True, False])
+
+
+def test_every_combination_is_there_once() -> None:
+    assert sorted(str(param.values) for param in every_pair(*AXES)) == sorted(map(str, product(*AXES)))
+
+
+@pytest.mark.parametrize("axes", [AXES, AXES[:2], ([1, 2], [1, 2], [2, 1])])
+def test_every_two_values_meet_in_one_that_is_not_slow(axes: tuple[list[object], ...]) -> None:
+    fast = [param.values for param in every_pair(*axes) if not param.marks]
+    for one, other in combinations(range(len(axes)), 2):
+        assert {(values[one], values[other]) for values in fast} == set(product(axes[one], axes[other]))
+
+
+def test_few_of_them_are_enough() -> None:
+    assert sum(not param.marks for param in every_pair(*AXES)) <= 15
