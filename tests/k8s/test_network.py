@@ -62,7 +62,7 @@ def test_the_head_and_who_cleans_up_when_the_overlay_is_gone_reach_redis(node_ty
     [
         {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "redis"}}}]},
         {"to": [{"namespaceSelector": {"matchLabels": {"name": "redis"}}}], "ports": [{"protocol": "TCP"}]},
-        {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {}], "ports": [{"port": 6000, "endPort": 7000}]},
+        {"ports": [{"port": 6000, "endPort": 7000}]},
         {"ports": [{"port": "redis"}]},
         {},
     ],
