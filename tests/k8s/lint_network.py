@@ -35,10 +35,14 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
                     yield f"{name_of(each)}: open to addresses"
                 if source.get("namespaceSelector") == {} or source.get("podSelector") == {}:
                     yield f"{name_of(each)}: open to any pod"
-                labels = source.get("podSelector", {}).get("matchLabels", {})
-                is_ray = labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in source
-                if ports - {8265} and not is_ray:
+                if ports - {8265} and not _is_ray_node(source):
                     yield f"{name_of(each)}: opens ports of Ray to others than its nodes"
+
+
+def _is_ray_node(peer: Object) -> bool:
+    """Whether the other end is a Ray node of this namespace: they choose most of their ports freely."""
+    labels = peer.get("podSelector", {}).get("matchLabels", {})
+    return labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in peer
 
 
 def _ports_of_ray_in(rule: Object) -> set[int]:
@@ -58,12 +62,13 @@ def _ports_of_ray_in(rule: Object) -> set[int]:
 def _way_out(rule: Object) -> Iterator[str]:
     if not rule.get("to"):
         yield "lets everything out"
+    names_ports = bool(rule.get("ports")) and all("port" in port for port in rule["ports"])
     for target in rule.get("to", []):
         if target.get("namespaceSelector") == {} or target.get("podSelector") == {}:
             yield "lets out to any pod"
+        if not names_ports and not _is_ray_node(target):
+            yield f"lets out to {target} by any port"
     for block in (target["ipBlock"] for target in rule.get("to", []) if "ipBlock" in target):
-        if not rule.get("ports"):
-            yield f"lets out to {block['cidr']} by any port"
         inside = ip_network(block["cidr"])
         excepted = [ip_network(each) for each in block.get("except", [])]
         for metadata in _METADATA:

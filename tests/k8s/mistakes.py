@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.k8s.manifests import of_kind
-
 GONE = object()  # the value of what is not there
 _HEAD = "spec.rayClusterSpec.headGroupSpec"
 _HEAD_POD = f"{_HEAD}.template.spec"
@@ -26,10 +24,14 @@ class Mistake:
     said: str
     kind: str = "RayJob"
     folder: str = "overlays/job"
+    name: str = ""  # of the object, where there are several of the kind
 
     def make(self, objects: list[Any]) -> None:
         """Put it into rendered objects."""
-        place: Any = of_kind(objects, self.kind)
+        place: Any
+        (place,) = [
+            each for each in objects if each["kind"] == self.kind and self.name in ("", each["metadata"]["name"])
+        ]
         *way, last = self.path.split(".")
         for key in way:
             place = place[int(key)] if isinstance(place, list) else place.setdefault(key.replace("~", "."), {})
@@ -47,7 +49,7 @@ def _service(what: str, path: str, value: Any, said: str) -> Mistake:
 
 
 def _network(what: str, path: str, value: Any, said: str) -> Mistake:
-    return Mistake(what, path, value, said, "NetworkPolicy", "overlays/head-ft")
+    return Mistake(what, path, value, said, "NetworkPolicy", "base/namespace", "redis")
 
 
 MISTAKES = (
@@ -320,6 +322,18 @@ MISTAKES = (
         "any port of the world",
         "spec.egress",
         [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}}]}],
+        "by any port",
+    ),
+    _network(
+        "any port of another namespace",
+        "spec.egress",
+        [{"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "redis"}}}]}],
+        "by any port",
+    ),
+    _network(
+        "any port of a protocol",
+        "spec.egress",
+        [{"to": [{"podSelector": {"matchLabels": {"app": "x"}}}], "ports": [{"protocol": "TCP"}]}],
         "by any port",
     ),
     _network(

@@ -100,10 +100,10 @@ def test_all_actors_of_a_run_find_room(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
-def test_all_engines_of_the_endpoint_find_room(folder: str) -> None:
+def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder: str) -> None:
     config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
     serve = config["applications"][0]["args"]["serve"]
-    assert room(folder, {"GPU": serve["num_gpus"]}, {}) >= serve["max_replicas"]
+    assert room(folder, {"GPU": serve["num_gpus"]}, {}) > serve["max_replicas"]
     assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.k8s.manifests import cluster_spec, of_kind, render
+from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, render
 
 Object = dict[str, Any]
 
@@ -20,16 +20,27 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
     return selector.get("matchLabels", {}).items() <= labels.items() and all(expressions)
 
 
-def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object, int]]:
-    """Targets and ports that a pod with these labels may reach."""
+def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object, range]]:
+    """Targets and ports that a pod with these labels may reach; a target that says nothing is everything."""
     return [
-        (target, port["port"])
+        (target, ports_of(port))
         for each in objects
         if each["kind"] == "NetworkPolicy" and selects(each["spec"]["podSelector"], labels)
         for rule in each["spec"].get("egress", [])
-        for target in rule["to"]
-        for port in rule.get("ports", [])
+        for target in rule.get("to") or [{}]
+        for port in rule.get("ports") or [{}]
     ]
+
+
+def ports_of(port: Object) -> range:
+    """What an item of `ports` opens: every port where it names none, or one whose number the policy does not know."""
+    first = port.get("port")
+    return range(first, port.get("endPort", first) + 1) if isinstance(first, int) else range(1, 65536)
+
+
+def reaches(out: list[tuple[Object, range]], what: str, port: int) -> bool:
+    """Whether one of the ways out leads to that port of a target that names `what`, or of everything."""
+    return any(port in ports and (not target or what in str(target)) for target, ports in out)
 
 
 def labels_of(folder: str, node_type: str) -> dict[str, str]:
@@ -41,19 +52,38 @@ def labels_of(folder: str, node_type: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("node_type", "may"), [("head", True), ("redis-cleanup", True), ("worker", False)])
-def test_the_head_and_who_cleans_up_after_it_reach_redis(node_type: str, may: bool) -> None:
-    objects = [*render("base/namespace"), *render("overlays/head-ft")]
-    out = ways_out(objects, labels_of("overlays/head-ft", node_type))
-    assert any(port == 6379 and "redis" in str(target) for target, port in out) is may
+def test_the_head_and_who_cleans_up_when_the_overlay_is_gone_reach_redis(node_type: str, may: bool) -> None:
+    out = ways_out(render("base/namespace"), labels_of("overlays/head-ft", node_type))
+    assert reaches(out, "redis", 6379) is may
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "redis"}}}]},
+        {"to": [{"namespaceSelector": {"matchLabels": {"name": "redis"}}}], "ports": [{"protocol": "TCP"}]},
+        {"ports": [{"port": 6000, "endPort": 7000}]},
+        {"ports": [{"port": "redis"}]},
+        {},
+    ],
+)
+def test_a_rule_that_leaves_out_targets_or_ports_leads_to_all_of_them(rule: Object) -> None:
+    policy = {"kind": "NetworkPolicy", "spec": {"podSelector": {}, "egress": [rule]}}
+    out = ways_out([*render("base/namespace"), policy], labels_of("overlays/head-ft", "worker"))
+    assert reaches(out, "redis", 6379)
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_no_policy_goes_with_an_overlay_before_its_cluster_has_ended(folder: str) -> None:
+    assert not [each for each in render(folder) if each["kind"] == "NetworkPolicy"]
 
 
 @pytest.mark.parametrize("port", [443, 6443, 8443])
 def test_a_head_reaches_the_api_of_kubernetes_where_it_listens(port: int) -> None:
     out = ways_out(render("base/namespace"), labels_of("overlays/service", "head"))
-    assert any(number == port and target.get("ipBlock", {}).get("cidr") == "0.0.0.0/0" for target, number in out)
+    assert reaches(out, "'0.0.0.0/0'", port)
 
 
 def test_a_worker_reaches_addresses_by_https_alone() -> None:
     out = ways_out(render("base/namespace"), labels_of("overlays/service", "worker"))
-    world = {port for target, port in out if target.get("ipBlock", {}).get("cidr") == "0.0.0.0/0"}
-    assert world == {443}
+    assert [port for port in range(1, 65536) if reaches(out, "'0.0.0.0/0'", port)] == [443]

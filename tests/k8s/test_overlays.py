@@ -89,6 +89,37 @@ def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[st
     assert all(each in text for each in own)
 
 
+def test_the_readme_says_how_a_group_without_nodes_is_known_by_the_label_that_workers_ask_for() -> None:
+    readme = (K8S / "README.md").read_text()
+    asked = [
+        group["template"]["spec"]["nodeSelector"]
+        for group in cluster_spec(of_kind(render("overlays/split"), "RayJob"))["workerGroupSpecs"]
+    ]
+    for label in {label for selector in asked for label in selector}:
+        assert f"`k8s.io/cluster-autoscaler/node-template/label/{label}`" in readme
+
+
+def test_the_readme_waits_for_the_endpoint_as_long_as_kuberay_does() -> None:
+    service = of_kind(render("overlays/service"), "RayService")["metadata"]
+    patience = service["annotations"]["ray.io/initializing-timeout"]
+    command = f"wait --for=condition=Ready --timeout={patience} rayservice/{service['name']}\n"
+    assert command in (K8S / "README.md").read_text()
+
+
+def test_no_block_of_commands_stops_at_one_that_never_ends() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    lines = [line.partition("#")[0].rstrip() for block in blocks for line in block.splitlines()]
+    assert not [line for line in lines if line.endswith(" -w") or ("port-forward" in line and not line.endswith(" &"))]
+
+
+def test_clusters_have_ended_before_what_they_stand_on_goes() -> None:
+    (block,) = re.findall(r"## Taking it away\n\n```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    before, waits, after = block.partition("kubectl -n dray wait --for=delete raycluster --all")
+    assert waits
+    assert not re.search(r"my-models|base/namespace|kuberay-operator", before)
+    assert not re.search(r"delete -k (my-corpus|my-endpoint|k8s/overlays)", after)
+
+
 def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path: Path) -> None:
     one, other = (load_objects(shown("my-corpus", tmp_path / corpus, corpus)) for corpus in ("corpus-1", "corpus-2"))
     assert not {name_of(each) for each in one} & {name_of(each) for each in other}
