@@ -14,10 +14,11 @@ from hashlib import sha256
 
 from starlette.types import Message, Scope, Send
 
+from endpoint.streaming import DONE
+
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 _MOST_CALLERS = 4096  # that are remembered
 _UNREAD_S = 5.0  # that a part of an answer may wait for its client; the engine has long ended then
-_SPARE = 2  # requests, at least, that the application may refuse itself
 
 
 class Places:
@@ -44,15 +45,12 @@ class Places:
         return news
 
     def let_in(self, place: Place, most_requests: int | None) -> None:
-        """The application has asked for the body: the key is good, and so many requests it takes in all.
-
-        A few more are let through: whoever has its answer may ask again before all of the former request is over here.
-        """
+        """The application has asked for the body: the key is good, and so many requests it takes in all."""
         self._callers[place.caller] = None
         self._callers.move_to_end(place.caller)
         if len(self._callers) > _MOST_CALLERS:
             self._callers.popitem(last=False)
-        self._most_taken = float("inf") if most_requests is None else most_requests + max(_SPARE, most_requests // 8)
+        self._most_taken = float("inf") if most_requests is None else most_requests
         place.take()
 
     def forget(self, place: Place) -> None:
@@ -80,11 +78,15 @@ class Place:
             self._places.move(1)
 
     def until_answered(self, send: Send) -> Send:
-        """A `send` that leaves with the last of the answer, and for a client that does not read on."""
+        """A `send` that leaves with the last of the answer, before the client can ask again.
+
+        So it does for a client that does not read on.
+        """
 
         async def send_and_leave(message: Message) -> None:
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                self.leave()
+            if message["type"] == "http.response.body":
+                if not message.get("more_body", False) or message.get("body", b"").endswith(DONE):
+                    self.leave()
             late = asyncio.get_running_loop().call_later(_UNREAD_S, self.leave)
             try:
                 await send(message)

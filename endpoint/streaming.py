@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 from endpoint.errors import ApiError
 from pipeline.failure_log import failure_event
 
+DONE = b"data: [DONE]\n\n"  # the last event
 _log = logging.getLogger(__name__)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _FAILURE = ApiError(500, "The server failed over this request.", type="server_error", code="internal_error")
@@ -41,7 +42,7 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], re
             _log.error(failure_event("stream failed", error, request_id=request_id))
             yield event(_FAILURE.envelope())
             return
-        yield b"data: [DONE]\n\n"
+        yield DONE
 
 
 def event(data: dict[str, Any]) -> bytes:

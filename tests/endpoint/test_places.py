@@ -17,14 +17,14 @@ from endpoint.auth import Keys
 from endpoint.edge import EdgeSettings, install
 from endpoint.gate import Gate
 from endpoint.metrics import ServingMetrics
-from endpoint.places import _SPARE, Places
+from endpoint.places import Places
+from endpoint.streaming import DONE
 from tests.endpoint.asking import Asked
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
 from tests.endpoint.web import ask, served
 
-MOST_REQUESTS = 2
-NUM_PLACES = MOST_REQUESTS + _SPARE
+NUM_PLACES = 2
 BODY: dict[str, Any] = {"prompt": "a"}
 
 
@@ -55,7 +55,7 @@ class Holding:
             self._go_on.set()
             return {}
 
-        install(app, EdgeSettings(keys=keys, limits=LIMITS), metrics, MOST_REQUESTS)
+        install(app, EdgeSettings(keys=keys, limits=LIMITS), metrics, NUM_PLACES)
         return app
 
 
@@ -183,8 +183,6 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pyte
         first = places.place_for(scope, scope["path"])
         assert first is not None
         places.let_in(first, 1)
-        others = [places.place_for(scope, scope["path"]) for _ in range(_SPARE)]
-        assert None not in others
         assert places.place_for(scope, scope["path"]) is None
 
         async def never_read(message: Message) -> None:
@@ -196,5 +194,27 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pyte
                 await asyncio.sleep(0)
         assert not sending.done()
         sending.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_has_left_its_place_when_the_client_reads_that_it_is_done() -> None:
+    async def scenario() -> None:
+        places = Places()
+        scope = {"method": "POST", "path": "/v1/completions", "headers": []}
+        place = places.place_for(scope, scope["path"])
+        assert place is not None
+        places.let_in(place, 1)
+        is_free = []
+
+        async def look(message: Message) -> None:
+            is_free.append((other := places.place_for(scope, scope["path"])) is not None)
+            if other is not None:
+                other.leave()
+
+        send = place.until_answered(look)
+        for body in (b"data: {}\n\n", b"data: {}\n\n" + DONE):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        assert is_free == [False, True]
 
     asyncio.run(scenario())
