@@ -84,9 +84,9 @@ class Place:
         """
 
         async def send_and_leave(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                if not message.get("more_body", False) or message.get("body", b"").endswith(DONE):
-                    self.leave()
+            is_body, is_last = message["type"] == "http.response.body", not message.get("more_body", False)
+            if is_body and (is_last or message.get("body", b"").endswith(DONE)):
+                self.leave()
             late = asyncio.get_running_loop().call_later(_UNREAD_S, self.leave)
             try:
                 await send(message)

@@ -117,9 +117,13 @@ async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int)
 
 
 async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict[str, Any]:
-    """Of bursts of four times what fits: how many were refused, and how soon. Raises RuntimeError for anything else."""
+    """Of bursts of four times what fits: how many were refused, and how soon. Raises RuntimeError for anything else.
+
+    Behind one request that fits, of which the gate learns how many do.
+    """
     refused: list[float] = []
     num_asked = 0
+    _checked(await endpoint.client.ask(rows[0], is_streamed=False))
     for burst in range(bursts):
         asked = _reseeded(rows, 4 * endpoint.capacity, burst)
         answers = await asyncio.gather(*(endpoint.client.ask(row, is_streamed=False) for row in asked))
