@@ -33,7 +33,7 @@ test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
-	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
+	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py tests/jobs/test_backups.py \
 	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/test_split.py \
 	  tests/actors/test_sharded_model.py tests/actors/test_ranks.py tests/actors/test_lost_rows.py
 

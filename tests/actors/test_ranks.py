@@ -64,7 +64,7 @@ def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel)
 @pytest.mark.parametrize(
     "fault",
     [
-        "its second process dies",
+        pytest.param("its second process dies", marks=pytest.mark.slow),  # a whole stage dies in every run of the tests
         pytest.param("its first process dies", marks=pytest.mark.slow),
         pytest.param("a process fails alone", marks=pytest.mark.slow),
     ],

@@ -8,7 +8,7 @@ from jobs import generate
 from tests.jobs.faulty import dawdles
 from tests.jobs.runs import arguments, commits, content, problems
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 
 
