@@ -21,7 +21,6 @@ from uuid import uuid4
 import ray
 import torch
 import yaml
-from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from actors.draft_roster import start_roster
@@ -167,8 +166,7 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
         return Exit.FAILED
     finally:
         if is_own_ray and ray.is_initialized():
-            serve.shutdown()
-            ray.shutdown()
+            ray.shutdown()  # and Serve with it, which by itself says that its controller did not end well
 
 
 @contextmanager
