@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from endpoint.bodies import Bodies, Incoming, Limits, refuse_and_linger
 from endpoint.body_on_demand import BodyOnDemand, has_body
-from endpoint.errors import ApiError, is_to_ask_again, model_unavailable, server_busy
+from endpoint.errors import ApiError, server_busy
+from endpoint.gate_answer import GateAnswer
 from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
 from endpoint.limits import BodyLimits, HeaderLimits
 from endpoint.places import Place, Places
-from endpoint.refusal import finish, refuse
+from endpoint.refusal import refuse
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 2  # what the gate and the application behind it have agreed on; another number for another agreement
@@ -92,7 +91,7 @@ class Gate:
             await self._limited(scope, receive, send)
             return
         if handle is None or not has_body(scope):
-            answer = _Answer(send)
+            answer = GateAnswer(send)
             await self._limited(scope, receive, answer.send)
             await answer.end()
             return
@@ -110,7 +109,7 @@ class Gate:
         body, gives_up_at = BodyOnDemand(scope, receive, self._bodies, let_in, self._places.take_news()), None
         try:
             while True:
-                answer = _Answer(send, body, partial(self._places.forget, place))
+                answer = GateAnswer(send, body, partial(self._places.forget, place))
                 await self._in_headers(body.scope, body.receive, answer.send)
                 if not answer.asks_for_another:
                     break
@@ -130,62 +129,11 @@ class Gate:
         return ("", None) if match is None else (match[0], match[1])
 
 
-class _Answer:
-    """What comes from behind the gate: of the application as it is, of the proxy itself in the form of the API."""
-
-    def __init__(
-        self, send: Send, body: BodyOnDemand | None = None, not_let_in: Callable[[], None] | None = None
-    ) -> None:
-        """With `body`, to a request whose body is held back; `not_let_in` is called if nobody asks for it."""
-        self._send, self._body, self._not_let_in = send, body, not_let_in
-        self._has_begun = self._is_over = False
-        self.asks_for_another = False  # process of the application: this one's engines are gone, by an update
-        self._closes = False  # behind a body that nobody wanted
-
-    async def send(self, message: Message) -> None:
-        """Pass a message on, or not."""
-        if self._body is not None and self._body.heard(message):
-            return
-        if message["type"] == "http.response.start" and is_to_ask_again(message):
-            self.asks_for_another = self._body is not None
-        elif message["type"] == "http.response.start" and not _is_proxys_own(message):
-            self._has_begun = True
-            if self._body is not None:
-                self._body.let_go()
-            self._closes = self._body is not None and not self._body.is_wanted
-            if self._closes:
-                if self._not_let_in is not None:
-                    self._not_let_in()
-                MutableHeaders(scope=message)["connection"] = "close"
-        if self._has_begun:
-            self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
-            await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
-
-    async def end(self) -> None:
-        """The proxy is done. Where it died over the request it has said nothing at all."""
-        body = self._body
-        if body is None:
-            if not self._has_begun:
-                await refuse(self._send, model_unavailable())
-        elif not self._has_begun:
-            await refuse_and_linger(body.incoming, self._send, body.error or model_unavailable())
-        elif self._closes or (body.error is not None and not self._is_over):  # or it ended with what the body broke
-            await body.incoming.let_pass()
-            await finish(self._send)
-
-
 def _router_behind(app: Any) -> Any:
     """What tells Serve's proxy (2.60) whose a path is; None where no such proxy stands behind."""
     while app is not None and not hasattr(app, "proxy_router"):
         app = getattr(app, "_app", None)
     return None if app is None else app.proxy_router
-
-
-def _is_proxys_own(start: Message) -> bool:
-    """An error in plain text: no application can be reached (404, 503), or a process of it was lost."""
-    status: int = start["status"]
-    types = [bytes(value) for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
-    return status >= 400 and any(value.startswith(b"text/plain") for value in types)
 
 
 def _without_steering(scope: Scope) -> Scope:
