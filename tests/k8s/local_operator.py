@@ -57,6 +57,15 @@ class LocalOperator:
         with self._kubernetes.lock:
             return [name for name in self._kubernetes.pods if name != HEAD_POD]
 
+    def cpu_seconds(self, pod: str) -> float:
+        """What a pod's processes have computed; of those that are left."""
+        seconds = 0.0
+        for process in _family(self._processes[pod]):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                seconds += times.user + times.system
+        return seconds
+
     def kill(self, pod: str) -> None:
         """SIGKILL to all of a pod's processes, as when its machine is taken away."""
         _end(self._processes[pod])

@@ -28,7 +28,7 @@ from tests.k8s.payloads import as_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(2400)]
 PATIENCE_S = 600.0  # only a run that hangs takes so long; a machine with much else to do takes minutes
-# Else all units are done at about the same time, and a fast machine has none left when the first is.
+# Else units that run together end together, and none is in hand for a moment.
 UNIT_BY_UNIT = ("--engine.num_slots=2", "--actors.units_in_flight=1")
 # On a machine that is busy with other things a node that is slow to start, or to answer, is not to be lost; one that
 # does not answer at all is noticed as soon as elsewhere.
@@ -143,8 +143,10 @@ def test_a_worker_pod_that_is_killed_is_replaced_and_the_demo_completes_exactly(
     assert job.poll() is None
     assert demo.num_committed() < 8, "the job was all but done before a pod could be killed"
     before = demo.operator.workers()
-    (pod,) = before  # one actor, so it has a unit in hand
-    demo.operator.kill(pod)
+    (pod,) = before
+    began = demo.operator.cpu_seconds(pod)
+    wait_until(lambda: demo.operator.cpu_seconds(pod) > began + 1 or job.poll() is not None, PATIENCE_S, every_s=0.1)
+    demo.operator.kill(pod)  # in the midst of a unit, which takes some seconds of computing
     wait_until(lambda: set(demo.operator.workers()) - set(before) or job.poll() is not None, PATIENCE_S, every_s=0.3)
     prove_complete(demo, job, undisturbed)
     assert pod in demo.operator.broken
