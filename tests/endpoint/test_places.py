@@ -17,7 +17,7 @@ from endpoint.auth import Keys
 from endpoint.edge import EdgeSettings, install
 from endpoint.gate import Gate
 from endpoint.metrics import ServingMetrics
-from endpoint.places import Places
+from endpoint.places import Place, Places
 from endpoint.streaming import DONE
 from tests.endpoint.asking import Asked
 from tests.endpoint.eager_proxy import EagerProxy
@@ -73,6 +73,15 @@ def proxy(holding: Holding) -> EagerProxy:
 def port(proxy: EagerProxy) -> Iterator[int]:
     with served(Gate(proxy, LIMITS)) as port:
         yield port
+
+
+def the_only_place() -> tuple[Places, Place, dict[str, Any]]:
+    """Of an application that takes one request, which is this one."""
+    places, scope = Places(), {"method": "POST", "path": "/v1/completions", "headers": []}
+    place = places.place_for(scope, "/v1/completions")
+    assert place is not None
+    places.let_in(place, 1)
+    return places, place, scope
 
 
 @asynccontextmanager
@@ -178,11 +187,7 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pyte
     monkeypatch.setattr("endpoint.places._UNREAD_S", 0.0)
 
     async def scenario() -> None:
-        places = Places()
-        scope = {"method": "POST", "path": "/v1/completions", "headers": []}
-        first = places.place_for(scope, scope["path"])
-        assert first is not None
-        places.let_in(first, 1)
+        places, first, scope = the_only_place()
         assert places.place_for(scope, scope["path"]) is None
 
         async def never_read(message: Message) -> None:
@@ -200,11 +205,7 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pyte
 
 def test_a_stream_has_left_its_place_when_the_client_reads_that_it_is_done() -> None:
     async def scenario() -> None:
-        places = Places()
-        scope = {"method": "POST", "path": "/v1/completions", "headers": []}
-        place = places.place_for(scope, scope["path"])
-        assert place is not None
-        places.let_in(place, 1)
+        places, place, scope = the_only_place()
         is_free = []
 
         async def look(message: Message) -> None:
