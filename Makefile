@@ -34,8 +34,8 @@ test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py tests/jobs/test_backups.py \
-	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/test_split.py \
-	  tests/actors/test_sharded_model.py tests/actors/test_ranks.py tests/actors/test_lost_rows.py
+	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/drafts/test_split.py \
+	  tests/actors/stages/test_target.py tests/actors/stages/test_ranks.py tests/actors/stages/test_lost_rows.py
 
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
@@ -70,14 +70,14 @@ fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 
 bench: setup  ## measure everything on a 276 M pair, over an hour on 2 cores (benchmarks/README.md)
-	$(BIN)/python -m jobs.bench --batches 1,4,8,16,32 --json out/bench.json --chart out/bench.png
+	$(BIN)/python -m benchmarks.decoder --batches 1,4,8,16,32 --json out/bench.json --chart out/bench.png
 
 bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about a minute
-	$(BIN)/python -m jobs.bench --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
+	$(BIN)/python -m benchmarks.decoder --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
 	  --only 'plain,adaptive*,transformers-batched' --batches 1,16 --json out/bench-quick.json
 
 bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
-	$(BIN)/python -m jobs.bench_serve --json out/bench-serve.json
+	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
 picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.picture docs/pictures/page.png

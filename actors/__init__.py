@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.dataset_generator import generate
     from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+    from actors.workers.dataset_generator import generate
 
 __all__ = ["ChatSettings", "GeneratorSettings", "ModelSettings", "generate"]
 
@@ -13,7 +13,7 @@ _HOMES = {
     "ChatSettings": "actors.settings",
     "GeneratorSettings": "actors.settings",
     "ModelSettings": "actors.settings",
-    "generate": "actors.dataset_generator",
+    "generate": "actors.workers.dataset_generator",
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ray.util import metrics as ray_metrics
 
 from pipeline.counts import Counts
-from pipeline.retries import num_retries
+from pipeline.storage.retries import num_retries
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from actors.settings import GeneratorSettings
 from decoding.device import Device
-from pipeline.dataset import ActorPool
+from pipeline.streaming.stream import ActorPool
 
 _ROUNDING = 1e-6  # a tenth fits ten times into 1
 

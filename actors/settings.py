@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from actors.draft_messages import MOST_SLOTS
-from decoding.checkpoint import DType
+from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
-from decoding.options import EngineOptions
+from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 
+MOST_SLOTS = (1 << 16) - 1  # of a lane that another process drafts for: slots and counts of rows take two bytes
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters import DrafterName
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.options import DraftLength
+from decoding.engine.options import DraftLength
 
 _WAYS: list[tuple[DrafterName, DraftLength]] = [
     ("none", "fixed"),

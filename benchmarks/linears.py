@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from decoding.kernel_linear import KernelLinear, kernel_function
-from decoding.packed_linear import PackedLinear, can_pack
+from decoding.fused.linear import KernelLinear, kernel_function
+from decoding.fused.packed_linear import PackedLinear, can_pack
 
 _SHAPES = ((2048, 1024), (1024, 1024), (2816, 1024), (2816, 1024), (1024, 2816))  # outputs, inputs: pair `medium`
 _NUM_LAYERS = 22

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence as Seq
 
 from decoding import SamplingParams, Sequence
-from decoding.cost_table import CostTable
-from decoding.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.pace.cost_table import CostTable
+from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 
 # Seconds on two cores, pair `medium`: of a target forward by its tokens, of a draft step by its rows.
 _COSTS = CostTable(

@@ -1,7 +1,7 @@
-"""`python -m jobs.bench_split`: draft and target apart against both in one process, on the same cores.
+"""`python -m benchmarks.split`: draft and target apart against both in one process, on the same cores.
 
-python -m jobs.bench_split --size small --acceptance 0.8 --batches 4,16
-python -m jobs.bench_split --pair examples/tiny_pair --temperature 0.8 --json out/split.json
+python -m benchmarks.split --size small --acceptance 0.8 --batches 4,16
+python -m benchmarks.split --pair examples/tiny_pair --temperature 0.8 --json out/split.json
 
 Colocated, one process has all the threads (`--threads`); split, the target has all but those of the draft actor
 (`--draft-threads`). Every repeat runs all configurations in an order of its own, and medians are reported.
@@ -23,18 +23,18 @@ from typing import Any
 import ray
 import torch
 
-from actors.draft_link import LinkNumbers
-from actors.draft_links import DraftLinks
-from actors.draft_roster import start_roster
-from actors.generator import load_engine
+from actors.drafts.link import LinkNumbers
+from actors.drafts.links import DraftLinks
+from actors.drafts.roster import start_roster
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
-from benchmarks.corpus import Corpus, make_corpus
+from actors.workers.generator import load_engine
+from benchmarks.decoder.corpus import Corpus, make_corpus
+from benchmarks.decoder.options import BenchOptions
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.options import BenchOptions
 from benchmarks.pair_factory import SHAPES, cached_pair
-from decoding.engine import Engine
-from decoding.options import EngineOptions
-from jobs.scale_runs import start_own_ray
+from benchmarks.scale.runs import start_own_ray
+from decoding.engine.engine import Engine
+from decoding.engine.options import EngineOptions
 from pipeline.logs import LogSettings
 
 _HEADINGS = ["configuration", "batch", "tokens/s", "xcolocated", "ideal/s", "efficiency"]
@@ -264,7 +264,7 @@ def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
         return tuple(int(number) for number in text.split(","))
 
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench_split", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.split", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pair", type=Path, help="folder with target/ and draft/; else one is made")
     parser.add_argument("--size", choices=SHAPES, default="small")

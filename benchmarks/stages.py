@@ -20,12 +20,12 @@ import numpy as np
 import ray
 import torch
 
-from actors.generator import load_sharded
 from actors.settings import ModelSettings, StageSettings
-from actors.sharded_model import ShardedModel
+from actors.stages.target import ShardedModel
+from actors.workers.generator import load_sharded
 from benchmarks.hardware import describe_machine
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.support import load_config
+from decoding.checkpoint.supported import load_config
 
 _REPEATS = 3
 

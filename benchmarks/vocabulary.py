@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 
 from decoding import SamplingParams, Sequence
-from decoding.rows import Rows, sampling_batch
-from decoding.verify import Draft, Verdict, judge
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Draft, Verdict, judge
 
 SAMPLING = {
     "greedy": {"temperature": 0},

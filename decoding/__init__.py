@@ -1,7 +1,7 @@
 """TOKENS: lossless batched speculative decoding. torch and transformers only."""
 
-from decoding.engine import Engine
-from decoding.options import EngineOptions
+from decoding.engine.engine import Engine
+from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

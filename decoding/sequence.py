@@ -74,7 +74,7 @@ class Sequence:
         if params.stop and stop_condition is None:
             raise ValueError(
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
-                "hand in a stop_condition (pipeline.stop_strings.StopStrings(...).find), or use stop_token_ids"
+                "hand in a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
         return cls(
             prompt_token_ids=tuple(prompt_token_ids),

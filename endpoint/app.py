@@ -10,16 +10,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from actors.deadline import Deadline
-from endpoint.chat import chat
-from endpoint.chat_request import ChatRequest
-from endpoint.completion_request import CompletionRequest
-from endpoint.completions import complete
-from endpoint.errors import ApiError
-from endpoint.models import list_models, one_model
-from endpoint.service import Service
-from endpoint.token_requests import DetokenizeRequest, TokenizeRequest
-from endpoint.tokenize import detokenize, tokenize
+from actors.engine.deadline import Deadline
+from endpoint.answers.chat import chat
+from endpoint.answers.completions import complete
+from endpoint.answers.models import list_models, one_model
+from endpoint.answers.tokenize import detokenize, tokenize
+from endpoint.http.errors import ApiError
+from endpoint.requests.chat import ChatRequest
+from endpoint.requests.completion import CompletionRequest
+from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
+from endpoint.service.service import Service
 
 _READY_TIMEOUT_S = 25.0
 
@@ -27,7 +27,7 @@ _READY_TIMEOUT_S = 25.0
 def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     """The routes over this service; `has_docs` adds /docs and /openapi.json.
 
-    What they raise becomes an answer at the edge (`endpoint/edge.py`).
+    What they raise becomes an answer at the edge (`endpoint/edge/install.py`).
     """
     app = FastAPI(
         title="Dray",

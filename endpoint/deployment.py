@@ -13,13 +13,13 @@ from ray.exceptions import RayError, RaySystemError, RayTaskError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
-from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings
-from endpoint.bodies import Limits
-from endpoint.edge import EdgeSettings
-from endpoint.gate import INGRESS_NAME, PROTOCOL, Gate, environment
+from actors.workers.replica import Replica, ReplicaSettings
+from endpoint.edge.install import EdgeSettings
+from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
+from endpoint.http.bodies import Limits
 from endpoint.ingress import Ingress
-from endpoint.service import ServiceSettings
+from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others

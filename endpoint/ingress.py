@@ -6,15 +6,15 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from actors.generator import load_codec
 from actors.settings import GeneratorSettings
+from actors.workers.generator import load_codec
+from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
-from endpoint.backend import Replicas
-from endpoint.edge import EdgeSettings, install
-from endpoint.metrics import ServingMetrics
-from endpoint.request_meter import RequestMeter
-from endpoint.service import Service, ServiceSettings
-from endpoint.text_stream import warn_of_late_text
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.service.backend import Replicas
+from endpoint.service.metrics import ServingMetrics
+from endpoint.service.request_meter import RequestMeter
+from endpoint.service.service import Service, ServiceSettings
 from pipeline.logs import LogSettings, set_up_logs
 
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipeline.compacted_file import Cut
-from pipeline.compaction import CompactedFile, Compaction
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.unit_rows import IncompleteRunError
+from pipeline.export.compacted_file import Cut
+from pipeline.export.compaction import CompactedFile, Compaction
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import IncompleteRunError
+from pipeline.storage.location import Location
 
 _DEFAULT_BYTES = 512 * 1000**2
 _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}

@@ -15,11 +15,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.batch_export import export_batch
-from pipeline.jsonl_export import export_jsonl
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.text import TextCodec
+from pipeline.export.jsonl import export_jsonl
+from pipeline.export.openai_batch import export_batch
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
+from pipeline.text.codec import TextCodec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,30 +8,30 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from actors.generator import Generator
 from actors.resources import describe_placement
+from actors.workers.generator import Generator
+from decoding.checkpoint.footprint import Footprint, footprint
+from decoding.checkpoint.supported import load_config as load_model_config
+from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
-from decoding.footprint import Footprint, footprint
-from decoding.load import settle_max_model_len
-from decoding.support import load_config as load_model_config
-from decoding.support import max_positions
-from jobs.cluster import pick_device, start_ray
-from jobs.config import RunConfig, load_config
-from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
-from jobs.driving import drive
-from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
-from jobs.plan import Plan, create_run, make_plan, worker_arguments
-from jobs.stopping import sigterm_interrupts
-from jobs.summary import print_summary
-from pipeline.check import check_run
+from decoding.engine.load import settle_max_model_len
+from jobs.config.run import RunConfig, load_config
+from jobs.driver.cluster import pick_device, start_ray
+from jobs.driver.driving import drive
+from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
+from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.plan import Plan, create_run, make_plan, worker_arguments
+from jobs.driver.stopping import sigterm_interrupts
+from jobs.driver.summary import print_summary
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool
 from pipeline.id_set import IdSet
-from pipeline.lease import Lease, hold_lease
-from pipeline.location import Location
-from pipeline.missing import MissingUnits
-from pipeline.quarantine import quarantine
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import Lease, hold_lease
+from pipeline.run.missing import MissingUnits
+from pipeline.run.quarantine import quarantine
+from pipeline.storage.location import Location
+from pipeline.streaming.stream import ActorPool
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 

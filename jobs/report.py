@@ -10,9 +10,9 @@ import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
 
-from jobs.progress import format_length, format_rate
+from jobs.driver.progress import format_length, format_rate
 from pipeline.counts import Counts, count_generations
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.retry_generator import RetryGenerator
-from jobs.cluster import pick_device, start_ray
-from jobs.config import RunConfig, load_config_of
-from jobs.driver_logs import DriverLogs, log_run_started, log_run_stopped
-from jobs.driving import drive
-from jobs.ending import Exit, bad_configuration, conclude, exit_of, interrupted
-from jobs.plan import Plan, make_plan, worker_arguments
-from jobs.stopping import sigterm_interrupts
+from actors.workers.retrier import RetryGenerator
+from jobs.config.run import RunConfig, load_config_of
+from jobs.driver.cluster import pick_device, start_ray
+from jobs.driver.driving import drive
+from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted
+from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.plan import Plan, make_plan, worker_arguments
+from jobs.driver.stopping import sigterm_interrupts
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool
-from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
 from pipeline.errors import Stage
-from pipeline.lease import Lease, hold_lease
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import Lease, hold_lease
+from pipeline.storage.location import Location
+from pipeline.streaming.stream import ActorPool
 
 _LONGEST_EXAMPLE = 100  # characters of a message
 

@@ -23,10 +23,10 @@ import torch
 import yaml
 from ray.serve.exceptions import RayServeException
 
-from actors.draft_roster import start_roster
-from actors.generator import load_codec
+from actors.drafts.roster import start_roster
 from actors.resources import describe_placement, settle_device
 from actors.settings import GeneratorSettings
+from actors.workers.generator import load_codec
 from endpoint.deployment import (
     APP_NAME,
     check_gate,
@@ -37,12 +37,12 @@ from endpoint.deployment import (
     start,
     withdraw,
 )
-from jobs.cluster import join_ray
-from jobs.ending import Exit, bad_configuration
-from jobs.plan import check_models, settled_models, settled_stages
-from jobs.serve_config import ServeConfig, load_serve_config
-from jobs.stopping import sigterm_interrupts
-from pipeline.fingerprint import model_sketch, text_fingerprint, tokenizer_fingerprint
+from jobs.config.serve import ServeConfig, load_serve_config
+from jobs.driver.cluster import join_ray
+from jobs.driver.ending import Exit, bad_configuration
+from jobs.driver.plan import check_models, settled_models, settled_stages
+from jobs.driver.stopping import sigterm_interrupts
+from pipeline.run.fingerprint import model_sketch, text_fingerprint, tokenizer_fingerprint
 
 _LOOK_EVERY_S = 5.0  # whether the application still runs
 

@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jobs.summary import print_summary
-from pipeline.check import CheckReport, check_run, content_hash
-from pipeline.lease import LeaseHeld, hold_lease
-from pipeline.quarantine import quarantine
-from pipeline.run_directory import RunDirectory
+from jobs.driver.summary import print_summary
+from pipeline.run.check import CheckReport, check_run, content_hash
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import LeaseHeld, hold_lease
+from pipeline.run.quarantine import quarantine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

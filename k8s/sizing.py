@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from transformers import AutoConfig, PretrainedConfig
 
-from decoding.footprint import GIB, Footprint, footprint_of
+from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 
 GPU_GIB = {  # as CUDA reports them to programs
     "H200 (141 GB)": 139.7,

@@ -7,7 +7,7 @@ import duckdb
 import pytest
 import yaml
 
-from jobs.config import load_config
+from jobs.config.run import load_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

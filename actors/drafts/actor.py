@@ -14,12 +14,12 @@ from collections.abc import Sequence as Seq
 
 import ray
 
-from actors.draft_messages import Newcomer, decode_request, encode_reply, id_bytes
-from actors.draft_mirror import DraftMirror, DraftTerms
+from actors.drafts.messages import Newcomer, decode_request, encode_reply, id_bytes
+from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.settings import ModelSettings
-from decoding.model import LanguageModel
-from decoding.probe import check_model
-from decoding.vocabulary import check_same_vocabulary
+from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
 from pipeline.logs import Event, LogSettings, set_up_logs
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class DraftActor:
         return os.getpid()
 
     def draft(self, lane: str, terms: DraftTerms | None, message: bytes, newcomers: Seq[Newcomer]) -> bytes | None:
-        """The reply to a message (`actors/draft_messages.py`). With `terms` the lane begins anew.
+        """The reply to a message (`actors/drafts/messages.py`). With `terms` the lane begins anew.
 
         None: the lane is not known here, and nothing was done. Raises ValueError for a message that makes no sense, and
         forgets the lane then.

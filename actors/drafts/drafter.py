@@ -2,7 +2,7 @@
 
 `ask` sends what was committed since the last time and goes on; `propose` waits for the answer, for a while. Where none
 comes, the row is drafted nothing, which changes no token. The actor's rows stand in the lane's own slots, so that what
-is known there of a row can be told by a few numbers (`actors/draft_messages.py`).
+is known there of a row can be told by a few numbers (`actors/drafts/messages.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import ray
 import torch
 
-from actors.draft_link import DraftLink
-from actors.draft_messages import (
+from actors.drafts.link import DraftLink
+from actors.drafts.messages import (
     MOST_MISSED,
     Law,
     Missed,
@@ -30,11 +30,11 @@ from actors.draft_messages import (
     id_bytes,
     to_ids,
 )
-from actors.draft_mirror import DraftTerms
+from actors.drafts.mirror import DraftTerms
 from decoding.drafters.base import Drafter
-from decoding.rows import Rows
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
-from decoding.verify import Draft
 
 _MOST_SWAPS = 64  # to be told; with more, the rows are sent whole
 

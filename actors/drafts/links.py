@@ -8,14 +8,14 @@ from typing import Any
 
 import ray
 
-from actors.draft_link import DraftLink, LinkNumbers
-from actors.draft_mirror import DraftTerms
-from actors.draft_roster import BEAT_EVERY_S
+from actors.drafts.drafter import RemoteDrafter
+from actors.drafts.link import DraftLink, LinkNumbers
+from actors.drafts.mirror import DraftTerms
+from actors.drafts.roster import BEAT_EVERY_S
 from actors.metrics import Heartbeat
-from actors.remote_drafter import RemoteDrafter
 from actors.settings import GeneratorSettings
 from decoding.drafters.base import Drafter
-from decoding.target import Target
+from decoding.network.target import Target
 
 
 class DraftLinks:

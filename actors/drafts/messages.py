@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from decoding.sampling_params import SamplingParams
 
-MOST_SLOTS = (1 << 16) - 1  # of a lane: slots and counts of rows take two bytes
 MOST_MISSED = (1 << 16) - 1  # tokens of a row that can be told as missed
 _IS_WIDE = 1  # counts take a byte each; else they share one
 _HAS_MORE = 2  # swaps and missed tokens follow

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from actors.draft_messages import Law, Missed, Newcomer, Progress, Reply, Request
+from actors.drafts.messages import Law, Missed, Newcomer, Progress, Reply, Request
 from decoding.drafters.model import ModelDrafter
-from decoding.model import LanguageModel
-from decoding.prefix import common_prefix
-from decoding.rows import Rows, sampling_batch
-from decoding.sampling import SamplingBatch
+from decoding.engine.prefix import common_prefix
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Draft, Verification
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from decoding.verify import Draft, Verification
 
 _WORTH_AWAITING = 32  # tokens that newcomers share from which on the second copies what the first has read
 _NOBODY = Sequence((0,), SamplingParams(temperature=0), noise_key=0)  # stands in slots without a row; never drafts

@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.draft_actor import DraftActor
+from actors.drafts.actor import DraftActor
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.deltas import Delta, Growths
+from actors.engine.deltas import Delta, Growths
 from decoding.sequence import Sequence
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from decoding.cost_table import CostTable
-from decoding.engine import Engine
+from decoding.engine.engine import Engine
+from decoding.pace.cost_table import CostTable
 
 
 def footer_facts(engine: Engine) -> dict[str, str | bool | int]:

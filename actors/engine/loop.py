@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from traceback import clear_frames
 
-from actors.delta_stream import DeltaStream
-from actors.deltas import Delta, Growths
-from actors.generation import FailedError
-from actors.watchdog import Watchdog
-from decoding.engine import Engine, PromptError
+from actors.engine.delta_stream import DeltaStream
+from actors.engine.deltas import Delta, Growths
+from actors.engine.requests import FailedError
+from actors.engine.watchdog import Watchdog
+from decoding.engine.engine import Engine, PromptError
 from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.failure_log import failure_event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from actors.deadline import NO_DEADLINE, Deadline
+from actors.engine.deadline import NO_DEADLINE, Deadline
 from decoding.sampling_params import SamplingParams
 
 

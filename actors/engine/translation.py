@@ -10,9 +10,9 @@ from actors.settings import GeneratorSettings
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
-from pipeline.inputs import InputRow
-from pipeline.stop_strings import StopStrings
-from pipeline.text import TextCodec
+from pipeline.inputs.rows import InputRow
+from pipeline.text.codec import TextCodec
+from pipeline.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)

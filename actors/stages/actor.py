@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.stage_facts import StageFacts
-from actors.stage_work import Finish, Nothing, Work, do
-from decoding.checkpoint import DType
+from actors.stages.facts import StageFacts
+from actors.stages.work import Finish, Nothing, Work, do
+from decoding.checkpoint.loading import DType
+from decoding.checkpoint.rank import meet, open_meeting_place
+from decoding.checkpoint.supported import own_window
 from decoding.device import Device, name_of
 from decoding.memory import give_back_freed_memory
-from decoding.rank import meet, open_meeting_place
-from decoding.stage import Stage
-from decoding.support import own_window
+from decoding.network.stage import Stage
 
 
 class StaleStepError(RuntimeError):

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from decoding.prefill import Piece, may_go_with
+from decoding.cache.prefill import Piece, may_go_with
 
 
 @dataclass(frozen=True)

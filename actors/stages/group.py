@@ -29,10 +29,10 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
-from actors.stage_actor import RankFailedError, StageActor, StaleStepError
-from actors.stage_facts import StageFacts
-from actors.stage_places import take_places
-from decoding.checkpoint import DType
+from actors.stages.actor import RankFailedError, StageActor, StaleStepError
+from actors.stages.facts import StageFacts
+from actors.stages.places import take_places
+from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from pipeline.logs import Event
 

@@ -3,9 +3,10 @@
 Every stage does the steps in the order of their sending; only the last one's answer comes here. A step is settled when
 that answer is here, and so are all before it.
 
-When a stage was lost, the stages are brought to where the last settled step left them (`actors/stage_recovery.py`), and
-the steps that were in flight are done again, one at a time: if a stage is lost once more, that step did it. It is then
-done row by row; a row over which a stage is lost twice alone is given up, and the others go on.
+When a stage was lost, the stages are brought to where the last settled step left them
+(`actors/stages/recovery.py`), and the steps that were in flight are done again, one at a time: if a stage is lost once
+more, that step did it. It is then done row by row; a row over which a stage is lost twice alone is given up, and the
+others go on.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 
 import ray
 
-from actors.slot_mirror import SlotMirror
-from actors.stage_group import StageGroup, StageLostError
-from actors.stage_recovery import MOST_DEATHS_ALONE, StageRecovery
-from actors.stage_step import Step, StepSender
+from actors.stages.group import StageGroup, StageLostError
+from actors.stages.recovery import MOST_DEATHS_ALONE, StageRecovery
+from actors.stages.slot_mirror import SlotMirror
+from actors.stages.step import Step, StepSender
 
 _MOST_FLYING = 32  # steps: bounds what the stages keep, and what is done again
 

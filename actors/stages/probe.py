@@ -1,8 +1,8 @@
 """The measurement that decides whether a chain of stages may run: its slots against its own plain forwards.
 
-As `decoding/probe.py` does for a model in one process: ragged prefill, junk tokens, a rollback and a continuation. That
-a chain of plain forwards computes what the whole model computes is what `tests/decoding/test_stage.py` shows, and
-`tests/decoding/test_rank.py` where layers are shared out.
+It makes the same forwards as `decoding/network/probe.py` does in one process: ragged prefill, junk tokens, a rollback
+and a continuation. `tests/decoding/network/test_stage.py` shows that a chain of plain forwards computes what the whole
+model computes, and `tests/decoding/checkpoint/test_rank.py` shows it for layers that several processes share.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import partial
 
 import torch
 
-from actors.sharded_model import ShardedModel
-from actors.stage_actor import unpacked
-from actors.stage_answers import answer_of
-from actors.stage_group import StageGroup
-from actors.stage_recovery import StagesGoneError
-from decoding.probe import FUSED_TOLERANCE, TOLERANCE
-from decoding.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
+from actors.stages.actor import unpacked
+from actors.stages.answers import answer_of
+from actors.stages.group import StageGroup
+from actors.stages.recovery import StagesGoneError
+from actors.stages.target import ShardedModel
+from decoding.network.probe import FUSED_TOLERANCE, TOLERANCE
+from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 
 _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 _log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ import ray
 import tenacity
 from ray.exceptions import RayError
 
-from actors.slot_mirror import SlotMirror
-from actors.stage_facts import goes_with
-from actors.stage_group import StageGroup, StageLostError
-from actors.stage_step import Step, StepSender
-from actors.stage_work import Work
-from decoding.prefill import Piece, batches
+from actors.stages.facts import goes_with
+from actors.stages.group import StageGroup, StageLostError
+from actors.stages.slot_mirror import SlotMirror
+from actors.stages.step import Step, StepSender
+from actors.stages.work import Work
+from decoding.cache.prefill import Piece, batches
 from pipeline.logs import Event
 
 MOST_DEATHS_ALONE = 2  # of stages over one row, with nothing beside it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from actors.stage_work import Change, Copy, Swap, Zero
+from actors.stages.work import Change, Copy, Swap, Zero
 
 
 class SlotMirror:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from actors.slot_mirror import change_lengths
-from actors.stage_pipeline import StagePipeline
-from actors.stage_step import Step
-from actors.stage_work import Change, Copy, Swap, Work, Zero
+from actors.stages.pipeline import StagePipeline
+from actors.stages.slot_mirror import change_lengths
+from actors.stages.step import Step
+from actors.stages.work import Change, Copy, Swap, Work, Zero
 
 
 class RemoteSlots:

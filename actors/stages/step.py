@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.slot_mirror import change_lengths
-from actors.stage_answers import answer_of
-from actors.stage_group import StageGroup
-from actors.stage_work import Finish, Nothing, Work
+from actors.stages.answers import answer_of
+from actors.stages.group import StageGroup
+from actors.stages.slot_mirror import change_lengths
+from actors.stages.work import Finish, Nothing, Work
 
 
 @dataclass(eq=False)

@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from actors.remote_slots import RemoteSlots
-from actors.stage_facts import goes_with
-from actors.stage_pipeline import StagePipeline
-from actors.stage_step import Step
-from actors.stage_work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
-from decoding.prefill import batches
-from decoding.rows import Rows
-from decoding.scoring import Decision, Question, RowVerdict
+from actors.stages.facts import goes_with
+from actors.stages.pipeline import StagePipeline
+from actors.stages.slots import RemoteSlots
+from actors.stages.step import Step
+from actors.stages.work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
+from decoding.cache.prefill import batches
+from decoding.network.target import timed_start
+from decoding.sampling.judging import Decision, Question, RowVerdict
+from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence, TokenLogprobs
-from decoding.target import timed_start
 
 _NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
 
@@ -27,7 +27,7 @@ class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
-        """Over stages that were told all they need (`actors/chain_probe.py`); questions come on `device` (the CPU)."""
+        """Over stages that were told all they need (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
         self.pipeline = pipeline
         self.facts_of_stages = pipeline.group.facts()
         first, last = self.facts_of_stages[0], self.facts_of_stages[-1]

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from decoding.rows import Rows
-from decoding.scoring import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.network.stage import Stage
+from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence, TokenLogprobs
-from decoding.stage import Stage
-from decoding.verify import Draft
 
 
 @dataclass(frozen=True)

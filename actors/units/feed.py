@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
-from actors.ledger import Pace
-from pipeline.dataset import Ticket
+from actors.units.ledger import Pace
 from pipeline.id_set import IdSet
-from pipeline.units import WorkUnit
+from pipeline.inputs.units import WorkUnit
+from pipeline.streaming.stream import Ticket
 
 _MOMENT_S = 0.1
 

@@ -29,9 +29,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.workforce import Workforce
+from actors.units.workforce import Workforce
 from pipeline.id_set import IdSet
-from pipeline.units import WorkUnit
+from pipeline.inputs.units import WorkUnit
 
 _CAREFUL_AFTER = 2  # deaths over a unit
 _CONDEMNED_AFTER = 2  # deaths over a row that ran alone

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors import metrics
-from actors.ledger import Attempt
 from actors.metrics import Heartbeat, Metrics
+from actors.units.ledger import Attempt
 from pipeline.errors import ErrorRow
-from pipeline.inputs import InputRow
-from pipeline.location import Location
+from pipeline.inputs.rows import InputRow
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event, LogSettings, set_up_logs
-from pipeline.receipt import Receipt
-from pipeline.units import WorkUnit
+from pipeline.run.receipt import Receipt
+from pipeline.storage.location import Location
 
 if TYPE_CHECKING:  # they bring torch, which a worker without an engine does not need
-    from actors.draft_links import DraftLinks
-    from actors.engine_loop import EngineLoop
+    from actors.drafts.links import DraftLinks
+    from actors.engine.loop import EngineLoop
     from actors.settings import ModelSettings
 
 _EXCERPT = 200  # characters of a prompt

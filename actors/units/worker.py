@@ -13,20 +13,20 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 import ray
 
-from actors.ledger import Attempt, Group
-from actors.reporter import Reporter
-from actors.turnstile import Turnstile
-from pipeline.commit import commit_part, read_receipt
+from actors.units.ledger import Attempt, Group
+from actors.units.reporter import Reporter
+from actors.units.turnstile import Turnstile
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError, only_this_row
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow, RowPlace, read_unit
-from pipeline.location import Location
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow, RowPlace, read_unit
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
-from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
+from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.run.receipt import Receipt
 from pipeline.schema import errors_table, generations_schema
-from pipeline.units import WorkUnit
+from pipeline.storage.location import Location
 
 _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.draft_links import DraftLinks
-from actors.draft_roster import start_roster
-from actors.engine_loop import EngineLoop
-from actors.generator import load_codec, load_engine
+from actors.drafts.links import DraftLinks
+from actors.drafts.roster import start_roster
+from actors.engine.loop import EngineLoop
+from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.metrics import Metrics
-from actors.reporter import publish_engine
 from actors.settings import GeneratorSettings
-from actors.translation import EncodedRow, decode_row, encode_row
+from actors.units.reporter import publish_engine
+from actors.workers.generator import load_codec, load_engine
 from pipeline.counts import count_generations
-from pipeline.dataset import ActorPool, map_rows
 from pipeline.errors import ErrorRow, RowError, only_this_row
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow, RowPlace, read_row
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.records import Columns
+from pipeline.inputs.rows import InputRow, RowPlace, read_row
 from pipeline.logs import LogSettings
-from pipeline.parquet_rows import to_rows
-from pipeline.records import Columns
 from pipeline.schema import generations_schema
+from pipeline.streaming.stream import ActorPool, map_rows
 
 if TYPE_CHECKING:
-    from ray.data import Dataset  # only its name: pipeline.dataset is what uses Ray Data
+    from ray.data import Dataset  # only its name: pipeline.streaming.stream is what uses Ray Data
 
 _ERROR_FIELDS = [pa.field("error_stage", pa.string()), pa.field("error_message", pa.string())]
 _RUN = "dataset"  # the tag "run" of its metrics: it has no output of its own to be named after

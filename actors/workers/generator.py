@@ -10,22 +10,22 @@ import pyarrow as pa
 import ray
 import torch
 
-from actors.chain_probe import check_chain
-from actors.draft_links import DraftLinks
-from actors.engine_facts import footer_facts, load_facts
-from actors.engine_loop import EngineLoop
+from actors.drafts.links import DraftLinks
+from actors.engine.facts import footer_facts, load_facts
+from actors.engine.loop import EngineLoop
+from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
-from actors.sharded_model import ShardedModel
-from actors.stage_group import StageGroup
-from actors.stage_pipeline import StagePipeline
-from actors.translation import EncodedRow, decode_row, encode_row
-from actors.unit_worker import UnitWorker, describe
+from actors.stages.group import StageGroup
+from actors.stages.pipeline import StagePipeline
+from actors.stages.probe import check_chain
+from actors.stages.target import ShardedModel
+from actors.units.worker import UnitWorker, describe
 from decoding.device import Device
-from decoding.engine import Engine
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow
+from decoding.engine.engine import Engine
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow
 from pipeline.logs import LogSettings
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 
 def load_codec(settings: GeneratorSettings) -> TextCodec:

@@ -1,7 +1,7 @@
 """Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
 
 Every request shares the engine's slots with all others. Who asks in vain (the queue is full, the prompt cannot be run,
-time is up) gets a typed exception of `actors/generation.py`; who leaves frees the slots within a step.
+time is up) gets a typed exception of `actors/engine/requests.py`; who leaves frees the slots within a step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.deadline import DeadlineError
-from actors.deltas import Delta
-from actors.draft_links import DraftLinks
-from actors.engine_facts import load_facts
-from actors.engine_loop import EngineLoop, EngineNumbers
-from actors.generation import (
+from actors.drafts.links import DraftLinks
+from actors.engine.deadline import DeadlineError
+from actors.engine.deltas import Delta
+from actors.engine.facts import load_facts
+from actors.engine.loop import EngineLoop, EngineNumbers
+from actors.engine.requests import (
     BusyError,
     EngineFacts,
     FailedError,
@@ -32,15 +32,15 @@ from actors.generation import (
     Scoring,
     Standing,
 )
-from actors.generator import load_codec, load_engine
 from actors.settings import GeneratorSettings
-from actors.sharded_model import ShardedModel
-from decoding.engine import PromptError
+from actors.stages.target import ShardedModel
+from actors.workers.generator import load_codec, load_engine
+from decoding.engine.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.failure_log import failure_event
 from pipeline.logs import Event, LogSettings, set_up_logs
-from pipeline.stop_strings import StopStrings
+from pipeline.text.stop_strings import StopStrings
 
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # what comes instead of tokens

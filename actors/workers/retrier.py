@@ -6,15 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.generator import Generator
-from pipeline.amend import amend_part
+from actors.workers.generator import Generator
 from pipeline.counts import Counts
-from pipeline.dead_letters import Wanted
 from pipeline.errors import ErrorRow
-from pipeline.inputs import InputRow
-from pipeline.receipt import Receipt
-from pipeline.unit_rows import read_unit_rows
-from pipeline.units import WorkUnit
+from pipeline.inputs.rows import InputRow
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.amend import amend_part
+from pipeline.run.dead_letters import Wanted
+from pipeline.run.receipt import Receipt
+from pipeline.run.unit_rows import read_unit_rows
 
 
 class RetryGenerator(Generator):

@@ -1,34 +1,111 @@
-"""`python -m jobs.bench`: the benchmark. Prints tables; --json and --chart write files (`benchmarks/README.md`)."""
+"""`python -m benchmarks.decoder`: measure plain decoding, every drafter and other systems (`benchmarks/README.md`).
 
-from __future__ import annotations
+Needs `decoding/`, `benchmarks/`, torch and transformers only; tables look better where rich is installed.
+"""
 
+import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from transformers.utils import logging as transformers_logging
 
-from benchmarks import run
+from benchmarks.decoder.chart import draw, require_matplotlib
+from benchmarks.decoder.configurations import CONFIGURATIONS
+from benchmarks.decoder.measure import measure
+from benchmarks.decoder.options import BenchOptions, parse
+from benchmarks.decoder.results import Report
+from benchmarks.decoder.table import (
+    HEADINGS,
+    LEGEND,
+    SWEEP_HEADINGS,
+    TARGET_HEADINGS,
+    cells,
+    plain_table,
+    summary,
+    sweep_rows,
+    target_rows,
+)
 
-_MIN_WIDTH = 200  # where nobody looks (a file, a pipe), no figure is cut
+_MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
+SWEPT = ("plain", "fixed-?", "adaptive")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 for what cannot be measured."""
-    return run.run(arguments, "python -m jobs.bench", _show)
+    """Measure what the command line says and print tables; return 0, or 2 for what cannot be measured."""
+    prog = "python -m benchmarks.decoder"
+    options, given = parse(arguments, prog)
+    if given.list:
+        for configuration in CONFIGURATIONS:
+            print(configuration.name + ("" if configuration.is_default else "  (only when named)"))
+        return 0
+    command = shlex.join([*prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        if given.chart:
+            require_matplotlib()
+        reports = _measure_all(options, given, command)
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for report in reports:
+        for line in summary(report):
+            print(line)
+        _show("results", HEADINGS, [cells(report, result) for result in report.results])
+        if rows := target_rows(report):
+            _show("targets", TARGET_HEADINGS, rows)
+    if given.sweep:
+        _show("adaptive against fixed lengths", SWEEP_HEADINGS, sweep_rows(reports))
+    for line in LEGEND:
+        print(line)
+    return 0
 
 
-def _show(table: run.Table) -> None:
-    title, headings, rows = table
+def _measure_all(options: BenchOptions, given: Namespace, command: str) -> list[Report]:
+    """One report, or one for each acceptance rate of the sweep; each is written as soon as it is there."""
+    if not given.sweep:
+        return [_measured(options, command, given.json, given.chart)]
+    if options.pair:
+        raise ValueError("--sweep makes a pair for each acceptance rate; leave --pair away")
+    options = replace(options, only=options.only or SWEPT)
+    return [
+        _measured(replace(options, acceptance=rate), command, _beside(given.json, rate), _beside(given.chart, rate))
+        for rate in given.sweep
+    ]
+
+
+def _measured(options: BenchOptions, command: str, json_file: Path | None, chart: Path | None) -> Report:
+    report = measure(options, command, lambda line: print(line, file=sys.stderr, flush=True))
+    if json_file:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(report.to_json() + "\n")
+    if chart:
+        draw(report, chart)
+    return report
+
+
+def _beside(file: Path | None, rate: float) -> Path | None:
+    return file.with_stem(f"{file.stem}-{rate:g}") if file else None
+
+
+def _show(title: str, headings: Sequence[str], rows: list[list[str]]) -> None:
+    """Print a table, by rich where it is installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(f"\n{title}\n{plain_table(headings, rows)}\n")
+        return
     shown = Table(title=title, title_justify="left")
     for index, heading in enumerate(headings):
         shown.add_column(heading, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*row)
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_MIN_WIDTH)
-    console.print(shown)
+    (console if console.is_terminal else Console(width=_MIN_WIDTH)).print(shown)
 
 
 if __name__ == "__main__":

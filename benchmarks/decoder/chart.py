@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.results import Report
+from benchmarks.decoder.results import Report
 
 _COLORS = {"plain": "#6b7280", "adaptive": "#2563eb", "fixed": "#93c5fd", "transformers": "#f59e0b"}
 _OTHER = "#10b981"

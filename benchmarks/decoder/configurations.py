@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, DrafterName
-from decoding.options import DraftLength
+from decoding.engine.options import DraftLength
 
 System = Literal["engine", "transformers", "openvino", "vllm"]
 MAX_FIXED = 8

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.options import BenchOptions
+from benchmarks.decoder.options import BenchOptions
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from benchmarks.configurations import Configuration, select
-from benchmarks.corpus import Corpus, make_corpus
+from benchmarks.decoder.configurations import Configuration, select
+from benchmarks.decoder.corpus import Corpus, make_corpus
+from benchmarks.decoder.memory import measure_memory
+from benchmarks.decoder.options import BenchOptions
+from benchmarks.decoder.peers import PeerError, PeerRunner, Peers
+from benchmarks.decoder.recorder import RawSeconds
+from benchmarks.decoder.results import Report, Result, share_equal
+from benchmarks.decoder.runners import EngineRunner, Runner
+from benchmarks.decoder.shared_models import SharedModels
+from benchmarks.decoder.transformers_runner import TransformersModels, TransformersRunner
 from benchmarks.hardware import (
     copy_bandwidth,
     describe_machine,
     read_bandwidth,
     versions,
 )
-from benchmarks.memory import measure_memory
-from benchmarks.options import BenchOptions
 from benchmarks.pair_factory import cached_pair
-from benchmarks.peers import PeerError, PeerRunner, Peers
-from benchmarks.recorder import RawSeconds
-from benchmarks.results import Report, Result, share_equal
-from benchmarks.runners import EngineRunner, Runner
-from benchmarks.shared_models import SharedModels
-from benchmarks.transformers_runner import TransformersModels, TransformersRunner
 
 Tell = Callable[[str], None]
 

@@ -1,4 +1,4 @@
-"""Peak memory of one configuration, measured in a process of its own: `python -m benchmarks.memory`, JSON in and out.
+"""Measure one configuration's peak memory in a process of its own: `python -m benchmarks.decoder.memory` (JSON).
 
 On Linux a process's highest resident size can be reset, so loading and generating are told apart. On CUDA it is torch's
 own count of allocated bytes.
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.configurations import Configuration
-from benchmarks.corpus import Corpus
-from benchmarks.results import Memory
+from benchmarks.decoder.configurations import Configuration
+from benchmarks.decoder.corpus import Corpus
+from benchmarks.decoder.results import Memory
 from decoding import Engine, EngineOptions
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 
 
 def measure_memory(
@@ -46,7 +46,11 @@ def measure_memory(
         },
     }
     found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory"], input=json.dumps(task), capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.decoder.memory"],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if found.returncode:
         raise RuntimeError(f"measuring memory failed: {found.stderr.strip().splitlines()[-1:]}")

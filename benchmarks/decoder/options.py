@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.configurations import select
+from benchmarks.decoder.configurations import select
 from benchmarks.pair_factory import SHAPES
 
 CORPORA = ("auto", "random", "text", "templated", "mixed")

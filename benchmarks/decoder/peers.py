@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from benchmarks.configurations import Configuration, System
-from benchmarks.corpus import Corpus
-from benchmarks.options import BenchOptions
-from benchmarks.recorder import RawSeconds
-from benchmarks.results import Result
+from benchmarks.decoder.configurations import Configuration, System
+from benchmarks.decoder.corpus import Corpus
+from benchmarks.decoder.options import BenchOptions
+from benchmarks.decoder.recorder import RawSeconds
+from benchmarks.decoder.results import Result
 
 _WORKERS = Path(__file__).parent / "peer_workers"
 

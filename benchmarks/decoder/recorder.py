@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.timing import seconds_of
-from decoding.kv_cache import LENGTH_BUCKET
-from decoding.model import LanguageModel
+from decoding.cache.kv_cache import LENGTH_BUCKET
+from decoding.network.language_model import LanguageModel
 
 Phase = Literal["prefill", "target", "draft"]
 Shape = tuple[Any, ...]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from benchmarks.configurations import Configuration
-from benchmarks.corpus import Corpus
-from benchmarks.recorder import ForwardRecorder, RawSeconds
-from benchmarks.results import Result, per_position
-from benchmarks.shared_models import SharedModels
+from benchmarks.decoder.configurations import Configuration
+from benchmarks.decoder.corpus import Corpus
+from benchmarks.decoder.recorder import ForwardRecorder, RawSeconds
+from benchmarks.decoder.results import Result, per_position
+from benchmarks.decoder.shared_models import SharedModels
 from benchmarks.timing import seconds_of
 from decoding import Engine, EngineOptions
 from decoding.sequence import Sequence as Sample

@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 
 from decoding import Engine, EngineOptions
-from decoding.checkpoint import DType
-from decoding.costs import measure_costs
+from decoding.checkpoint.loading import DType
 from decoding.device import Device
-from decoding.model import LanguageModel
-from decoding.probe import check_model
+from decoding.engine.costs import measure_costs
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
 
 
 class SharedModel(LanguageModel):
@@ -72,9 +72,9 @@ class SharedModels:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         with (
-            patch("decoding.load.LanguageModel", self),
-            patch("decoding.load.check_model", self._remembered(check_model)),
-            patch("decoding.engine.measure_costs", self._remembered(measure_costs)),
+            patch("decoding.engine.load.LanguageModel", self),
+            patch("decoding.engine.load.check_model", self._remembered(check_model)),
+            patch("decoding.engine.engine.measure_costs", self._remembered(measure_costs)),
         ):
             yield
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.results import Report, Result
-from benchmarks.targets import Target, best_fixed, judge
+from benchmarks.decoder.results import Report, Result
+from benchmarks.decoder.targets import Target, best_fixed, judge
 
 HEADINGS = (
     "configuration",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.results import Report, Result
+from benchmarks.decoder.results import Report, Result
 
 EFFICIENCY = {1: 0.90, 4: 0.90, 16: 0.90}
 SPEEDUP = {1: 2.2, 4: 1.9, 16: 1.4}

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.configurations import Configuration
-from benchmarks.corpus import Corpus
-from benchmarks.recorder import RawSeconds
-from benchmarks.results import Result
+from benchmarks.decoder.configurations import Configuration
+from benchmarks.decoder.corpus import Corpus
+from benchmarks.decoder.recorder import RawSeconds
+from benchmarks.decoder.results import Result
 from benchmarks.timing import seconds_of
 
 _DEFAULT_ASSISTANT = {

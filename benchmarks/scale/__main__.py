@@ -1,8 +1,8 @@
-"""`python -m jobs.scale`: what planning and handing out a large run costs, and how well actors scale. No GPU.
+"""`python -m benchmarks.scale`: what planning and handing out a large run costs, and how well actors scale. No GPU.
 
-python -m jobs.scale plan --units 1000,10000,100000 --rows-per-unit 100
-python -m jobs.scale actors --actors 1,4,16,64
-python -m jobs.scale engines --actors 1,2          the bundled pair instead of a simulated engine
+python -m benchmarks.scale plan --units 1000,10000,100000 --rows-per-unit 100
+python -m benchmarks.scale actors --actors 1,4,16,64
+python -m benchmarks.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import ray
 
-from jobs.scale_actors import Spread, simulate
-from jobs.scale_plan import measure_plan
-from jobs.scale_runs import start_own_ray
+from benchmarks.scale.actors import Spread, simulate
+from benchmarks.scale.plan import measure_plan
+from benchmarks.scale.runs import start_own_ray
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,14 @@ def print_spreads(spreads: Iterable[Spread]) -> None:
 
 def _print_plans(given: argparse.Namespace, folder: str) -> None:
     for num_units in given.units:
-        command = [sys.executable, "-m", "jobs.scale", "measure-plan", f"--units={num_units}", f"--folder={folder}"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.scale",
+            "measure-plan",
+            f"--units={num_units}",
+            f"--folder={folder}",
+        ]
         command += [f"--rows-per-unit={given.rows_per_unit}", f"--seconds={given.seconds}"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -78,7 +85,7 @@ def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
 
 
 def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
-    from jobs.scale_engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
+    from benchmarks.scale.engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
 
     for num_actors in given.actors or [1, 2]:
         yield run_engines(num_actors, folder / str(num_actors))
@@ -86,7 +93,7 @@ def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.scale", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="python -m benchmarks.scale", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("command", choices=["plan", "actors", "engines", "measure-plan"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")

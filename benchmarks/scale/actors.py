@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from actors.feed import Feed
-from actors.ledger import start_ledger
-from actors.simulated import SimulatedWorker
-from jobs.scale_runs import PROGRESS_TIMEOUT_S, new_run
+from actors.units.feed import Feed
+from actors.units.ledger import start_ledger
+from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, new_run
+from benchmarks.scale.simulated import SimulatedWorker
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, stream_units
-from pipeline.input_options import InputOptions
-from pipeline.missing import MissingUnits
-from pipeline.receipt import Receipt
+from pipeline.inputs.options import InputOptions
+from pipeline.run.missing import MissingUnits
+from pipeline.run.receipt import Receipt
+from pipeline.streaming.stream import ActorPool, stream_units
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.generator import Generator
-from jobs.config import load_config
-from jobs.plan import create_run, make_plan, worker_arguments
-from jobs.scale_actors import Spread, measure_actors
-from pipeline.missing import MissingUnits
+from actors.workers.generator import Generator
+from benchmarks.scale.actors import Spread, measure_actors
+from jobs.config.run import load_config
+from jobs.driver.plan import create_run, make_plan, worker_arguments
+from pipeline.run.missing import MissingUnits
 
 
 def run_engines(num_actors: int, folder: Path) -> Spread:
     """The run on so many actors, in this folder, which is made."""
     folder.mkdir()
-    pair = Path(__file__).parent.parent / "examples" / "tiny_pair"
+    pair = Path(__file__).parents[2] / "examples" / "tiny_pair"
     prompts = (pair.parent / "prompts.jsonl").read_text()
     (folder / "prompts.jsonl").write_text(prompts * 4)
     flags = [f"--input.path={folder / 'prompts.jsonl'}", f"--output.path={folder / 'run'}", "--run.rows_per_unit=25"]
     flags += [f"--models.target={pair / 'target'}", f"--models.draft={pair / 'draft'}", "--engine.draft_length=fixed"]
     flags += ["--models.device=cpu", "--sampling.max_tokens=100", "--engine.num_speculative_tokens=4"]
-    config = load_config([*flags, *(f"--actors.{size}_actors={num_actors}" for size in ("max", "min"))], "jobs.scale")
+    config = load_config(
+        [*flags, *(f"--actors.{size}_actors={num_actors}" for size in ("max", "min"))], "benchmarks.scale"
+    )
     plan = make_plan(config, "cpu")
     run_directory = create_run(plan, config)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import ray
 
-from actors.feed import Feed
-from actors.ledger import start_ledger
-from actors.simulated import EmptyWorker
-from jobs.scale_runs import PROGRESS_TIMEOUT_S, RUN, start_own_ray, write_prompts
-from pipeline.dataset import ActorPool, stream_units
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.missing import MissingUnits
-from pipeline.run_directory import RunDirectory
-from pipeline.units import plan_units
+from actors.units.feed import Feed
+from actors.units.ledger import start_ledger
+from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, RUN, start_own_ray, write_prompts
+from benchmarks.scale.simulated import EmptyWorker
+from pipeline.inputs.files import list_files
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.units import plan_units
+from pipeline.run.directory import RunDirectory
+from pipeline.run.missing import MissingUnits
+from pipeline.streaming.stream import ActorPool, stream_units
 
 
 def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str) -> dict[str, float]:

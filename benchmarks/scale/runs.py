@@ -7,11 +7,11 @@ from typing import Any
 
 import ray
 
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions
-from pipeline.missing import MissingUnits
-from pipeline.run_directory import RunDirectory
-from pipeline.units import plan_units
+from pipeline.inputs.files import list_files
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.units import plan_units
+from pipeline.run.directory import RunDirectory
+from pipeline.run.missing import MissingUnits
 
 RUN: dict[str, Any] = {"identity": {}, "carried": {}}
 PROGRESS_TIMEOUT_S = 600.0

@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.unit_worker import UnitWorker
+from actors.units.worker import UnitWorker
 from pipeline.counts import Counts
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
-from pipeline.receipt import Receipt
-from pipeline.units import WorkUnit
+from pipeline.run.receipt import Receipt
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
-"""`python -m jobs.bench_serve`: the endpoint against the engine alone, and under more than it can take.
+"""`python -m benchmarks.serving`: the endpoint against the engine alone, and under more than it can take.
 
-python -m jobs.bench_serve
-python -m jobs.bench_serve --size small --slots 8 --new-tokens 64 --repeats 3 --json out/serve.json
-python -m jobs.bench_serve --only throughput,latency --threads 2
+python -m benchmarks.serving
+python -m benchmarks.serving --size small --slots 8 --new-tokens 64 --repeats 3 --json out/serve.json
+python -m benchmarks.serving --only throughput,latency --threads 2
 
 A Ray Serve of its own with one replica, the engine alone in this process, the client in it as well: all on this
 machine. An engine has so many threads (`--threads`), in the replica and alone; what is left of the machine is for
@@ -30,21 +30,16 @@ from ray import serve
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from actors.generator import load_codec, load_engine
-from actors.replica import ReplicaSettings
 from actors.settings import GeneratorSettings, ModelSettings
-from benchmarks.corpus import Corpus, make_corpus
+from actors.workers.generator import load_codec, load_engine
+from actors.workers.replica import ReplicaSettings
+from benchmarks.decoder.corpus import Corpus, make_corpus
+from benchmarks.decoder.options import BenchOptions
+from benchmarks.decoder.table import plain_table
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.options import BenchOptions
 from benchmarks.pair_factory import SHAPES, cached_pair
-from benchmarks.table import plain_table
-from decoding.options import EngineOptions
-from endpoint.bodies import Limits
-from endpoint.deployment import DeploymentSettings, deploy, make_application, start
-from endpoint.edge import EdgeSettings
-from endpoint.service import ServiceSettings
-from jobs.bench_serve_client import Row, client_of
-from jobs.bench_serve_measures import (
+from benchmarks.serving.client import Row, client_of
+from benchmarks.serving.measures import (
     WAYS,
     Endpoint,
     Spread,
@@ -55,6 +50,11 @@ from jobs.bench_serve_measures import (
     measure_refusals,
     measure_throughput,
 )
+from decoding.engine.options import EngineOptions
+from endpoint.deployment import DeploymentSettings, deploy, make_application, start
+from endpoint.edge.install import EdgeSettings
+from endpoint.http.bodies import Limits
+from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 
 MEASURES = ("throughput", "latency", "refusals", "leaving", "recovery")
@@ -244,7 +244,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         return tuple(part for part in text.split(",") if part)
 
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench_serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--pair", type=Path, default=Path("examples/tiny_pair"), metavar="FOLDER", help="with target/ and draft/")

@@ -17,13 +17,13 @@ import aiohttp
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from actors.engine_loop import EngineNumbers
-from decoding.engine import Engine
+from actors.engine.loop import EngineNumbers
+from benchmarks.serving.client import Answer, Client, Row
+from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence as Sample
 from endpoint.deployment import APP_NAME
-from jobs.bench_serve_client import Answer, Client, Row
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 _LOOK_EVERY_S = 0.002
 WAYS = ("offline", "whole", "streamed")

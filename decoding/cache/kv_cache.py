@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from decoding.cache.huge_pages import zeros_in_small_pages
 from decoding.device import to_device
-from decoding.huge_pages import zeros_in_small_pages
 
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 

@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils import logging
 
-from decoding.kv_cache import Plan
+from decoding.cache.kv_cache import Plan
 
 # Neutral on purpose: transformers searches the name for "sdpa", "flash" and the like.
 SLOT_ATTENTION = "dray_slot"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from decoding.support import load_config
+from decoding.checkpoint.supported import load_config
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from decoding.layer_range import LayerRange
+from decoding.checkpoint.layer_range import LayerRange
 
 # What a layer may be handed besides the hidden states: all of it follows from positions, slots and the mask. Anything
 # else (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, pick_device
-from decoding.support import load_config, model_folder
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -26,7 +26,7 @@ def load_network(
 
     Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the checkpoint's
     own dtype. `network_class` says which class to make of the configuration; transformers' own unless given. With
-    `num_ranks` above 1, this process's share of the weights (`decoding/rank.py` comes first).
+    `num_ranks` above 1, this process's share of the weights (`decoding/checkpoint/rank.py` comes first).
     """
     path = model_folder(path)
     config = load_config(path)

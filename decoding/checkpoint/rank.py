@@ -20,8 +20,8 @@ from transformers import PretrainedConfig
 
 from decoding.device import Device, pick_device
 
-# Types of models of which tests/decoding/test_rank.py shows that shared-out layers compute what whole ones do. A plan
-# of transformers that were wrong would be as wrong in a measurement at load, which has nothing whole to compare with.
+# Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
+# compute. A measurement at load could not find a wrong plan of transformers: it has no whole model to compare with.
 SHARED_OUT = frozenset(
     {
         "gemma2",

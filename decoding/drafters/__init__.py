@@ -11,7 +11,7 @@ from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.none import NoDrafter
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 
 __all__ = ["DRAFTERS", "NEED_A_MODEL", "Drafter", "DrafterName", "make_drafter"]
 

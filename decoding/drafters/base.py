@@ -10,9 +10,9 @@ on the noise of positions still to come: so under rejection nothing may look at 
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
-from decoding.rows import Rows
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
-from decoding.verify import Draft
 
 
 class Drafter(Protocol):

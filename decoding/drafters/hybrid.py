@@ -18,9 +18,9 @@ import torch
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.drafters.suffix import Offer, SuffixDrafter
-from decoding.rows import Rows
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
-from decoding.verify import Draft
 
 
 @dataclass

@@ -16,11 +16,11 @@ import torch
 
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
-from decoding.model import LanguageModel
-from decoding.rows import Rows
-from decoding.sampling import keep_best, probabilities, process_logits
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.batch import keep_best, probabilities, process_logits
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft, draw_draft
 from decoding.sequence import Sequence
-from decoding.verify import Draft, draw_draft
 
 _MOST_IN_A_STEP = 32  # tokens that a row may lack and still read them in the first step, beside the other rows
 _CHUNK = 512  # tokens of each row that are caught up with in one forward: bounds its memory

@@ -15,9 +15,9 @@ import torch
 from decoding.device import to_device
 from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
-from decoding.rows import Rows
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
-from decoding.verify import Draft
 
 MAX_NGRAM = 4
 MIN_NGRAM = 2

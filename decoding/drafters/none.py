@@ -3,8 +3,8 @@
 import torch
 
 from decoding.drafters.base import Drafter
-from decoding.rows import Rows
-from decoding.verify import Draft
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 
 
 class NoDrafter(Drafter):

@@ -24,9 +24,9 @@ from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import MAX_ENTRIES, Continuations
 from decoding.drafters.ngram import point_masses
-from decoding.rows import Rows, Tail
+from decoding.sampling.rows import Rows, Tail
+from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
-from decoding.verify import Draft, Verification
 
 SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _LEAST = 0.1  # what is less likely to stand is not offered

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Set
 
 from decoding.drafters.base import Drafter
-from decoding.prefix import Resident
+from decoding.engine.prefix import Resident
+from decoding.network.target import Target
 from decoding.sequence import Sequence
-from decoding.target import Target
 
 # A prompt waits for one that is being read if that saves at least so many tokens: it costs a forward of its own later.
 _WORTH_AWAITING = 32

@@ -5,11 +5,11 @@ draft's tokens may be the reason). Nothing here looks at other rows or at a draf
 """
 
 from decoding.drafters.base import Drafter
-from decoding.rows import Rows, sampling_batch
-from decoding.scoring import Decision
+from decoding.network.target import Target
+from decoding.sampling.judging import Decision
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
-from decoding.target import Target
-from decoding.verify import Verification
 
 
 class SecondLook:

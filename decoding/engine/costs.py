@@ -4,8 +4,8 @@ A forward's time is no formula: on CPU it jumps where a kernel changes, on GPU i
 forwards at start-up say more than any of them.
 """
 
-from decoding.cost_table import CostTable
-from decoding.target import Timed
+from decoding.network.target import Timed
+from decoding.pace.cost_table import CostTable
 
 _REPEATS = 4
 _DRAFT_STEPS = 3  # in a row: the target has just pushed the draft's weights out of the caches

@@ -1,4 +1,4 @@
-"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/lane.py`.
+"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/lane.py`.
 
 An engine has one lane, or several where another process drafts or verifies: each goes on while others wait.
 """
@@ -9,21 +9,21 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import chain, islice
 
-from decoding.checkpoint import DType
-from decoding.cost_table import CostTable
-from decoding.costs import measure_costs
+from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import Drafter
-from decoding.lane import Lane, share_out
-from decoding.load import Parts, RemoteDrafts, load_parts
+from decoding.engine.costs import measure_costs
+from decoding.engine.engine_costs import with_overhead
+from decoding.engine.lane import Lane, share_out
+from decoding.engine.load import Parts, RemoteDrafts, load_parts
+from decoding.engine.options import EngineOptions
+from decoding.engine.remote_costs import with_remote_drafts
 from decoding.memory import give_back_freed_memory
-from decoding.options import EngineOptions
-from decoding.overhead import with_overhead
-from decoding.remote_costs import with_remote_drafts
+from decoding.network.target import Target
+from decoding.pace.cost_table import CostTable
+from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sequence import Sequence, TokenLogprobs
-from decoding.target import Target
 
 # Prompt tokens between two rounds: a chunk that uses the device well and keeps the running rows waiting for about as
 # long as a few rounds. On CPU, and elsewhere.
@@ -97,7 +97,7 @@ class Engine:
                 drafter if parts.draft is not None else None,
                 slots[0],
                 most,
-                lambda model, drafter: cls([(model, drafter)], replace(options, num_slots=slots[0]), max_model_len=64),
+                options.verification,
             )
             if drafter.is_remote:
                 costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)

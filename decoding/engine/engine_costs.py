@@ -1,32 +1,32 @@
 """The engine's own time a round, measured: what is left when the target's forward takes none.
 
-An engine over a stand-in for the target, which hands out the same logits at once, spends its rounds on everything else:
+A lane over a stand-in for the target, which hands out the same logits at once, spends its rounds on everything else:
 distributions, noise, verification, counting. Its sampling is plain (temperature 1); `AdaptiveSchedule` corrects the
 figures by what rounds take with the parameters that are really used.
 """
 
 import time
-from collections.abc import Callable
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
-from decoding.cost_table import CostTable
+from decoding.cache.kv_cache import KVCache
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.kv_cache import KVCache
-from decoding.rows import Rows
+from decoding.engine.lane import Lane
+from decoding.network.target import LocalTarget, Target
+from decoding.pace.cost_table import CostTable
+from decoding.pace.schedule import FixedSchedule
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft, Verification
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from decoding.target import LocalTarget, Target
-from decoding.verify import Draft
-
-if TYPE_CHECKING:
-    from decoding.engine import Engine
 
 _REPEATS = 6
+_MAX_MODEL_LEN = 64
 
 
 def with_overhead(
@@ -35,20 +35,35 @@ def with_overhead(
     drafter: Drafter | None,
     num_slots: int,
     num_draft_tokens: int,
-    make_engine: Callable[..., "Engine"],
+    verification: Verification,
 ) -> CostTable:
-    """The table with the engine's own time; `make_engine(target, drafter)` makes an engine with the same options.
+    """Add the engine's own time to the table, for a lane of `num_slots` rows under `verification`.
 
     `drafter` is one with a draft model, if that is what will draft, and is spent afterwards: what a draft step takes
     beside its forward goes into the table's draft times.
     """
     stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
-    plain, widest = (_seconds(make_engine(stand_in, _Zeros(n)), num_slots) for n in (0, num_draft_tokens))
+
+    def measure(drafter: Drafter) -> float:
+        waiting: deque[Sequence] = deque()
+        lane = Lane(
+            stand_in,
+            drafter,
+            FixedSchedule(num_draft_tokens),
+            waiting,
+            num_slots=num_slots,
+            max_model_len=_MAX_MODEL_LEN,
+            max_prefill_tokens=num_slots,  # all prompts at once: each has one token
+            verification=verification,
+        )
+        return _seconds(lane, waiting, num_slots)
+
+    plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
     position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
     round_seconds = max(0.0, plain - num_slots * position_seconds)
     step_seconds = 0.0
     if drafter is not None:
-        drafted = _seconds(make_engine(stand_in, drafter), num_slots)
+        drafted = measure(drafter)
         known = costs.draft_seconds(num_slots) + num_slots * position_seconds  # the table has these already
         step_seconds = max(0.0, (drafted - widest) / num_draft_tokens - known)
     return replace(
@@ -59,16 +74,16 @@ def with_overhead(
     )
 
 
-def _seconds(engine: "Engine", num_slots: int) -> float:
-    """The least time of a round with all slots in use: other work on the machine only ever adds."""
-    params = SamplingParams(max_tokens=60, ignore_eos=True)  # so many that no round drafts less for its end
-    engine.submit([Sequence.create([0], params, row=row) for row in range(num_slots)])
+def _seconds(lane: Lane, waiting: deque[Sequence], num_slots: int) -> float:
+    """Return the least time of a round with all slots in use: other work on the machine only ever adds."""
+    params = SamplingParams(max_tokens=_MAX_MODEL_LEN - 4, ignore_eos=True)  # no round drafts less for its end
+    waiting.extend(Sequence.create([0], params, row=row) for row in range(num_slots))
     times = []
     for _ in range(_REPEATS + 1):
         started = time.perf_counter()
-        engine.step()
+        lane.advance()
         times.append(time.perf_counter() - started)
-    engine.clear()
+    lane.clear()
     return min(times[1:])  # the first one admits
 
 

@@ -20,16 +20,16 @@ from dataclasses import replace
 
 import torch
 
-from decoding.admission import Admission
 from decoding.drafters import Drafter
-from decoding.rows import Rows, sampling_batch
-from decoding.sampling import SamplingBatch, first_stop
-from decoding.schedule import Schedule
-from decoding.scoring import Decision, Question, RowVerdict
-from decoding.second_look import SecondLook
+from decoding.engine.admission import Admission
+from decoding.engine.close_calls import SecondLook
+from decoding.network.target import Target
+from decoding.pace.schedule import Schedule
+from decoding.sampling.batch import SamplingBatch, first_stop
+from decoding.sampling.judging import Decision, Question, RowVerdict
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
-from decoding.target import Target
-from decoding.verify import Verification
 
 
 class Lane:

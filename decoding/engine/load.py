@@ -4,14 +4,14 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from decoding.checkpoint import DType
+from decoding.checkpoint.loading import DType
+from decoding.checkpoint.vocabulary import check_same_vocabulary
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
-from decoding.model import LanguageModel
-from decoding.options import EngineOptions
-from decoding.probe import check_model
-from decoding.target import Target
-from decoding.vocabulary import check_same_vocabulary
+from decoding.engine.options import EngineOptions
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
+from decoding.network.target import Target
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
-from decoding.verify import Verification
+from decoding.sampling.verify import Verification
 
 DraftLength = Literal["adaptive", "fixed"]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from decoding.cost_table import CostTable
-from decoding.costs import ascending, row_counts
 from decoding.drafters.base import Drafter
-from decoding.rows import Rows, sampling_batch
+from decoding.engine.costs import ascending, row_counts
+from decoding.pace.cost_table import CostTable
+from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from decoding import kernels
-from decoding.kv_cache import KVCache, Plan, SlotLayer
+from decoding.cache.kv_cache import KVCache, Plan, SlotLayer
+from decoding.fused import kernels
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class KernelForward:
 
 
 class KernelAttention:
-    """Attention by `decoding/kernels/attention.h`: each row reads its own keys and values once."""
+    """Attention by `decoding/fused/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
         """Of one forward."""

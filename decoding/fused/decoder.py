@@ -5,7 +5,7 @@ product, sums and activations ride on the products before them, only the attenti
 line a token, so ragged rows cost nothing), and what nobody asks for is not computed: no logits in a prefill, and of its
 last layer only keys and values.
 
-`fits` decides by structure, `decoding/probe.py` by measurement; other networks run as transformers wrote them.
+`fits` decides by structure, `decoding/network/probe.py` by measurement; other networks run as transformers wrote them.
 
 Shapes: B rows, N tokens in all, M tokens whose logits are wanted, E hidden size, X any number of features, V
 vocabulary, P positions, D head size.
@@ -18,13 +18,13 @@ import torch
 from torch.nn.functional import embedding, rms_norm, silu
 from transformers import PreTrainedModel
 
-from decoding.fused_attention import Heads, KernelAttention, KernelForward, Norms, TorchAttention, load_kernels
-from decoding.kernel_layers import KernelLayers, LayerParts
-from decoding.kernel_linear import KernelLinear
-from decoding.kernels import Kernels
-from decoding.kv_cache import KVCache, Plan
-from decoding.layer_range import LayerRange
-from decoding.packed_linear import Packed
+from decoding.cache.kv_cache import KVCache, Plan
+from decoding.checkpoint.layer_range import LayerRange
+from decoding.fused.attention import Heads, KernelAttention, KernelForward, Norms, TorchAttention, load_kernels
+from decoding.fused.kernels import Kernels
+from decoding.fused.layers import KernelLayers, LayerParts
+from decoding.fused.linear import KernelLinear
+from decoding.fused.packed_linear import Packed
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}

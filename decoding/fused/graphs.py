@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from decoding.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
+from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
 
 _MOST_TOKENS = 16  # of a row; what has more is a prefill, which keeps a GPU busy by itself
 _MOST_GRAPHS = 256

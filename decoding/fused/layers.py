@@ -1,4 +1,4 @@
-"""KernelLayers: all decoder layers of a fused network in one call of `decoding/kernels/decoder.h`.
+"""KernelLayers: all decoder layers of a fused network in one call of `decoding/fused/kernels/decoder.h`.
 
 Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations.
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding import kernels
-from decoding.fused_attention import Heads, KernelForward, Norms, layer_cache
-from decoding.kernel_linear import KernelLinear
-from decoding.kv_cache import KVCache
+from decoding.cache.kv_cache import KVCache
+from decoding.fused import kernels
+from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
+from decoding.fused.linear import KernelLinear
 
 
 @dataclass(frozen=True)

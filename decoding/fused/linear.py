@@ -1,4 +1,4 @@
-"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/kernels/linear.h`).
+"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/fused/kernels/linear.h`).
 
 It reads its weight at the bandwidth of the memory, where oneDNN takes up to twice as long for one to sixteen lines, and
 the result of a line does not depend on the lines beside it, bit for bit: in bfloat16, too, the text does not depend on
@@ -11,8 +11,8 @@ import ctypes
 
 import torch
 
-from decoding import kernels
-from decoding.huge_pages import HugePages
+from decoding.cache.huge_pages import HugePages
+from decoding.fused import kernels
 
 _COLUMNS = 32  # outputs of a block, as in linear.h
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from decoding.huge_pages import HugePages
-from decoding.kernel_linear import KernelLinear, kernel_function
+from decoding.cache.huge_pages import HugePages
+from decoding.fused.linear import KernelLinear, kernel_function
 
 _PACKABLE = (torch.float32, torch.bfloat16)
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from decoding.checkpoint import DType, load_network
+from decoding.cache.kv_cache import KVCache, Packing
+from decoding.cache.prefill import Piece, batches, may_go_with
+from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
-from decoding.forward_graphs import ForwardGraphs, cuda_recorder
-from decoding.kv_cache import KVCache, Packing
-from decoding.prefill import Piece, batches, may_go_with
-from decoding.slot_network import SlotNetwork
-from decoding.target import LocalTarget, timed_start
+from decoding.fused.graphs import ForwardGraphs, cuda_recorder
+from decoding.network.slot_network import SlotNetwork
+from decoding.network.target import LocalTarget, timed_start
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -70,7 +70,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
     def speed_up(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; its cache is gone.
 
-        The network stays whole and callable. `decoding/probe.py` measures that it computes the same.
+        The network stays whole and callable. `decoding/network/probe.py` measures that it computes the same.
         """
         self.cache = None
         if self.is_sped_up:

@@ -9,11 +9,11 @@ import logging
 
 import torch
 
-from decoding import attention
+from decoding.cache import slot_attention as attention
+from decoding.checkpoint.supported import own_window
 from decoding.device import to_device
-from decoding.model import LanguageModel
-from decoding.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
-from decoding.support import own_window
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from decoding import attention
+from decoding.cache import slot_attention as attention
+from decoding.cache.kv_cache import KVCache, Packing
+from decoding.checkpoint.layer_range import LayerRange
+from decoding.checkpoint.rank import local_share
+from decoding.checkpoint.supported import max_positions
 from decoding.device import to_device
-from decoding.forward_graphs import ForwardGraphs, Inputs
-from decoding.fused_decoder import FUSED_LINEARS, FusedDecoder
-from decoding.kv_cache import KVCache, Packing
-from decoding.layer_range import LayerRange
-from decoding.packed_linear import pack_linears
-from decoding.rank import local_share
-from decoding.support import max_positions
+from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
+from decoding.fused.graphs import ForwardGraphs, Inputs
+from decoding.fused.packed_linear import pack_linears
 
 
 class SlotNetwork(ABC):

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from decoding import attention
-from decoding.checkpoint import DType, load_network
+from decoding.cache import slot_attention as attention
+from decoding.cache.kv_cache import KVCache, Packing
+from decoding.checkpoint.layer_range import LayerRange, cut
+from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
+from decoding.checkpoint.loading import DType, load_network
+from decoding.checkpoint.rank import check_can_be_shared_out
+from decoding.checkpoint.supported import model_folder
 from decoding.device import Device, to_device
-from decoding.kv_cache import KVCache, Packing
-from decoding.layer_range import LayerRange, cut
-from decoding.rank import check_can_be_shared_out
-from decoding.slot_network import SlotNetwork
-from decoding.stage_network import StageNetwork, check_can_be_cut, num_layers, stage_class
-from decoding.support import model_folder
+from decoding.network.slot_network import SlotNetwork
 
 
 class Stage(SlotNetwork):
@@ -55,7 +55,7 @@ class Stage(SlotNetwork):
         """Stage `index` of so many of the model at `path`, or a ValueError saying why it cannot be run.
 
         The weights of the other stages are not read. With `num_ranks` above 1 each of so many processes, which have
-        met (`decoding/rank.py`), has its share of every layer.
+        met (`decoding/checkpoint/rank.py`), has its share of every layer.
         """
         path = model_folder(path)
         layers: LayerRange | None = None

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from decoding.device import name_of, to_device
-from decoding.rows import Rows
-from decoding.scoring import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
 _TIMED_START = 64  # positions
@@ -31,7 +31,7 @@ class Pending(Protocol):
 
 
 class SlotCache(Protocol):
-    """What the engine does with whole slots of a cache; see `decoding/kv_cache.py`."""
+    """What the engine does with whole slots of a cache; see `decoding/cache/kv_cache.py`."""
 
     def copy(self, source: int, target: int, length: int) -> None: ...
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None: ...

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from decoding.cost_table import CostTable
-from decoding.rows import Tail
+from decoding.pace.cost_table import CostTable
+from decoding.sampling.rows import Tail
 
 Floats = npt.NDArray[np.float64]
 

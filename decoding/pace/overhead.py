@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from decoding.cost_table import CostTable
+from decoding.pace.cost_table import CostTable
 
 _WEIGHT = 8.0  # rounds that the measurement at start-up counts for, at each end of its line
 _DECAY = 0.98  # of what was seen, per round

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
-from decoding.acceptance import Acceptance
-from decoding.cost_table import CostTable
-from decoding.draft_lengths import DraftPlan, Floats, best_lengths
-from decoding.own_time import OwnTime
-from decoding.rows import Tail
+from decoding.pace.acceptance import Acceptance
+from decoding.pace.cost_table import CostTable
+from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
+from decoding.pace.overhead import OwnTime
+from decoding.sampling.rows import Tail
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now

@@ -2,7 +2,7 @@
 
 A distribution is carried as *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
 drafter and the target do all of it here, so the q that was sampled is the q that is verified.
-Results equal transformers' logits processors where one exists (tests/decoding/test_sampling.py).
+Results equal transformers' logits processors where one exists (tests/decoding/sampling/test_batch.py).
 
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """
@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
-from decoding.cuts import Cuts, find_supports
 from decoding.device import to_device
+from decoding.sampling.cuts import Cuts, find_supports
+from decoding.sampling.scores import NEVER, Scores
 from decoding.sampling_params import SamplingParams
-from decoding.scores import NEVER, Scores
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Every cut keeps the best tokens down to some place, so one sorted list tells them all. The list is short at first; only
 positions that it is too short for get a longer one, at last the whole vocabulary. What is kept does not depend on the
-length of the list that found it. Results equal transformers' logits processors (tests/decoding/test_sampling.py).
+length of the list that found it. Results equal transformers' logits processors (tests/decoding/sampling/test_batch.py).
 
 Shapes: P positions, V vocabulary, M listed tokens. The parameters of a position are its row's.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.scores import NEVER, Scores
+from decoding.sampling.scores import NEVER, Scores
 
 _FIRST_SIZE = 32
 _LATER_SIZES = (256, 2048)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from decoding.device import to_device
-from decoding.rows import Rows
-from decoding.sampling import process_logits
+from decoding.sampling.batch import process_logits
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft, judge, verify_rejection
 from decoding.sequence import TokenLogprobs
-from decoding.verify import Draft, judge, verify_rejection
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.

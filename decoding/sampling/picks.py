@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.cuts import Support, find_supports
 from decoding.noise import BLOCK, GumbelNoise
-from decoding.sampling import SamplingBatch
-from decoding.scores import NEVER, Scores
+from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.cuts import Support, find_supports
+from decoding.sampling.scores import NEVER, Scores
 
 _NUM_LEADERS = 8  # blocks whose best tokens say what there is to beat
 _DENSE = 1 << 15  # scores; for fewer, bounds cost more than they save

@@ -12,10 +12,10 @@ import torch
 
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream
-from decoding.picks import Picks, pick_tokens
-from decoding.sampling import SamplingBatch, TokenHistory, shape_logits
+from decoding.sampling.batch import SamplingBatch, TokenHistory, shape_logits
+from decoding.sampling.picks import Picks, pick_tokens
+from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
-from decoding.verify import Verification
 
 
 class Tail(NamedTuple):

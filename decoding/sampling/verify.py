@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
-from decoding.picks import Picks, pick_tokens
-from decoding.sampling import SamplingBatch, probabilities
+from decoding.sampling.batch import SamplingBatch, probabilities
+from decoding.sampling.picks import Picks, pick_tokens
 
 Verification = Literal["coupled", "rejection"]
 

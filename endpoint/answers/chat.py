@@ -11,15 +11,15 @@ from typing import Any
 
 from starlette.responses import Response
 
-from actors.generation import Generation
-from endpoint.chat_request import ChatRequest
-from endpoint.choices import Growth, grow, make_choices, speculative_decoding, usage
-from endpoint.completions import draft_counts, draft_spans
-from endpoint.logprobs import chat_logprobs
-from endpoint.service import Service, too_long
-from endpoint.streaming import dumps, stream_response
-from endpoint.text_stream import TextStream
-from endpoint.whole_text import WholeText
+from actors.engine.requests import Generation
+from endpoint.answers.choices import Growth, grow, make_choices, speculative_decoding, usage
+from endpoint.answers.completions import draft_counts, draft_spans
+from endpoint.answers.logprobs import chat_logprobs
+from endpoint.answers.text import TextStream
+from endpoint.answers.whole_text import WholeText
+from endpoint.http.events import dumps, stream_response
+from endpoint.requests.chat import ChatRequest
+from endpoint.service.service import Service, too_long
 
 
 @dataclass(frozen=True)

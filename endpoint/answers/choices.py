@@ -10,18 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.deltas import Delta, Ending
-from actors.generation import Generation
+from actors.engine.deltas import Delta, Ending
+from actors.engine.requests import Generation
 from decoding.sequence import TokenLogprobs
-from endpoint.backend import ask
-from endpoint.errors import ApiError, generation_failed
-from endpoint.meter import FinishReason, Rounds, counts_of, num_drafts_of
-from endpoint.service import Service
-from endpoint.text_stream import Piece, TextStream
-from endpoint.whole_text import WholeText
+from endpoint.answers.text import Piece, TextStream
+from endpoint.answers.whole_text import WholeText
+from endpoint.http.errors import ApiError, generation_failed
+from endpoint.service.backend import ask
+from endpoint.service.meter import FinishReason, Rounds, counts_of, num_drafts_of
+from endpoint.service.service import Service
 from pipeline.counts import Counts
 from pipeline.logs import Event
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _CAUSES = ("not finite", "memory ran out", "dropped")  # what a log may say of a sample's error, whatever else it says

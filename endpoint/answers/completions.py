@@ -13,17 +13,17 @@ from typing import Any
 
 from starlette.responses import Response
 
-from actors.deltas import Delta
-from actors.generation import Generation, Scoring
+from actors.engine.deltas import Delta
+from actors.engine.requests import Generation, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.backend import ask_scores
-from endpoint.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage
-from endpoint.completion_request import CompletionRequest
-from endpoint.logprobs import completion_logprobs
-from endpoint.service import Prompt, Service, too_long
-from endpoint.streaming import dumps, stream_response
-from endpoint.text_stream import TextStream
-from endpoint.whole_text import WholeText
+from endpoint.answers.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage
+from endpoint.answers.logprobs import completion_logprobs
+from endpoint.answers.text import TextStream
+from endpoint.answers.whole_text import WholeText
+from endpoint.http.events import dumps, stream_response
+from endpoint.requests.completion import CompletionRequest
+from endpoint.service.backend import ask_scores
+from endpoint.service.service import Prompt, Service, too_long
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from decoding.sequence import TokenLogprobs
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 _LEAST = -9999.0  # JSON knows no infinity
 

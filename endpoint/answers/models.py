@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.generation import EngineFacts
-from endpoint.service import ServiceSettings, unknown_model
+from actors.engine.requests import EngineFacts
+from endpoint.service.service import ServiceSettings, unknown_model
 
 
 def list_models(settings: ServiceSettings, facts: EngineFacts) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from actors.deltas import Ending
-from actors.translation import output_text
-from pipeline.incremental_decoder import HALF_CHARACTER, IncrementalDecoder
+from actors.engine.deltas import Ending
+from actors.engine.translation import output_text
 from pipeline.logs import Event
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
+from pipeline.text.incremental_decoder import HALF_CHARACTER, IncrementalDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Piece:
 
 
 class TextStream:
-    """The pieces joined are what `actors.translation.output_text` says of all tokens."""
+    """The pieces joined are what `actors.engine.translation.output_text` says of all tokens."""
 
     def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True) -> None:
         """Text that may be the beginning of one of these strings is held back until that is known.

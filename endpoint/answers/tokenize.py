@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.service import Service
-from endpoint.token_requests import DetokenizeRequest, TokenizeRequest
+from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
+from endpoint.service.service import Service
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from actors.deltas import Ending
-from actors.translation import output_text
-from endpoint.text_stream import Piece
-from pipeline.text import TextCodec
+from actors.engine.deltas import Ending
+from actors.engine.translation import output_text
+from endpoint.answers.text import Piece
+from pipeline.text.codec import TextCodec
 
 _NOTHING = Piece("", (), ())
 

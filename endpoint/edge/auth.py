@@ -16,10 +16,10 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from endpoint.bodies import CLOSE
-from endpoint.body_on_demand import has_body
-from endpoint.errors import ApiError
-from endpoint.refusal import refuse
+from endpoint.http.bodies import CLOSE
+from endpoint.http.errors import ApiError
+from endpoint.http.held_bodies import has_body
+from endpoint.http.refusal import refuse
 from pipeline.logs import Event
 
 _log = logging.getLogger(__name__)

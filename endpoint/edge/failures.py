@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.errors import ApiError
-from endpoint.names import shown_name
-from endpoint.refusal import refuse
+from endpoint.http.errors import ApiError
+from endpoint.http.refusal import refuse
+from endpoint.http.shown_name import shown_name
 from pipeline.failure_log import failure_event
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Ray Serve 2.60 takes orders from the client: `x-request-timeout-seconds` replaces the server's own time limit (0 ends
 it), and `x-request-disconnect-disabled` makes it generate on for somebody who has left. Both are read in its proxy,
 before the application (`ray/serve/_private/proxy.py`, `send_request_to_replica`). So they are removed in front of it
-(`endpoint/gate.py`); where they reach the application, nobody removed them: that request is refused, and so is over.
+(`endpoint/gate/gate.py`). If one reaches the application, there was no gate: the request is refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.errors import ApiError
-from endpoint.refusal import refuse
+from endpoint.http.errors import ApiError
+from endpoint.http.refusal import refuse
 
 STEERING_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 ROUTING_HEADERS = frozenset({b"serve_multiplexed_model_id", b"serve-multiplexed-model-id", b"x-session-id"})

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
-from endpoint.auth import Auth, Keys
-from endpoint.bodies import Limits
-from endpoint.handlers import Failures, install_handlers
-from endpoint.headers import RequestIds
-from endpoint.limits import BodyLimits, HeaderLimits, JsonBodies
-from endpoint.metrics import ServingMetrics
-from endpoint.metrics_page import RequestCounts, install_metrics
-from endpoint.page import PATHS as PAGE_PATHS
-from endpoint.page import install_page
+from endpoint.edge.auth import Auth, Keys
+from endpoint.edge.failures import Failures, install_handlers
+from endpoint.edge.headers import RequestIds
+from endpoint.edge.limits import BodyLimits, HeaderLimits, JsonBodies
+from endpoint.edge.metrics_page import RequestCounts, install_metrics
+from endpoint.edge.page import PATHS as PAGE_PATHS
+from endpoint.edge.page import install_page
+from endpoint.http.bodies import Limits
+from endpoint.service.metrics import ServingMetrics
 
 HEALTH_PATHS = ("/health", "/health/ready")
 

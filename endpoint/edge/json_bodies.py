@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from endpoint.errors import ApiError
+from endpoint.http.errors import ApiError
 
 # Possessive, and the closing quote may be missing: nothing is ever looked at twice.
 _BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)

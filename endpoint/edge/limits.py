@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.bodies import CLOSE, Bodies, Incoming, Limits, header, refuse_and_linger
-from endpoint.body_on_demand import ask_for_body, is_held_back
-from endpoint.errors import ApiError
-from endpoint.refusal import refuse
-from endpoint.strict_json import parse_json
+from endpoint.edge.json_bodies import parse_json
+from endpoint.http.bodies import CLOSE, Bodies, Incoming, Limits, header, refuse_and_linger
+from endpoint.http.errors import ApiError
+from endpoint.http.held_bodies import ask_for_body, is_held_back
+from endpoint.http.refusal import refuse
 
 
 class HeaderLimits:

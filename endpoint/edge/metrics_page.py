@@ -7,8 +7,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.body_on_demand import refused_at_gate
-from endpoint.metrics import FINISHED, HTTP_REQUESTS, ServingMetrics
+from endpoint.http.held_bodies import refused_at_gate
+from endpoint.service.metrics import FINISHED, HTTP_REQUESTS, ServingMetrics
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Send
 
-from endpoint.bodies import refuse_and_linger
-from endpoint.body_on_demand import BodyOnDemand
-from endpoint.errors import is_to_ask_again, model_unavailable
-from endpoint.refusal import finish, refuse
+from endpoint.http.bodies import refuse_and_linger
+from endpoint.http.errors import is_to_ask_again, model_unavailable
+from endpoint.http.held_bodies import BodyOnDemand
+from endpoint.http.refusal import finish, refuse
 
 
 class GateAnswer:

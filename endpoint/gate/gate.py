@@ -16,14 +16,14 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from endpoint.bodies import Bodies, Incoming, Limits, refuse_and_linger
-from endpoint.body_on_demand import BodyOnDemand, has_body
-from endpoint.errors import ApiError, server_busy
-from endpoint.gate_answer import GateAnswer
-from endpoint.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
-from endpoint.limits import BodyLimits, HeaderLimits
-from endpoint.places import Place, Places
-from endpoint.refusal import refuse
+from endpoint.edge.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
+from endpoint.edge.limits import BodyLimits, HeaderLimits
+from endpoint.gate.answer import GateAnswer
+from endpoint.gate.places import Place, Places
+from endpoint.http.bodies import Bodies, Incoming, Limits, refuse_and_linger
+from endpoint.http.errors import ApiError, server_busy
+from endpoint.http.held_bodies import BodyOnDemand, has_body
+from endpoint.http.refusal import refuse
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 2  # what the gate and the application behind it have agreed on; another number for another agreement
@@ -37,7 +37,7 @@ _HEALTH = "/-/healthz"  # what the controller and Kubernetes ask of a proxy
 def environment(limits: Limits) -> dict[str, str]:
     """The environment variables that put the gate before the proxies of a Serve that is yet to start."""
     return {
-        _CALLBACK: "endpoint.gate:middlewares",
+        _CALLBACK: "endpoint.gate.gate:middlewares",
         _MAX_BODY_BYTES: str(limits.max_body_bytes),
         _BODY_SECONDS: str(limits.body_seconds),
         _READY_SECONDS: "60",

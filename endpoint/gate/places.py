@@ -2,8 +2,8 @@
 
 A refusal from behind Ray Serve takes as much of its processes as an answer, so that under many requests at once the
 refusals would wait for each other. The application says how many requests it takes when it asks for a body
-(`endpoint/body_on_demand.py`); the gate counts, and refuses what is beyond. Only callers whose key was good when it was
-last looked at are refused here: who has no key, or one that was never seen, is the application's business, full or not.
+(`endpoint/http/held_bodies.py`); the gate counts, and refuses what is beyond. Only callers whose key was good when it
+was last checked are refused here; the application answers callers with no key, or with an unknown one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from starlette.types import Message, Scope, Send
 
-from endpoint.streaming import DONE
+from endpoint.http.events import DONE
 
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 _MOST_CALLERS = 4096  # that are remembered

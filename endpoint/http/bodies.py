@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from endpoint.errors import ApiError
-from endpoint.refusal import finish, refuse
+from endpoint.http.errors import ApiError
+from endpoint.http.refusal import finish, refuse
 
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 * 2**20
 CLOSE = {"connection": "close"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from endpoint.errors import ApiError
+from endpoint.http.errors import ApiError
 from pipeline.failure_log import failure_event
 
 DONE = b"data: [DONE]\n\n"  # the last event

@@ -3,7 +3,7 @@
 Ray Serve's proxy takes in what comes, whether its application wants it or not. So the gate before it holds the body
 back, and says so to the application behind in the ASGI scope; that looks at the key, and sends a message of a kind of
 our own back through the proxy when it wants the body. Both tell each other of what they refuse, too
-(`endpoint/places.py`).
+(`endpoint/gate/places.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.bodies import Bodies, Incoming, header
-from endpoint.errors import ApiError
+from endpoint.http.bodies import Bodies, Incoming, header
+from endpoint.http.errors import ApiError
 
 _EXTENSION, _WANTED = "dray.body_on_demand", "dray.body.wanted"
 

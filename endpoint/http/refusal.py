@@ -6,7 +6,7 @@ import json
 
 from starlette.types import Send
 
-from endpoint.errors import ApiError
+from endpoint.http.errors import ApiError
 
 
 async def refuse(send: Send, error: ApiError, *, is_last: bool = True) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
-from endpoint.fields import LARGEST, wrong
-from endpoint.generation_request import GenerationRequest
-from endpoint.messages import Messages, as_rows
+from endpoint.requests.fields import LARGEST, wrong
+from endpoint.requests.generation import GenerationRequest
+from endpoint.requests.messages import Messages, as_rows
 
 
 class ChatRequest(GenerationRequest):

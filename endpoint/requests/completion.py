@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
-from endpoint.fields import LARGEST, wrong
-from endpoint.generation_request import GenerationRequest
-from endpoint.prompt_field import Prompt
+from endpoint.requests.fields import LARGEST, wrong
+from endpoint.requests.generation import GenerationRequest
+from endpoint.requests.prompt_field import Prompt
 
 
 class CompletionRequest(GenerationRequest):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from endpoint.errors import ApiError
+from endpoint.http.errors import ApiError
 
 LARGEST = 2**31 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")

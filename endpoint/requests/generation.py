@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from decoding.sampling_params import SamplingParams
-from endpoint.errors import ApiError
-from endpoint.fields import LARGEST, ModelName, Number, TokenId, unsupported, wrong
-from endpoint.names import shown_name
-from endpoint.sampling_fields import LogitBias, Stop
+from endpoint.http.errors import ApiError
+from endpoint.http.shown_name import shown_name
+from endpoint.requests.fields import LARGEST, ModelName, Number, TokenId, unsupported, wrong
+from endpoint.requests.sampling_fields import LogitBias, Stop
 
 # Who asks, what for and how to bill it: nothing that could change the text. Taken, and of no effect.
 _NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})

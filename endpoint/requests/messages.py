@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from endpoint.errors import ApiError
-from endpoint.fields import check_text, unsupported, wrong
-from endpoint.names import shown_name
+from endpoint.http.errors import ApiError
+from endpoint.http.shown_name import shown_name
+from endpoint.requests.fields import check_text, unsupported, wrong
 
 _MOST_MESSAGES = 65_536
 _MESSAGE_FIELDS = {"role", "content", "name"}

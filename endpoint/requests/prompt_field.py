@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from endpoint.fields import TokenId, check_text, wrong
+from endpoint.requests.fields import TokenId, check_text, wrong
 
 _MOST_PROMPTS = 4096
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from endpoint.fields import LARGEST, check_text, wrong
+from endpoint.requests.fields import LARGEST, check_text, wrong
 
 _MOST_BIASES = 1024  # as vLLM
 _MOST_STOPS = 4

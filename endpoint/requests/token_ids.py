@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.errors import ApiError
-from endpoint.fields import LARGEST, wrong
+from endpoint.http.errors import ApiError
+from endpoint.requests.fields import LARGEST, wrong
 
 
 def check_token_ids(param: str, token_ids: list[Any], vocab_size: int) -> None:

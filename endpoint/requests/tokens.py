@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from endpoint.fields import ModelName, check_text, wrong
-from endpoint.messages import Messages, as_rows
-from endpoint.prompt_field import TokenIds
+from endpoint.requests.fields import ModelName, check_text, wrong
+from endpoint.requests.messages import Messages, as_rows
+from endpoint.requests.prompt_field import TokenIds
 
 
 class TokenizeRequest(BaseModel):

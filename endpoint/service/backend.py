@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.deadline import Deadline, DeadlineError
-from actors.deltas import Delta
-from actors.generation import (
+from actors.engine.deadline import Deadline, DeadlineError
+from actors.engine.deltas import Delta
+from actors.engine.requests import (
     BusyError,
     EngineFacts,
     FailedError,
@@ -27,8 +27,8 @@ from actors.generation import (
     Standing,
 )
 from decoding.sequence import TokenLogprobs
-from endpoint.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
-from endpoint.resumption import Resumption, Told
+from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
+from endpoint.service.resumption import Resumption, Told
 from pipeline.logs import Event
 
 _MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """What the application asks. `actors.replica.Replica` is one, for a server without Ray."""
+    """What the application asks. `actors.workers.replica.Replica` is one, for a server without Ray."""
 
     async def facts(self) -> EngineFacts:
         """As `Replica.facts`."""

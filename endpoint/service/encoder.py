@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
-from endpoint.errors import ApiError, context_exceeded, server_busy
+from endpoint.http.errors import ApiError, context_exceeded, server_busy
 from pipeline.errors import LongTextError, RowError, TemplateError
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 _MOST_WAITING = 32 * 2**20  # characters and token ids of all who wait
 _LEAST_SIZE = 1024  # what even the shortest text counts as

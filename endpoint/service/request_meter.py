@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from endpoint.meter import FinishReason
-from endpoint.metrics import (
+from endpoint.service.meter import FinishReason
+from endpoint.service.metrics import (
     BETWEEN_TOKENS_SECONDS,
     FINISHED,
     FIRST_TOKEN_SECONDS,

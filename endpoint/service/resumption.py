@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from actors.deltas import Delta, counts_of_rounds
+from actors.engine.deltas import Delta, counts_of_rounds
 
 
 @dataclass

@@ -10,16 +10,16 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.deadline import NO_DEADLINE, Deadline, DeadlineError
-from actors.generation import EngineFacts, Generation
+from actors.engine.deadline import NO_DEADLINE, Deadline, DeadlineError
+from actors.engine.requests import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.backend import Backend, as_api_error, ask_facts
-from endpoint.encoder import Encoder
-from endpoint.errors import ApiError, context_exceeded
-from endpoint.meter import Meter, NoMeter
-from endpoint.names import shown_name
-from endpoint.token_ids import check_token_ids, outside_vocabulary
-from pipeline.text import TextCodec
+from endpoint.http.errors import ApiError, context_exceeded
+from endpoint.http.shown_name import shown_name
+from endpoint.requests.token_ids import check_token_ids, outside_vocabulary
+from endpoint.service.backend import Backend, as_api_error, ask_facts
+from endpoint.service.encoder import Encoder
+from endpoint.service.meter import Meter, NoMeter
+from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
 _TELL_WHOLE_EVERY_S = 0.5  # what a request that is not streamed has written: nobody sees it before the end

@@ -1,7 +1,7 @@
 """RunConfig: a YAML file, the command line and the environment as one frozen configuration.
 
 The command line wins over the environment, the environment over the file. Unknown names are refused in all three.
-The sections (`jobs/sections.py`) mirror the packages' own dataclasses, which check the values.
+The sections (`jobs/config/sections.py`) mirror the packages' own dataclasses, which check the values.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from actors.settings import (
     Placement,
     StageSettings,
 )
-from decoding.options import EngineOptions
+from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
-from jobs.sections import (
+from jobs.config.sections import (
     ActorsSection,
     ChatSection,
     DraftsSection,
@@ -45,9 +45,9 @@ from jobs.sections import (
     SamplingSection,
     StagesSection,
 )
-from pipeline.dataset import ActorPool
-from pipeline.input_options import InputOptions
+from pipeline.inputs.options import InputOptions
 from pipeline.logs import LogSettings
+from pipeline.streaming.stream import ActorPool
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS")  # decoding reads these itself

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from actors.settings import DraftStrategy, Strategy
-from decoding.checkpoint import DType
+from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import DrafterName
-from decoding.options import DraftLength
-from decoding.verify import Verification
-from pipeline.input_options import Format
+from decoding.engine.options import DraftLength
+from decoding.sampling.verify import Verification
+from pipeline.inputs.options import Format
 from pipeline.logs import LogFormat, LogLevel
 
 

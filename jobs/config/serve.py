@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from actors.replica import ReplicaSettings
 from actors.settings import (
     ChatSettings,
     DraftSettings,
@@ -15,16 +14,17 @@ from actors.settings import (
     Placement,
     StageSettings,
 )
-from decoding.options import EngineOptions
-from endpoint.auth import Keys, load_keys
-from endpoint.bodies import Limits
+from actors.workers.replica import ReplicaSettings
+from decoding.engine.options import EngineOptions
 from endpoint.deployment import DeploymentSettings
-from endpoint.edge import EdgeSettings
-from endpoint.service import ServiceSettings
-from jobs.config import YamlConfig, check_draft_timeouts, load_settings_of
-from jobs.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection
-from pipeline.dataset import ActorPool
+from endpoint.edge.auth import Keys, load_keys
+from endpoint.edge.install import EdgeSettings
+from endpoint.http.bodies import Limits
+from endpoint.service.service import ServiceSettings
+from jobs.config.run import YamlConfig, check_draft_timeouts, load_settings_of
+from jobs.config.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection
 from pipeline.logs import LogSettings
+from pipeline.streaming.stream import ActorPool
 
 
 class ServeConfig(YamlConfig):

@@ -17,11 +17,11 @@ import torch
 
 from actors.resources import settle_device, shortage
 from actors.settings import GeneratorSettings
-from actors.stage_places import give_back_orphans
-from jobs.config import RunConfig
-from jobs.stopping import keeping_sigterm
-from pipeline.dataset import ActorPool
+from actors.stages.places import give_back_orphans
+from jobs.config.run import RunConfig
+from jobs.driver.stopping import keeping_sigterm
 from pipeline.logs import Event
+from pipeline.streaming.stream import ActorPool
 
 _LONGEST_PATIENCE_S = 600.0
 _log = logging.getLogger(__name__)

@@ -11,20 +11,20 @@ from typing import Any, Protocol
 
 import ray
 
-from actors.draft_roster import start_roster
-from actors.feed import Feed
-from actors.ledger import start_ledger
-from jobs.cluster import OrphanWatch, ShortageWatch
-from jobs.config import RunConfig
-from jobs.driver_metrics import publish_progress
-from jobs.progress import Progress
-from jobs.stopping import GracefulStop
-from pipeline.dataset import ActorPool, UnitError, stream_units
+from actors.drafts.roster import start_roster
+from actors.units.feed import Feed
+from actors.units.ledger import start_ledger
+from jobs.config.run import RunConfig
+from jobs.driver.cluster import OrphanWatch, ShortageWatch
+from jobs.driver.metrics import publish_progress
+from jobs.driver.progress import Progress
+from jobs.driver.stopping import GracefulStop
 from pipeline.id_set import IdSet
-from pipeline.location import Location
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
-from pipeline.receipt import Receipt
-from pipeline.units import WorkUnit
+from pipeline.run.receipt import Receipt
+from pipeline.storage.location import Location
+from pipeline.streaming.stream import ActorPool, UnitError, stream_units
 
 _MOST_POOLS = 8  # made anew one after the other, without a unit done in between
 _LOST_FOR_GOOD = (
@@ -62,8 +62,8 @@ def drive(
     """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
 
     `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
-    `pipeline.dataset.stream_units` wants. Without `backups` no unit has one, whatever `run.backup_units` says: for
-    work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
+    `pipeline.streaming.stream.stream_units` wants. Without `backups` no unit has one, whatever `run.backup_units` says:
+    for work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
     raises.
     """
     # So many may wait behind those that the actors work on: one for each place, and as many again on the way to it.

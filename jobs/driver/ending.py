@@ -8,15 +8,15 @@ from enum import IntEnum
 
 import ray
 
-from actors.unit_worker import describe
-from jobs.config import RunConfig
-from jobs.driver_logs import log_run_finished
-from jobs.summary import make_report, print_summary
-from pipeline.check import CheckReport, check_run
+from actors.units.worker import describe
+from jobs.config.run import RunConfig
+from jobs.driver.logs import log_run_finished
+from jobs.driver.summary import make_report, print_summary
 from pipeline.counts import Counts
-from pipeline.dataset import NoProgress, UnitError
-from pipeline.lease import LeaseHeld, LeaseLost
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import CheckReport, check_run
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import LeaseHeld, LeaseLost
+from pipeline.streaming.stream import NoProgress, UnitError
 
 
 class Exit(IntEnum):

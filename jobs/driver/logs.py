@@ -11,10 +11,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TextIO, cast
 
-from pipeline.check import CheckReport
 from pipeline.counts import Counts
 from pipeline.logs import Event, LogSettings, logs_to
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import CheckReport
+from pipeline.run.directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 

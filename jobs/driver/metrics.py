@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.metrics import ROWS_LEFT, UNITS_LEFT, Heartbeat, Metrics
-from jobs.progress import Progress
+from jobs.driver.progress import Progress
 
 
 def publish_progress(run: str, progress: Progress) -> Heartbeat:

@@ -14,23 +14,23 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-from actors.generator import load_codec
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
+from actors.workers.generator import load_codec
+from decoding.checkpoint.layer_range import cut
+from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
+from decoding.checkpoint.rank import check_can_be_shared_out, check_device
+from decoding.checkpoint.supported import load_config as load_model_config
+from decoding.checkpoint.supported import max_positions, model_folder
+from decoding.checkpoint.vocabulary import check_same_vocabulary
 from decoding.drafters import NEED_A_MODEL
-from decoding.layer_range import cut
-from decoding.rank import check_can_be_shared_out, check_device
-from decoding.stage_network import check_can_be_cut, num_layers
-from decoding.support import load_config as load_model_config
-from decoding.support import max_positions, model_folder
-from decoding.vocabulary import check_same_vocabulary
-from jobs.config import RunConfig
-from pipeline.carried import carried_types, types_from_dict, types_to_dict
-from pipeline.files import InputFile, inputs_digest, list_files
-from pipeline.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.run_directory import RunDirectory
-from pipeline.text import TextCodec
-from pipeline.units import WorkUnit, plan_units
+from jobs.config.run import RunConfig
+from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
+from pipeline.inputs.files import InputFile, inputs_digest, list_files
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.text.codec import TextCodec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.progress import format_length, format_rate, format_seconds
-from pipeline.check import CheckReport
-from pipeline.run_directory import RunDirectory
+from jobs.driver.progress import format_length, format_rate, format_seconds
+from pipeline.run.check import CheckReport
+from pipeline.run.directory import RunDirectory
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pyarrow import fs
 
-from pipeline.location import Location
-from pipeline.whole_file import replacement
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replacement
 
 _NOTE = "_dray.json"
 _FILE_NAME = re.compile(r"(_dray\.json|(data|errors)/part-\d{5,}\.parquet)(\.[0-9a-f]{32})?")  # also on its way

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.location import Location
-from pipeline.row_order import last_whole_row
-from pipeline.whole_file import replacement
+from pipeline.run.row_order import last_whole_row
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replacement
 
 _FOOTER_KEY = b"dray_compact"
 # Of the rows in memory, about three times what zstd leaves of them: enough to compress well, little to hold.

@@ -18,18 +18,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.carried import types_from_dict
-from pipeline.checked_parquet import open_checked
-from pipeline.claim import claim_digest, refuse_others, take, write_note
-from pipeline.compacted_file import Cut, Place, Stretch, write_file
-from pipeline.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
-from pipeline.location import Location, file_version
-from pipeline.row_order import last_whole_row
-from pipeline.run_directory import RunDirectory
+from pipeline.export.claim import claim_digest, refuse_others, take, write_note
+from pipeline.export.compacted_file import Cut, Place, Stretch, write_file
+from pipeline.inputs.carried import types_from_dict
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
+from pipeline.run.directory import RunDirectory
+from pipeline.run.row_order import last_whole_row
+from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.schema import ERRORS, generations_schema
-from pipeline.unit_rows import each_unit, refuse_incomplete
-from pipeline.units import WorkUnit
+from pipeline.storage.checked_parquet import open_checked
+from pipeline.storage.location import Location, file_version
 
 _CHECKED_COLUMNS = [*dict.fromkeys([*HASHED_COLUMNS, *COUNTED_COLUMNS])]
 

@@ -11,11 +11,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pipeline.carried import JSON_TEXT, types_from_dict
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.unit_rows import each_unit, refuse_incomplete
-from pipeline.whole_file import replacement
+from pipeline.inputs.carried import JSON_TEXT, types_from_dict
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import each_unit, refuse_incomplete
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replacement
 
 # What the table has besides (token ids, logprobs) is large, and for programs that read Parquet.
 _COLUMNS = ["id", "row_id", "sample", "prompt", "is_chat", "text", "finish_reason", "stop_reason"]

@@ -11,11 +11,11 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.errors import Stage
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.text import TextCodec
-from pipeline.unit_rows import UnitRows, each_unit, refuse_incomplete
-from pipeline.whole_file import replacement
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import UnitRows, each_unit, refuse_incomplete
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replacement
+from pipeline.text.codec import TextCodec
 
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",

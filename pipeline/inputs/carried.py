@@ -11,12 +11,12 @@ from typing import Any, cast
 import pyarrow as pa
 
 from pipeline.errors import RowError
-from pipeline.files import InputFile, refuse_unreadable
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.location import Location
-from pipeline.parquet_rows import parquet_schema
-from pipeline.records import Columns, file_columns, read_records
+from pipeline.inputs.files import InputFile, refuse_unreadable
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.parquet_rows import parquet_schema
+from pipeline.inputs.records import Columns, file_columns, read_records
 from pipeline.schema import generations_schema
+from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 1000
 JSON_TEXT = pa.json_()  # a string column whose text is JSON: what holds anything

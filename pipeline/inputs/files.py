@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import fs
 
-from pipeline.location import Location, file_version
+from pipeline.storage.location import Location, file_version
 
 
 class InputFile(NamedTuple):

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from pipeline.location import Location
+from pipeline.storage.location import Location
 
 _BUFFER_BYTES = 1 << 20
 _MAX_BAD_LINES = 100  # how many first_json_line passes over

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from pipeline.files import InputFile, refuse_unreadable
-from pipeline.lines import first_json_line, is_gzip
+from pipeline.inputs.files import InputFile, refuse_unreadable
+from pipeline.inputs.lines import first_json_line, is_gzip
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 

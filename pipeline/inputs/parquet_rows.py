@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import RowError
-from pipeline.location import Location
+from pipeline.storage.location import Location
 
 _BATCH_ROWS = 256
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import RowError
-from pipeline.input_options import Format, InputOptions
-from pipeline.lines import TextRecord, parse_csv, split_csv, split_lines
-from pipeline.location import Location
-from pipeline.parquet_rows import parquet_schema
+from pipeline.inputs.lines import TextRecord, parse_csv, split_csv, split_lines
+from pipeline.inputs.options import Format, InputOptions
+from pipeline.inputs.parquet_rows import parquet_schema
+from pipeline.storage.location import Location
 
 Columns = dict[str, Any]
 _MAYBE_HALF_PAIR = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # the character, or the JSON escape that makes it

@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.carried import carry
 from pipeline.errors import ErrorRow, RowError, storable
-from pipeline.files import InputFile, refuse_changed_file
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.location import Location
-from pipeline.openai_batch import custom_id, read_request
-from pipeline.parquet_rows import read_parquet_rows
-from pipeline.prompt_template import PromptTemplate
-from pipeline.records import Columns, parse_json, read_records
-from pipeline.units import WorkUnit, prompt_columns
+from pipeline.inputs.carried import carry
+from pipeline.inputs.files import InputFile, refuse_changed_file
+from pipeline.inputs.openai_batch import custom_id, read_request
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.parquet_rows import read_parquet_rows
+from pipeline.inputs.prompt_template import PromptTemplate
+from pipeline.inputs.records import Columns, parse_json, read_records
+from pipeline.inputs.units import WorkUnit, prompt_columns
+from pipeline.storage.location import Location
 
 
 @dataclass(frozen=True)

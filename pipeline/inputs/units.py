@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-from pipeline.files import InputFile, refuse_unreadable
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.location import Location
-from pipeline.parquet_rows import parquet_size
-from pipeline.prompt_template import PromptTemplate
-from pipeline.records import file_columns, split_records
+from pipeline.inputs.files import InputFile, refuse_unreadable
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.parquet_rows import parquet_size
+from pipeline.inputs.prompt_template import PromptTemplate
+from pipeline.inputs.records import file_columns, split_records
+from pipeline.storage.location import Location
 
 _BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pipeline.commit import commit_lock, engine_facts, part_content, read_receipt, to_parquet
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
-from pipeline.receipt import Receipt
-from pipeline.row_order import in_row_order, without_rows
-from pipeline.run_directory import RunDirectory
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.commit import commit_lock, engine_facts, part_content, read_receipt, to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.receipt import Receipt
+from pipeline.run.row_order import in_row_order, without_rows
+from pipeline.run.unit_rows import read_unit_rows
 from pipeline.schema import errors_table
-from pipeline.unit_rows import read_unit_rows
-from pipeline.units import WorkUnit
-from pipeline.whole_file import replace_file
+from pipeline.storage.whole_file import replace_file
 
 
 def amend_part(

@@ -9,17 +9,17 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from pipeline.carried import types_from_dict
-from pipeline.checked_parquet import open_checked, table_of
-from pipeline.commit import receipt_of
-from pipeline.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.counts import Counts, count_generations
-from pipeline.identities import COLUMNS, contradictions
-from pipeline.location import Location
-from pipeline.run_directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
+from pipeline.inputs.carried import types_from_dict
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.commit import receipt_of
+from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
+from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
+from pipeline.run.identities import COLUMNS, contradictions
+from pipeline.run.unit_rows import standing_errors
 from pipeline.schema import ERRORS, generations_schema
-from pipeline.unit_rows import standing_errors
-from pipeline.units import WorkUnit
+from pipeline.storage.checked_parquet import open_checked, table_of
+from pipeline.storage.location import Location
 
 _MAX_PROBLEMS_PER_UNIT = 20
 

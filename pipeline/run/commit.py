@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.counts import Counts
-from pipeline.location import Location
-from pipeline.receipt import Receipt
-from pipeline.run_directory import COMMIT_LOCK, RunDirectory
-from pipeline.units import WorkUnit
-from pipeline.whole_file import create_file, replace_file
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import COMMIT_LOCK, RunDirectory
+from pipeline.run.receipt import Receipt
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import create_file, replace_file
 
 _FOOTER_KEY = b"dray"
 _ROWS_PER_ROW_GROUP = 8192

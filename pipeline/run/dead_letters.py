@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import Stage
-from pipeline.read_ahead import read_ahead
-from pipeline.run_directory import RunDirectory
-from pipeline.unit_rows import read_errors
-from pipeline.units import WorkUnit
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
+from pipeline.run.read_ahead import read_ahead
+from pipeline.run.unit_rows import read_errors
 
 
 @dataclass(frozen=True)

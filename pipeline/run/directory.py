@@ -23,10 +23,10 @@ from typing import Any
 from pyarrow import fs
 
 from pipeline.id_set import IdSet
-from pipeline.location import Location
-from pipeline.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
-from pipeline.units import WorkUnit
-from pipeline.whole_file import create_file, replace_file
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import create_file, replace_file
 
 COMMIT_LOCK, DRIVER_LOCK = "commit.lock", "driver.lock"  # in _tmp/, on local disks
 _CREATING = "_CREATING"  # there from the first to the last moment of a creation

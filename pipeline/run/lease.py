@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
-from pipeline.location import Location
 from pipeline.logs import Event
-from pipeline.run_directory import DRIVER_LOCK, RunDirectory
-from pipeline.whole_file import replace_file
+from pipeline.run.directory import DRIVER_LOCK, RunDirectory
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file
 
 _RENEWALS_PER_TIMEOUT = 6
 _LOOKS_PER_TIMEOUT = 40

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.location import Location
+from pipeline.inputs.units import WorkUnit
 from pipeline.schema import MANIFEST
-from pipeline.units import WorkUnit
-from pipeline.whole_file import replace_file
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file
 
 _UNITS_PER_ROW_GROUP = 10_000
 _ROW_GROUPS_PER_PART = 10

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pipeline.id_set import IdSet
-from pipeline.run_directory import RunDirectory
-from pipeline.units import WorkUnit
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
 
 _UNITS_PER_WINDOW = 10_000
 

@@ -9,9 +9,9 @@ from itertools import count
 
 from pyarrow import fs
 
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.whole_file import replace_file
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file
 
 _FOLDER = "quarantine"
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline.checked_parquet import table_of
-from pipeline.location import Location
-from pipeline.read_ahead import read_ahead
-from pipeline.row_order import in_row_order
-from pipeline.run_directory import RunDirectory
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
+from pipeline.run.read_ahead import read_ahead
+from pipeline.run.row_order import in_row_order
 from pipeline.schema import ERRORS
-from pipeline.units import WorkUnit
+from pipeline.storage.checked_parquet import table_of
+from pipeline.storage.location import Location
 
 
 class IncompleteRunError(FileNotFoundError):

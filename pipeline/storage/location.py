@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyarrow import fs
 
-from pipeline.retries import RetryPolicy
+from pipeline.storage.retries import RetryPolicy
 
 _Result = TypeVar("_Result")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, NoReturn
 
-from pipeline.location import Location
+from pipeline.storage.location import Location
 
 # What a mount without hard links (some FUSE and SMB ones) says.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}

@@ -26,8 +26,8 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.id_set import IdSet
-from pipeline.receipt import Receipt
-from pipeline.units import WorkUnit
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.receipt import Receipt
 
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.

@@ -10,11 +10,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from pipeline.control_tokens import ControlTokens
-from pipeline.decoder_rules import DecoderRules
 from pipeline.errors import RowError, TemplateError
-from pipeline.inputs import InputRow
-from pipeline.text_length import TextLength
+from pipeline.inputs.rows import InputRow
+from pipeline.text.control_tokens import ControlTokens
+from pipeline.text.decoder_rules import DecoderRules
+from pipeline.text.text_length import TextLength
 
 # One of these is in every tokenizer folder.
 _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

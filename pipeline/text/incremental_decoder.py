@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 
 HALF_CHARACTER = "\ufffd"  # what a tokenizer writes for bytes that are no character (yet)
 

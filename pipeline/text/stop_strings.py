@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.incremental_decoder import HALF_CHARACTER
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
+from pipeline.text.incremental_decoder import HALF_CHARACTER
 
 # How much more text than the longest stop string the window holds. Its first characters may differ from the
 # whole text's: a window can begin within a character, and some tokenizers drop the first space of what they

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.chain_probe import check_chain
-from actors.draft_links import DraftLinks
+from actors.drafts.links import DraftLinks
 from actors.settings import StageSettings
-from actors.sharded_model import ShardedModel
-from actors.stage_actor import StageActor
-from actors.stage_group import StageGroup
-from actors.stage_pipeline import StagePipeline
+from actors.stages.actor import StageActor
+from actors.stages.group import StageGroup
+from actors.stages.pipeline import StagePipeline
+from actors.stages.probe import check_chain
+from actors.stages.target import ShardedModel
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.sequence import Sequence
 from tests.decoding.tiny import random_prompts

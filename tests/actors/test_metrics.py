@@ -12,11 +12,11 @@ import promql_parser as promql
 import pytest
 
 from actors import metrics
-from actors.draft_link import LinkNumbers
-from actors.engine_loop import EngineNumbers
+from actors.drafts.link import LinkNumbers
+from actors.engine.loop import EngineNumbers
 from actors.metrics import METRICS, Heartbeat, Metric, Metrics
-from actors.reporter import publish_engine
-from pipeline.retries import RetryPolicy
+from actors.units.reporter import publish_engine
+from pipeline.storage.retries import RetryPolicy
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

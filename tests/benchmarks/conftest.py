@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.decoder.results import Memory, Report, Result
 from benchmarks.pair_factory import Shape, make_pair
-from benchmarks.results import Memory, Report, Result
 
 SHAPE = Shape(hidden=64, layers=4, heads=4, kv_heads=2, feed_forward=96, vocab=1024, draft_layers=1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -47,7 +47,7 @@ def made_up(name: str = "adaptive", batch: int = 4, **changes: object) -> Result
 def made_up_report(*results: Result, **options: object) -> Report:
     """A report around these results."""
     return Report(
-        command="python -m benchmarks.run",
+        command="python -m benchmarks.decoder",
         date="2026-01-01 00:00 UTC",
         machine={"processor": "abacus", "threads": 2},
         versions={"torch": "1"},

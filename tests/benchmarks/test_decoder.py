@@ -1,13 +1,13 @@
-"""`python -m jobs.bench` from end to end, on a pair that takes milliseconds."""
+"""`python -m benchmarks.decoder` from end to end, on a pair that takes milliseconds."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.decoder.__main__ import main
+from benchmarks.decoder.results import Report
 from benchmarks.pair_factory import Shape, make_pair
-from benchmarks.results import Report
-from jobs.bench import main
 
 
 @pytest.fixture(scope="module")

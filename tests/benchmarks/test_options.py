@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.configurations import CONFIGURATIONS, select
-from benchmarks.corpus import make_corpus
-from benchmarks.options import BenchOptions, parse
+from benchmarks.decoder.configurations import CONFIGURATIONS, select
+from benchmarks.decoder.corpus import make_corpus
+from benchmarks.decoder.options import BenchOptions, parse
 from decoding.drafters import DRAFTERS
 
 

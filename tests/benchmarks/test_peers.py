@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from benchmarks.configurations import select
-from benchmarks.corpus import make_corpus
-from benchmarks.options import BenchOptions
-from benchmarks.peers import PeerError, PeerRunner, Peers
+from benchmarks.decoder.configurations import select
+from benchmarks.decoder.corpus import make_corpus
+from benchmarks.decoder.options import BenchOptions
+from benchmarks.decoder.peers import PeerError, PeerRunner, Peers
 
 WORKER = """#!{python}
 import json, sys

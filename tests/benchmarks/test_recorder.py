@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.recorder import ForwardRecorder, shape_of
-from benchmarks.shared_models import SharedModels
+from benchmarks.decoder.recorder import ForwardRecorder, shape_of
+from benchmarks.decoder.shared_models import SharedModels
 from decoding import EngineOptions, SamplingParams
 
 
@@ -45,7 +45,7 @@ def test_replaying_takes_time_of_every_phase_and_only_of_those_that_ran(models):
 
 def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
     recorder = run(models, drafter="none")
-    monkeypatch.setattr("benchmarks.recorder.seconds_of", lambda work, device, times: 1.0)
+    monkeypatch.setattr("benchmarks.decoder.recorder.seconds_of", lambda work, device, times: 1.0)
     assert recorder.replay().target == 18.0
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.results import Report, per_position, share_equal
+from benchmarks.decoder.results import Report, per_position, share_equal
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 

@@ -1,11 +1,11 @@
-"""The measurements of `jobs.scale` measure: small ones, whose figures mean nothing."""
+"""The measurements of `benchmarks.scale` measure: small ones, whose figures mean nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from jobs.scale import print_spreads
-from jobs.scale_actors import Spread, simulate
+from benchmarks.scale.__main__ import print_spreads
+from benchmarks.scale.actors import Spread, simulate
 from pipeline.counts import Counts
 
 

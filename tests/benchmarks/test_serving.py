@@ -1,4 +1,4 @@
-"""`python -m jobs.bench_serve` measures: a small run, whose figures mean nothing."""
+"""`python -m benchmarks.serving` measures: a small run, whose figures mean nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "jobs.bench_serve", *arguments]
+    command = [sys.executable, "-m", "benchmarks.serving", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 

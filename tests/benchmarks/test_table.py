@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks import chart
-from benchmarks.table import HEADINGS, cells, plain_table, summary, sweep_rows, target_rows
-from benchmarks.targets import judge
+from benchmarks.decoder import chart
+from benchmarks.decoder.table import HEADINGS, cells, plain_table, summary, sweep_rows, target_rows
+from benchmarks.decoder.targets import judge
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 PLAIN = made_up("plain", seconds=(8.0, 10.0), raw_draft=(0.0, 0.0), raw_target=(6.0, 7.5))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import build, llama_config, noised, save
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 
 from decoding import Engine, EngineOptions
 from decoding.drafters import make_drafter
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48

@@ -15,8 +15,8 @@ from scipy import stats
 
 from decoding import SamplingParams
 from decoding.noise import noise_key
-from decoding.sampling import SamplingBatch, TokenHistory, first_stop, keep_best, probabilities, process_logits
-from decoding.verify import Draft
+from decoding.sampling.batch import SamplingBatch, TokenHistory, first_stop, keep_best, probabilities, process_logits
+from decoding.sampling.verify import Draft
 
 PROMPT = (1, 0, 1)
 FALSE_ALARM = 1e-7

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from endpoint.page import install_page
+from endpoint.edge.page import install_page
 
 
 def chunk(text: str, *, is_accepted: bool = False, finish_reason: str | None = None) -> bytes:

@@ -10,9 +10,9 @@ import openai
 import pytest
 from ray import serve
 
-from endpoint.auth import Keys
-from endpoint.bodies import Limits
 from endpoint.deployment import start
+from endpoint.edge.auth import Keys
+from endpoint.http.bodies import Limits
 from tests.endpoint.deployed import Deployed, deployed_pair
 from tests.endpoint.pair_app import pair_served
 from tests.endpoint.server import Server, running_server, settings_of

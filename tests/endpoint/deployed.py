@@ -14,16 +14,16 @@ import openai
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from actors.engine_loop import EngineNumbers
-from actors.generator import load_codec
-from actors.replica import ReplicaSettings
+from actors.engine.loop import EngineNumbers
+from actors.engine.translation import decode_row, encode_row
 from actors.settings import GeneratorSettings
-from actors.translation import decode_row, encode_row
+from actors.workers.generator import load_codec
+from actors.workers.replica import ReplicaSettings
 from decoding import Engine, EngineOptions
-from endpoint.auth import Keys
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
-from endpoint.edge import EdgeSettings
-from endpoint.service import ServiceSettings
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings
+from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from tests.endpoint.server import MODEL, settings_of
 from tests.endpoint.toy_app import BEARER, KEY

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.gate import INGRESS_NAME
+from endpoint.gate.gate import INGRESS_NAME
 
 
 @dataclass(frozen=True)

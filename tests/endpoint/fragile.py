@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from actors.replica import Replica
+from actors.workers.replica import Replica
 from decoding.sequence import Sequence
 
 POISON, SLOW = 97, 98  # token ids in a prompt

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actors.generator import load_codec
-from actors.replica import Replica, ReplicaSettings
 from actors.settings import GeneratorSettings, ModelSettings
-from decoding.options import EngineOptions
+from actors.workers.generator import load_codec
+from actors.workers.replica import Replica, ReplicaSettings
+from decoding.engine.options import EngineOptions
 from endpoint.app import create_app
-from endpoint.auth import Keys
-from endpoint.bodies import Limits
-from endpoint.edge import EdgeSettings, install
-from endpoint.metrics import ServingMetrics
-from endpoint.request_meter import RequestMeter
-from endpoint.service import Service, ServiceSettings
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.http.bodies import Limits
+from endpoint.service.metrics import ServingMetrics
+from endpoint.service.request_meter import RequestMeter
+from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served
 

@@ -12,16 +12,16 @@ from typing import Any
 import openai
 import uvicorn
 
-from actors.generator import load_codec
-from actors.replica import Replica, ReplicaSettings
+from actors.engine.translation import decode_row, encode_row
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.translation import decode_row, encode_row
+from actors.workers.generator import load_codec
+from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
-from endpoint.backend import Backend
-from endpoint.edge import EdgeSettings, install
-from endpoint.metrics import ServingMetrics
-from endpoint.service import Service, ServiceSettings
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.service.backend import Backend
+from endpoint.service.metrics import ServingMetrics
+from endpoint.service.service import Service, ServiceSettings
 from tests.pipeline.made_up import input_row
 
 MODEL = "tests/tiny"

@@ -17,15 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
-from actors.engine_loop import EngineNumbers
-from actors.generator import load_codec
-from actors.replica import ReplicaSettings
+from actors.engine.loop import EngineNumbers
 from actors.settings import GeneratorSettings
+from actors.workers.generator import load_codec
+from actors.workers.replica import ReplicaSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from endpoint.auth import Keys
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
-from endpoint.edge import EdgeSettings
-from endpoint.service import ServiceSettings
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings
+from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from tests.endpoint.fragile import Fragile
 from tests.endpoint.server import MODEL, settings_of

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.deltas import Delta, Ending
-from actors.generation import EngineFacts, FailedError, Generation, Scoring
-from actors.replica import Replica
+from actors.engine.deltas import Delta, Ending
+from actors.engine.requests import EngineFacts, FailedError, Generation, Scoring
+from actors.workers.replica import Replica
 from decoding import Engine, SamplingParams
 from decoding.sequence import TokenLogprobs
 from tests.endpoint.server import Server, running_server, settings_of

@@ -14,7 +14,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys as Press
 
-from endpoint.page import HEADERS, PATHS
+from endpoint.edge.page import HEADERS, PATHS
 from tests.endpoint.browser import Page, chromium
 from tests.endpoint.canned_app import DONE, canned_app, chunk, event
 from tests.endpoint.toy_app import BEARER, KEY

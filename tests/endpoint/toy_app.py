@@ -7,11 +7,11 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from endpoint.auth import Keys
-from endpoint.bodies import Limits
-from endpoint.edge import EdgeSettings, install
-from endpoint.errors import ApiError
-from endpoint.metrics import ServingMetrics
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.http.bodies import Limits
+from endpoint.http.errors import ApiError
+from endpoint.service.metrics import ServingMetrics
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"
 SECRET = "the-secret-words-of-a-prompt"

@@ -10,8 +10,8 @@ from typing import Any
 
 import ray
 
-from actors.generator import Generator
-from actors.translation import EncodedRow
+from actors.engine.translation import EncodedRow
+from actors.workers.generator import Generator
 from tests.faults.diary import Diary
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
-from pipeline.check import check_run, content_hash
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 from tests.faults.cluster import ROOT, RayCluster
 from tests.faults.diary import Diary
 from tests.jobs.runs import arguments, wait_until

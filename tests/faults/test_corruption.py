@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import verify
-from pipeline.check import check_run
+from pipeline.run.check import check_run
 from tests.damage import damage
 from tests.faults.runs import FaultRun, NewRun
 

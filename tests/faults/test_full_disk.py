@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check_run
+from pipeline.run.check import check_run
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun, NewRun
 from tests.small_disk import small_disk
 

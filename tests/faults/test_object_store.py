@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.location import Location
-from pipeline.whole_file import replace_file
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, NewRun
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import ray
 
-from actors.draft_links import DraftLinks
-from actors.draft_roster import start_roster
+from actors.drafts.links import DraftLinks
+from actors.drafts.roster import start_roster
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
-from actors.slot_mirror import SlotMirror
-from actors.stage_group import StageGroup
-from actors.stage_pipeline import StagePipeline
-from actors.stage_places import give_back_orphans
-from actors.stage_recovery import StageRecovery
+from actors.stages.group import StageGroup
+from actors.stages.pipeline import StagePipeline
+from actors.stages.places import give_back_orphans
+from actors.stages.recovery import StageRecovery
+from actors.stages.slot_mirror import SlotMirror
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings
 from tests.actors.sharded import PARAMS, POISON, Pair, make_engine, make_sequences, sharded, texts

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.check import check_run
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
 from tests.faults.cluster import RayCluster
 from tests.faults.diary import Entry, is_alive
 from tests.faults.runs import (

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from actors.generator import Generator
-from actors.translation import EncodedRow
-from pipeline import commit, whole_file
+from actors.engine.translation import EncodedRow
+from actors.workers.generator import Generator
+from pipeline.run import commit
+from pipeline.storage import whole_file
 
 # What a unit goes through, in order.
 POINTS = (

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from actors.generator import Generator
-from actors.retry_generator import RetryGenerator
-from actors.translation import EncodedRow
-from pipeline import amend
+from actors.engine.translation import EncodedRow
+from actors.workers.generator import Generator
+from actors.workers.retrier import RetryGenerator
+from pipeline.run import amend
 from tests.jobs.faulty import DeadlyLedger, Mortal
 
 # What a unit goes through when its failed rows are tried again, in order.

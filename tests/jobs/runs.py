@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from pipeline.check import check_run, content_hash
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.directory import RunDirectory
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import compact
-from pipeline.check import content_hash
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import content_hash
+from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import committed_run
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from actors.settings import ChatSettings, DraftSettings, ModelSettings
 from decoding import EngineOptions, SamplingParams
-from jobs.config import RunConfig, load_config
-from jobs.sections import ChatSection, DraftsSection, EngineSection, InputSection, ModelsSection, SamplingSection
-from pipeline.input_options import InputOptions
+from jobs.config.run import RunConfig, load_config
+from jobs.config.sections import ChatSection, DraftsSection, EngineSection, InputSection, ModelsSection, SamplingSection
+from pipeline.inputs.options import InputOptions
 
 YAML = """
 input: {path: prompts.jsonl}

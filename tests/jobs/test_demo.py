@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from pipeline.check import check_run
 from pipeline.counts import Counts
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
 from tests.jobs.runs import generations
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address"), pytest.mark.timeout(600)]

@@ -13,8 +13,8 @@ import duckdb
 import pytest
 
 from jobs import generate, verify
-from jobs.config import load_config
-from jobs.plan import create_run, make_plan
+from jobs.config.run import load_config
+from jobs.driver.plan import create_run, make_plan
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

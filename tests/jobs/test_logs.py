@@ -10,7 +10,7 @@ import duckdb
 import pytest
 import ray
 
-from actors.generator import Generator
+from actors.workers.generator import Generator
 from jobs import generate
 from tests.jobs.runs import arguments, errors, generations, prompts, wait_until, write_jsonl
 from tests.jobs.scraping import scrape, sums

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from pipeline.check import check_run
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
 from tests.jobs.runs import arguments, prompts, write_jsonl
 from tests.jobs.scraping import scrape, sums
 

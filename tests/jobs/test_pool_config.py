@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.ledger import start_ledger
-from jobs.cluster import ShortageWatch
-from jobs.config import load_config
-from pipeline.dataset import ActorPool
+from actors.units.ledger import start_ledger
+from jobs.config.run import load_config
+from jobs.driver.cluster import ShortageWatch
+from pipeline.streaming.stream import ActorPool
 from tests.jobs.runs import wait_until
 
 YAML = """

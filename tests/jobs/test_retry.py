@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jobs import generate, retry, verify
-from pipeline.lease import hold_lease
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import hold_lease
 from tests.jobs.faulty_retry import RETRY_POINTS, fails_over, retry_dies_at_every_point, retry_dies_over
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 

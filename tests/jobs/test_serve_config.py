@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import serve
-from jobs.serve_config import ServeConfig, load_serve_config
+from jobs.config.serve import ServeConfig, load_serve_config
 
 PROG = "python -m jobs.serve"
 

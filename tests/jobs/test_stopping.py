@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs import generate, retry
-from jobs.stopping import GracefulStop
+from jobs.driver.stopping import GracefulStop
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from jobs import generate, verify
-from jobs.config import load_config
-from jobs.plan import create_run, make_plan
+from jobs.config.run import load_config
+from jobs.driver.plan import create_run, make_plan
 from pipeline.counts import Counts
-from pipeline.lease import hold_lease
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import hold_lease
 from tests.jobs.runs import arguments, prompts, write_jsonl
 from tests.pipeline.made_up import committed_run
 

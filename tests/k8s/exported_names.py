@@ -14,7 +14,7 @@ from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels, s
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from actors.metrics import METRICS, Metric
-from endpoint.metrics import SERVING_METRICS
+from endpoint.service.metrics import SERVING_METRICS
 
 # What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
 _ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})

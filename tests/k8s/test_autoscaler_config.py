@@ -14,7 +14,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from endpoint.gate import INGRESS_NAME
+from endpoint.gate.gate import INGRESS_NAME
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
 
 GIB = 2**30

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from pipeline.check import check_run, content_hash
-from pipeline.commit import read_receipt
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import read_receipt
+from pipeline.run.directory import RunDirectory
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until
 from tests.k8s.demo import demo_cluster, demo_config

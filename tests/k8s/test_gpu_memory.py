@@ -9,7 +9,7 @@ import pytest
 import yaml
 from transformers import PretrainedConfig, Qwen3Config
 
-from decoding.footprint import GIB, Footprint, footprint_of
+from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
 from tests.k8s.lint import GPU_KIND
 from tests.k8s.manifests import K8S, ROOT, groups, of_kind, ray_object, render

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.replica import Replica
+from actors.workers.replica import Replica
 from endpoint.deployment import APP_NAME
 from tests.k8s.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render

@@ -13,10 +13,10 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
-from endpoint.bodies import Limits
-from endpoint.gate import environment
+from endpoint.gate.gate import environment
+from endpoint.http.bodies import Limits
 from jobs import generate
-from jobs.sections import ServeSection
+from jobs.config.sections import ServeSection
 from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
 from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys

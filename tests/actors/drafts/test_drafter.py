@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.draft_link import DraftLink
-from actors.draft_messages import Missed, Newcomer, Progress, Reply, decode_request, encode_reply
-from actors.draft_mirror import DraftTerms
-from actors.remote_drafter import RemoteDrafter
+from actors.drafts.drafter import RemoteDrafter
+from actors.drafts.link import DraftLink
+from actors.drafts.messages import Missed, Newcomer, Progress, Reply, decode_request, encode_reply
+from actors.drafts.mirror import DraftTerms
 from actors.settings import DraftSettings
 from decoding import SamplingParams, Sequence
-from decoding.rows import Rows, sampling_batch
+from decoding.sampling.rows import Rows, sampling_batch
 from tests.jobs.runs import wait_until
 
 VOCAB_SIZE, TERMS = 300, DraftTerms(4, 64, 300, frozenset(), "coupled", 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.draft_link import DraftLink, LinkNumbers
+from actors.drafts.link import DraftLink, LinkNumbers
 from actors.settings import DraftSettings
 
 DIED, UNAVAILABLE = ray.exceptions.ActorDiedError(), ray.exceptions.ActorUnavailableError("busy", None)
@@ -70,8 +70,8 @@ def link(clock: Clock, roster: Roster, missing: set[Any], monkeypatch: pytest.Mo
                 raise reference
         return references
 
-    monkeypatch.setattr("actors.draft_link.ray.wait", wait)
-    monkeypatch.setattr("actors.draft_link.ray.get", get)
+    monkeypatch.setattr("actors.drafts.link.ray.wait", wait)
+    monkeypatch.setattr("actors.drafts.link.ray.get", get)
     return DraftLink(roster, DraftSettings(timeout_s=1.0, most_reconnects=3), clock)
 
 
@@ -222,7 +222,7 @@ def test_an_actor_that_never_answered_may_still_be_loading(link: DraftLink, cloc
 def test_an_actor_that_dies_before_it_is_there_is_replaced_while_there_is_time(
     link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.draft_link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    monkeypatch.setattr("actors.drafts.link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
 
     def actor() -> Any:
         ready = DIED if len(roster.lost) < 3 else 7
@@ -236,14 +236,14 @@ def test_an_actor_that_dies_before_it_is_there_is_replaced_while_there_is_time(
 def test_an_actor_that_dies_again_and_again_is_waited_for_until_the_deadline(
     link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.draft_link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    monkeypatch.setattr("actors.drafts.link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
 
     def late(reference: Any, timeout: float | None = None) -> Any:
         if timeout == 0:
             raise ray.exceptions.GetTimeoutError
         raise DIED
 
-    monkeypatch.setattr("actors.draft_link.ray.get", late)
+    monkeypatch.setattr("actors.drafts.link.ray.get", late)
     assert not link.connect(300, deadline=0.5)
     assert clock.now == 0.5
     assert not link.is_gone

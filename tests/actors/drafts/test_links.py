@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from actors import dataset_generator, generator
 from actors.settings import GeneratorSettings, ModelSettings
-from jobs import bench_split
-from jobs.bench_split import Measured, Side
+from actors.workers import dataset_generator, generator
+from benchmarks import split as bench_split
+from benchmarks.split import Measured, Side
 
 SETTINGS = GeneratorSettings(models=ModelSettings(target="t", draft="d"), placement="split")
 

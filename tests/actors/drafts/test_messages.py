@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from actors.draft_messages import (
+from actors.drafts.messages import (
     Law,
     Missed,
     Progress,

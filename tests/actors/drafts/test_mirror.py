@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.draft_messages import (
+from actors.drafts.messages import (
     Missed,
     Newcomer,
     Progress,
@@ -16,11 +16,11 @@ from actors.draft_messages import (
     id_bytes,
     to_ids,
 )
-from actors.draft_mirror import DraftMirror, DraftTerms
+from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
-from decoding.model import LanguageModel
-from decoding.rows import Rows, sampling_batch
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.rows import Rows, sampling_batch
 
 NUM_SLOTS, MAX_LEN, K = 3, 64, 4
 GREEDY = SamplingParams(temperature=0)

@@ -10,8 +10,8 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.draft_roster import DraftRoster
-from actors.draft_roster import _is_placed as is_placed
+from actors.drafts.roster import DraftRoster
+from actors.drafts.roster import _is_placed as is_placed
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from pipeline.logs import LogSettings
 
@@ -31,12 +31,12 @@ class Stage:
             self.groups.append(made)
             return made
 
-        monkeypatch.setattr("actors.draft_roster.set_up_logs", lambda *_, **__: None)
-        monkeypatch.setattr("actors.draft_roster.placement_group", group)
-        monkeypatch.setattr("actors.draft_roster.remove_placement_group", self.removed.append)
-        monkeypatch.setattr("actors.draft_roster._is_placed", lambda group: group.is_placed)
-        monkeypatch.setattr("actors.draft_roster.PlacementGroupSchedulingStrategy", lambda *place: place)
-        monkeypatch.setattr("actors.draft_roster.ray.kill", lambda handle: self.killed.append(name(handle)))
+        monkeypatch.setattr("actors.drafts.roster.set_up_logs", lambda *_, **__: None)
+        monkeypatch.setattr("actors.drafts.roster.placement_group", group)
+        monkeypatch.setattr("actors.drafts.roster.remove_placement_group", self.removed.append)
+        monkeypatch.setattr("actors.drafts.roster._is_placed", lambda group: group.is_placed)
+        monkeypatch.setattr("actors.drafts.roster.PlacementGroupSchedulingStrategy", lambda *place: place)
+        monkeypatch.setattr("actors.drafts.roster.ray.kill", lambda handle: self.killed.append(name(handle)))
         settings = GeneratorSettings(
             models=ModelSettings(target="t", draft="d"), placement="split", drafts=DraftSettings(**drafts)
         )
@@ -137,7 +137,7 @@ def test_draft_actors_that_have_their_places_keep_them(monkeypatch: pytest.Monke
         ("remove_placement_group", remove_placement_group),
         ("_is_placed", is_placed),
     ):
-        monkeypatch.setattr(f"actors.draft_roster.{name_}", own)
+        monkeypatch.setattr(f"actors.drafts.roster.{name_}", own)
     assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
     (group,) = stage.roster._groups
     try:

@@ -12,17 +12,18 @@ import pytest
 import ray
 import torch
 
-from actors import draft_roster, remote_drafter
-from actors.draft_links import DraftLinks
-from actors.draft_mirror import DraftTerms
-from actors.remote_drafter import RemoteDrafter
+from actors.drafts import drafter as remote_drafter
+from actors.drafts import roster as draft_roster
+from actors.drafts.drafter import RemoteDrafter
+from actors.drafts.links import DraftLinks
+from actors.drafts.mirror import DraftTerms
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter
-from decoding.load import Parts
-from decoding.model import LanguageModel
-from decoding.rows import Rows, sampling_batch
+from decoding.engine.load import Parts
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.rows import Rows, sampling_batch
 from pipeline.logs import LogSettings
 from tests.jobs.runs import wait_until
 

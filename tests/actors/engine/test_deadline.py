@@ -9,8 +9,8 @@ from math import inf
 
 import pytest
 
-from actors.deadline import Deadline, DeadlineError
-from actors.generation import Generation
+from actors.engine.deadline import Deadline, DeadlineError
+from actors.engine.requests import Generation
 from decoding import SamplingParams
 
 
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("actors.deadline.time.monotonic", clock)
+    monkeypatch.setattr("actors.engine.deadline.time.monotonic", clock)
     return clock
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.deltas import Delta, Growth, TextChangedError
-from actors.engine_loop import EngineLoop
+from actors.engine.deltas import Delta, Growth, TextChangedError
+from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 
 Pair = tuple[str, str]
@@ -63,7 +63,7 @@ def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
 def test_what_comes_sooner_than_it_is_to_be_told_comes_with_the_end(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, tell_every_s: float, most_told_per_s: float
 ) -> None:
-    monkeypatch.setattr("actors.engine_loop._MOST_TOLD_PER_S", most_told_per_s)
+    monkeypatch.setattr("actors.engine.loop._MOST_TOLD_PER_S", most_told_per_s)
 
     async def scenario() -> None:
         (sequence,) = asked = sequences(1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from actors.engine_loop import EngineLoop
+from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 
 Pair = tuple[str, str]

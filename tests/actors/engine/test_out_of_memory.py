@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.engine_loop import EngineLoop
-from actors.generation import FailedError
+from actors.engine.loop import EngineLoop
+from actors.engine.requests import FailedError
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.memory import is_out_of_memory
 from decoding.sequence import TokenLogprobs
@@ -219,7 +219,7 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
 def test_a_process_whose_engine_hangs_ends_and_says_where() -> None:
     program = """
 import threading
-from actors.watchdog import Watchdog
+from actors.engine.watchdog import Watchdog
 watchdog = Watchdog(0.2)
 for _ in range(3):
     with watchdog:

@@ -7,11 +7,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from actors import GeneratorSettings, ModelSettings
-from actors.translation import encode_row, row_params
+from actors.engine.translation import encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import RowError, only_this_row
-from pipeline.inputs import InputRow
-from pipeline.text import TextCodec
+from pipeline.inputs.rows import InputRow
+from pipeline.text.codec import TextCodec
 from tests.text_pair import save_tokenizer
 
 

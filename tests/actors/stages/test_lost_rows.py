@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.sharded_model import ShardedModel
+from actors.stages.target import ShardedModel
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     FIRST,

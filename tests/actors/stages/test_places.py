@@ -8,10 +8,10 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
-from actors import stage_places
 from actors.settings import StageSettings
-from actors.stage_places import give_back_orphans, take_places
-from jobs.cluster import OrphanWatch
+from actors.stages import places as stage_places
+from actors.stages.places import give_back_orphans, take_places
+from jobs.driver.cluster import OrphanWatch
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from actors.stage_actor import StageActor
-from actors.stage_group import StageGroup
-from decoding.kv_cache import KVCache, Packing, Plan
+from actors.stages.actor import StageActor
+from actors.stages.group import StageGroup
+from decoding.cache.kv_cache import KVCache, Packing, Plan
 from tests.actors.sharded import Pair, sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

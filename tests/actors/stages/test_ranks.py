@@ -10,11 +10,11 @@ import pytest
 import ray
 
 from actors.settings import StageSettings
-from actors.sharded_model import ShardedModel
-from actors.stage_actor import StageActor
-from actors.stage_group import StageGroup
-from decoding.model import LanguageModel
-from decoding.stage import Stage
+from actors.stages.actor import StageActor
+from actors.stages.group import StageGroup
+from actors.stages.target import ShardedModel
+from decoding.network.language_model import LanguageModel
+from decoding.network.stage import Stage
 from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, make_engine, make_sequences, sharded, texts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

@@ -5,11 +5,11 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from actors.generator import drafting_device
 from actors.settings import StageSettings
-from actors.stage_actor import StaleStepError
-from actors.stage_group import is_loss
-from actors.stage_work import Logits
+from actors.stages.actor import StaleStepError
+from actors.stages.group import is_loss
+from actors.stages.work import Logits
+from actors.workers.generator import drafting_device
 
 
 @pytest.mark.parametrize(

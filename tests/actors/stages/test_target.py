@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import ray
 
-from actors.sharded_model import ShardedModel
-from actors.stage_actor import StaleStepError
-from actors.stage_group import StageGroup
-from actors.stage_recovery import StagesGoneError
-from actors.stage_work import Logits, Work
-from decoding.model import LanguageModel
-from decoding.rows import Rows, sampling_batch
+from actors.stages.actor import StaleStepError
+from actors.stages.group import StageGroup
+from actors.stages.recovery import StagesGoneError
+from actors.stages.target import ShardedModel
+from actors.stages.work import Logits, Work
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     PARAMS,

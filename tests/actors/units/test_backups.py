@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from actors.ledger import Attempt, Ledger, Pace
+from actors.units.ledger import Attempt, Ledger, Pace
 from tests.pipeline.made_up import unit
 
 

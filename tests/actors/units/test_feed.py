@@ -5,9 +5,9 @@ import pickle
 import pytest
 import ray
 
-from actors.feed import Feed
-from actors.ledger import start_ledger
-from pipeline.dataset import Ticket
+from actors.units.feed import Feed
+from actors.units.ledger import start_ledger
+from pipeline.streaming.stream import Ticket
 from tests.pipeline.made_up import unit
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actors.ledger import MOST_DEATHS, Attempt, Ledger, UnitAbandoned
+from actors.units.ledger import MOST_DEATHS, Attempt, Ledger, UnitAbandoned
 
 
 class Cluster:

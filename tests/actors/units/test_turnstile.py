@@ -2,7 +2,7 @@
 
 import asyncio
 
-from actors.turnstile import Turnstile
+from actors.units.turnstile import Turnstile
 
 
 def test_nobody_is_inside_with_who_is_alone() -> None:

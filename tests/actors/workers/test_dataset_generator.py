@@ -7,11 +7,11 @@ import pytest
 import ray.data
 
 from actors import GeneratorSettings, ModelSettings, generate
-from actors.dataset_generator import DatasetGenerator
+from actors.workers.dataset_generator import DatasetGenerator
 from decoding import EngineOptions, SamplingParams
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, quiet_ray_data
-from pipeline.input_options import InputOptions
+from pipeline.inputs.options import InputOptions
+from pipeline.streaming.stream import ActorPool, quiet_ray_data
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from actors.deadline import Deadline, DeadlineError
-from actors.generation import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
-from actors.replica import Replica, ReplicaSettings
+from actors.engine.deadline import Deadline, DeadlineError
+from actors.engine.requests import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
+from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine, SamplingParams
 from tests.endpoint.server import settings_of
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from decoding.kv_cache import LENGTH_BUCKET, KVCache
+from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
 
 HEADS, SIZE = 2, 3
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from decoding.footprint import footprint
-from decoding.model import LanguageModel
+from decoding.checkpoint.footprint import footprint
+from decoding.network.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from decoding.model import LanguageModel
-from decoding.rank import SHARED_OUT, check_can_be_shared_out, meet, open_meeting_place
-from decoding.stage import Stage
-from decoding.support import load_config
-from tests.decoding.test_families import FAMILIES, GROUPED
-from tests.decoding.test_stage import saved
+from decoding.checkpoint.rank import SHARED_OUT, check_can_be_shared_out, meet, open_meeting_place
+from decoding.checkpoint.supported import load_config
+from decoding.network.language_model import LanguageModel
+from decoding.network.stage import Stage
+from tests.decoding.network.test_families import FAMILIES, GROUPED
+from tests.decoding.network.test_stage import saved
 
 # The class name of the configuration, and its settings.
 TABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, tuple[torch.Tensor, int]]:
     """What two processes found of each: its logits, and the bytes of the weights in the first of them."""
     place = open_meeting_place(NUM_RANKS)
-    arguments = [sys.executable, "-m", "tests.decoding.test_rank"]
+    arguments = [sys.executable, "-m", "tests.decoding.checkpoint.test_rank"]
     ranks = [subprocess.Popen([*arguments, str(rank), str(place.port), str(folder)]) for rank in range(NUM_RANKS)]
     assert [rank.wait(240) for rank in ranks] == [0, 0]
     logits: dict[str, tuple[torch.Tensor, int]] = pickle.loads((folder / "found.pickle").read_bytes())

@@ -9,8 +9,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from decoding.model import LanguageModel
-from decoding.support import load_config, max_positions
+from decoding.checkpoint.supported import load_config, max_positions
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import build, llama_config, save
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

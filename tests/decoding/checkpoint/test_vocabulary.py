@@ -8,8 +8,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.model import LanguageModel
-from decoding.vocabulary import check_same_vocabulary
+from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import VOCAB_SIZE, build, engine_over, llama_config, outputs, random_prompts, run, save
 
 WORDS = [f"word{i}" for i in range(VOCAB_SIZE)]

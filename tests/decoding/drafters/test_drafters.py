@@ -6,9 +6,9 @@ import torch
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, make_drafter
 from decoding.drafters.ngram import NGramDrafter
-from decoding.rows import Rows, sampling_batch
-from decoding.sampling import probabilities, process_logits
-from decoding.verify import Draft
+from decoding.sampling.batch import probabilities, process_logits
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Draft
 
 MAX_LEN = 80
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.cost_table import CostTable
-from decoding.draft_lengths import DraftPlan
 from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.rows import Rows, Tail, sampling_batch
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
-from decoding.verify import Draft, rejection_law
-from tests.decoding.test_drafters import _drafted
-from tests.decoding.test_slot_states import _assert_slot_equals_fresh_prefill, fresh  # noqa: F401 - a fixture
+from decoding.pace.cost_table import CostTable
+from decoding.pace.draft_lengths import DraftPlan
+from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.sampling.rows import Rows, Tail, sampling_batch
+from decoding.sampling.verify import Draft, rejection_law
+from tests.decoding.drafters.test_drafters import _drafted
+from tests.decoding.engine.test_slot_states import _assert_slot_equals_fresh_prefill, fresh  # noqa: F401 - a fixture
 from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
 
 CHEAP = CostTable(((1, 1.0), (1000, 3.0)), ((1, 0.1), (64, 0.1)))

@@ -10,8 +10,8 @@ from decoding import SamplingParams, Sequence
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import Continuations
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.rows import Rows, sampling_batch
-from tests.decoding.test_drafters import _drafted
+from decoding.sampling.rows import Rows, sampling_batch
+from tests.decoding.drafters.test_drafters import _drafted
 from tests.decoding.tiny import engine_over, outputs
 
 PROMPT, OTHER = [1, 2, 3, 4], [9, 8, 7, 6]

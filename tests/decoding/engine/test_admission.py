@@ -8,8 +8,8 @@ import torch
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
-from decoding.model import LanguageModel
-from decoding.rows import Rows, sampling_batch
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.rows import Rows, sampling_batch
 from tests.decoding.tiny import (
     VOCAB_SIZE,
     build,

@@ -7,7 +7,7 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, NEED_A_MODEL
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import (
     CONTEXT,
     VOCAB_SIZE,

@@ -13,9 +13,9 @@ import torch
 from decoding import SamplingParams
 from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
-from decoding.model import LanguageModel
-from decoding.sampling import keep_best
-from decoding.verify import Draft, draw_draft
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.batch import keep_best
+from decoding.sampling.verify import Draft, draw_draft
 from tests.decoding.tiny import build, engine_over, llama_config, noised, save
 from tests.decoding.toy import Law, is_plausible
 
@@ -92,7 +92,7 @@ def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int
 
 def _in_every_way() -> Iterator[Any]:
     """Every drafter with every kind of parameters. Slow: where these change nothing about the drafter; and coupled
-    drafters, whose texts tests/decoding/test_losslessness.py compares token by token with those of none.
+    drafters, whose texts tests/decoding/engine/test_losslessness.py compares token by token with those of none.
     """
     for name, kind, verification in product(PARAMS, KINDS, ["coupled", "rejection"]):
         is_slow = kind != "none" if verification == "coupled" else name != "plain" and kind != "good_draft"

@@ -4,8 +4,8 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
-from decoding.lane import share_out
-from decoding.scoring import Question, RowVerdict
+from decoding.engine.lane import share_out
+from decoding.sampling.judging import Question, RowVerdict
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 

@@ -6,7 +6,7 @@ import pytest
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from decoding.schedule import FixedSchedule
+from decoding.pace.schedule import FixedSchedule
 from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
 
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)

@@ -7,7 +7,7 @@ import torch
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import (
     build,
     check_counts,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.prefix import Resident, common_prefix
+from decoding.engine.prefix import Resident, common_prefix
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17, 47, 48, 49, 300])

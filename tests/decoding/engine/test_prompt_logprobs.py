@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import decoding.engine
+import decoding.engine.engine
 from decoding import Engine, EngineOptions, SamplingParams
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
@@ -30,7 +30,7 @@ def load(path: str) -> Engine:
 def test_each_token_has_its_log_probability_whatever_the_chunks(
     path: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding.engine, "_MAX_PREFILL_TOKENS", (chunk, chunk))
+    monkeypatch.setattr(decoding.engine.engine, "_MAX_PREFILL_TOKENS", (chunk, chunk))
     logprobs = [entry for chunk in load(path).prompt_logprobs(PROMPT, 3) for entry in chunk]
     expected_TV = expected_logprobs(path, PROMPT)
     assert len(logprobs) == len(PROMPT) - 1

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from decoding.cost_table import CostTable
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.remote_costs import with_remote_drafts
-from decoding.rows import Rows
+from decoding.engine.remote_costs import with_remote_drafts
+from decoding.pace.cost_table import CostTable
+from decoding.pace.schedule import AdaptiveSchedule
+from decoding.sampling.rows import Rows
 from decoding.sampling_params import SamplingParams
-from decoding.schedule import AdaptiveSchedule
 from decoding.sequence import Sequence
 
 HERE = CostTable(target=((1, 1.0), (8, 2.0)), draft=((1, 0.0), (4, 0.0)), round_seconds=0.5, position_seconds=0.01)
@@ -35,7 +35,7 @@ class Elsewhere(Drafter):
 @pytest.fixture
 def measure(monkeypatch):
     def measured(drafter: Elsewhere) -> CostTable:
-        monkeypatch.setattr("decoding.remote_costs.time.perf_counter", lambda: drafter.now)
+        monkeypatch.setattr("decoding.engine.remote_costs.time.perf_counter", lambda: drafter.now)
         return with_remote_drafts(HERE, drafter, torch.device("cpu"), 4, 5)
 
     return measured

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.model import LanguageModel
-from decoding.schedule import FixedSchedule
+from decoding.network.language_model import LanguageModel
+from decoding.pace.schedule import FixedSchedule
 from tests.decoding.tiny import check_counts, engine_over, random_prompts
 from tests.pairs_of_values import every_pair
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 import transformers
 
-from decoding import Engine, EngineOptions, SamplingParams, fused_attention, kernels
-from decoding.fused_decoder import FusedDecoder
-from decoding.kernel_linear import kernel_function
-from decoding.model import LanguageModel
-from decoding.packed_linear import Packed
-from decoding.probe import check_model, measure_deviation
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.fused import attention as fused_attention
+from decoding.fused import kernels
+from decoding.fused.decoder import FusedDecoder
+from decoding.fused.linear import kernel_function
+from decoding.fused.packed_linear import Packed
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model, measure_deviation
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 WIDE = {
@@ -75,7 +77,7 @@ def attention(request, monkeypatch):
     elif kernels.load(torch.float32, 16, 64) is None:
         pytest.skip("no C++ compiler here")
     elif request.param == "attention kernel":
-        monkeypatch.setattr("decoding.packed_linear.kernel_function", lambda _: None)
+        monkeypatch.setattr("decoding.fused.packed_linear.kernel_function", lambda _: None)
     return request.param
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.forward_graphs import ForwardGraphs, _rounded
-from decoding.model import LanguageModel
-from decoding.probe import check_model
-from decoding.schedule import FixedSchedule
+from decoding.fused.graphs import ForwardGraphs, _rounded
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
+from decoding.pace.schedule import FixedSchedule
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
@@ -177,7 +177,7 @@ def test_rows_of_padding_change_nothing_whatever_stands_in_their_slots(num_rows,
 
 
 def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
-    monkeypatch.setattr("decoding.forward_graphs._MOST_GRAPHS", 3)
+    monkeypatch.setattr("decoding.fused.graphs._MOST_GRAPHS", 3)
     model = small_model()
     graphs = with_graphs(model)
     model.allocate(6, 60)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from decoding import kernels
+from decoding.fused import kernels
 
 
 @pytest.fixture

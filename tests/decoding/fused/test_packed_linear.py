@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from decoding import kernels
-from decoding.kernel_linear import KernelLinear
-from decoding.packed_linear import Packed, PackedLinear, can_pack, pack
+from decoding.fused import kernels
+from decoding.fused.linear import KernelLinear
+from decoding.fused.packed_linear import Packed, PackedLinear, can_pack, pack
 
 SHAPES = [(7, 4), (64, 32), (33, 80), (96, 1026)]  # outputs, inputs
 DTYPES = [torch.float32, torch.bfloat16]

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import SamplingParams
 from decoding.drafters import DRAFTERS
-from decoding.model import LanguageModel
-from decoding.probe import check_model
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
 from tests.decoding.tiny import build, check_counts, engine_over, noised, outputs, random_prompts, save
 
 NO_SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

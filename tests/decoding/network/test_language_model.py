@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from decoding import prefill
+from decoding.cache import prefill
 from decoding.device import pick_device
-from decoding.model import LanguageModel
+from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 ROWS = random_prompts([9, 1, 4, 14], seed=2)

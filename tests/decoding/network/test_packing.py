@@ -5,10 +5,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from decoding.kv_cache import Packing
-from decoding.model import LanguageModel
-from decoding.probe import check_model
-from tests.decoding.test_families import FAMILIES
+from decoding.cache.kv_cache import Packing
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
+from tests.decoding.network.test_families import FAMILIES
 from tests.decoding.tiny import build
 
 OWN_ATTENTION = {"falcon", "falcon_alibi", "bloom", "gptj"}

@@ -4,10 +4,11 @@ import pytest
 import torch
 import transformers
 
-from decoding import Engine, attention
-from decoding.model import LanguageModel
-from decoding.probe import check_model, measure_deviation
-from decoding.probe_rows import relative_deviation
+from decoding import Engine
+from decoding.cache import slot_attention as attention
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model, measure_deviation
+from decoding.network.probe_rows import relative_deviation
 from tests.decoding.tiny import build, llama_config, save
 
 GPT_NEO = {

@@ -4,13 +4,13 @@ import pytest
 import torch
 import transformers
 
-from decoding import kernels
-from decoding.layer_range import LayerRange, cut
-from decoding.model import LanguageModel
-from decoding.stage import Stage
-from decoding.stage_network import CannotCutError
-from tests.decoding.test_families import FAMILIES
-from tests.decoding.test_fused_decoder import FUSED
+from decoding.checkpoint.layer_range import LayerRange, cut
+from decoding.checkpoint.layer_subset import CannotCutError
+from decoding.fused import kernels
+from decoding.network.language_model import LanguageModel
+from decoding.network.stage import Stage
+from tests.decoding.fused.test_decoder import FUSED
+from tests.decoding.network.test_families import FAMILIES
 from tests.decoding.tiny import build, random_prompts, save
 
 NUM_LAYERS = 5

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoding.cost_table import CostTable
-from decoding.draft_lengths import DraftPlan, best_lengths
+from decoding.pace.cost_table import CostTable
+from decoding.pace.draft_lengths import DraftPlan, best_lengths
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)), position_seconds=0.02)

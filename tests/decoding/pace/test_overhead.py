@@ -2,8 +2,8 @@
 
 import pytest
 
-from decoding.cost_table import CostTable
-from decoding.own_time import OwnTime
+from decoding.pace.cost_table import CostTable
+from decoding.pace.overhead import OwnTime
 
 COSTS = CostTable(((1, 1.0), (144, 2.0)), ((1, 0.1), (16, 0.1)), round_seconds=0.01, position_seconds=0.001)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.cost_table import CostTable
-from decoding.draft_lengths import DraftPlan, best_lengths
-from decoding.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.pace.cost_table import CostTable
+from decoding.pace.draft_lengths import DraftPlan, best_lengths
+from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
 STEEP = CostTable(target=((1, 1.0), (1000, 1000.0)), draft=((1, 0.05), (64, 0.05)))  # every token costs a token
@@ -76,7 +76,9 @@ def test_a_schedule_learns_that_drafts_fall_and_stops_then_looks_again_now_and_t
 
 def test_a_schedule_that_found_nothing_to_gain_thinks_again_only_some_rounds_later_or_with_fewer_rows(monkeypatch):
     planned = []
-    monkeypatch.setattr("decoding.schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args))
+    monkeypatch.setattr(
+        "decoding.pace.schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+    )
     schedule = AdaptiveSchedule(STEEP, 8)
     assert not schedule.pays_with(2)
     planned.clear()

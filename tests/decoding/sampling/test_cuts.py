@@ -6,13 +6,14 @@ import random
 import pytest
 import torch
 
-from decoding import SamplingParams, cuts
-from decoding.cuts import find_supports
-from decoding.picks import pick_tokens
-from decoding.sampling import SamplingBatch, process_logits, truncate
-from decoding.scores import Scores
-from decoding.verify import Draft, judge
-from tests.decoding.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
+from decoding import SamplingParams
+from decoding.sampling import cuts
+from decoding.sampling.batch import SamplingBatch, process_logits, truncate
+from decoding.sampling.cuts import find_supports
+from decoding.sampling.picks import pick_tokens
+from decoding.sampling.scores import Scores
+from decoding.sampling.verify import Draft, judge
+from tests.decoding.sampling.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
 SIZES = [[1], [2, 5], [16, 64], [300], []]

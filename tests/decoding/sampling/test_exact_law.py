@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from decoding import SamplingParams
-from decoding.sampling import probabilities
-from decoding.verify import Draft, rejection_law
+from decoding.sampling.batch import probabilities
+from decoding.sampling.verify import Draft, rejection_law
 from tests.decoding.toy import Language, difference, speculative_law
 
 EXACT = 1e-12

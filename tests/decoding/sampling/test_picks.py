@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decoding import SamplingParams, picks
+from decoding import SamplingParams
 from decoding.noise import GumbelNoise, Stream, noise_key
-from decoding.picks import pick_tokens
-from decoding.sampling import SamplingBatch, TokenHistory, process_logits
+from decoding.sampling import picks
+from decoding.sampling.batch import SamplingBatch, TokenHistory, process_logits
+from decoding.sampling.picks import pick_tokens
 
 NEVER = -torch.inf
 VOCAB_SIZES = [1, 2, 7, 63, 64, 65, 200, 1000, 4096, 5003]

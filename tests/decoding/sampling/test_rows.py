@@ -4,8 +4,8 @@ import torch
 
 from decoding import SamplingParams, Sequence
 from decoding.noise import GumbelNoise, Stream
-from decoding.picks import pick_tokens
-from decoding.rows import Rows, sampling_batch
+from decoding.sampling.picks import pick_tokens
+from decoding.sampling.rows import Rows, sampling_batch
 
 VOCAB_SIZE = 3000
 PARAMS = [{}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 20, "temperature": 0.5}]

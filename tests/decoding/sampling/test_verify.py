@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from decoding import SamplingParams, noise, verify
+from decoding import SamplingParams, noise
 from decoding.noise import Stream, gumbel, uniform
-from decoding.sampling import first_stop, probabilities
-from decoding.verify import Draft, draw_draft, pick_shared, verify_coupled, verify_rejection
+from decoding.sampling import verify
+from decoding.sampling.batch import first_stop, probabilities
+from decoding.sampling.verify import Draft, draw_draft, pick_shared, verify_coupled, verify_rejection
 from tests.decoding.toy import PROMPT, Language, is_plausible
 
 NUM_ROWS = 40_000

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from actors.deltas import Ending
-from actors.translation import output_text
-from endpoint.text_stream import TextStream, warn_of_late_text
-from endpoint.whole_text import WholeText
-from pipeline.stop_strings import StopStrings
-from pipeline.text import TextCodec
+from actors.engine.deltas import Ending
+from actors.engine.translation import output_text
+from endpoint.answers.text import TextStream, warn_of_late_text
+from endpoint.answers.whole_text import WholeText
+from pipeline.text.codec import TextCodec
+from pipeline.text.stop_strings import StopStrings
 from tests.endpoint.conftest import BUNDLED
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
 from endpoint.app import create_app
-from endpoint.auth import Keys, load_keys
-from endpoint.edge import HEALTH_PATHS, EdgeSettings, install
-from endpoint.metrics import ServingMetrics
-from endpoint.page import PATHS as PAGE_PATHS
-from endpoint.service import Service, ServiceSettings
+from endpoint.edge.auth import Keys, load_keys
+from endpoint.edge.install import HEALTH_PATHS, EdgeSettings, install
+from endpoint.edge.page import PATHS as PAGE_PATHS
+from endpoint.service.metrics import ServingMetrics
+from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.toy_app import BEARER, KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -140,7 +140,7 @@ def test_a_websocket_is_closed_before_it_opens() -> None:
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
 
-    from endpoint.auth import Auth
+    from endpoint.edge.auth import Auth
 
     request = (
         b"GET /v1/socket HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

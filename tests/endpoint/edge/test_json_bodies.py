@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from endpoint.errors import ApiError
-from endpoint.strict_json import parse_json
+from endpoint.edge.json_bodies import parse_json
+from endpoint.http.errors import ApiError
 
 SECRET = "secret"
 WRONG = {

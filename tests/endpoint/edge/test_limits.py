@@ -9,9 +9,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.auth import Keys
-from endpoint.bodies import Limits
-from endpoint.limits import BodyLimits
+from endpoint.edge.auth import Keys
+from endpoint.edge.limits import BodyLimits
+from endpoint.http.bodies import Limits
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -23,7 +23,7 @@ TEXT = json.dumps(GOOD).encode()
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """For clients that only read, and would wait for the end of the connection."""
-    monkeypatch.setattr("endpoint.bodies._LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
 def of_size(num_bytes: int) -> bytes:

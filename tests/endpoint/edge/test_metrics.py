@@ -10,15 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from actors.metrics import Metric
-from endpoint import metrics
-from endpoint.auth import Keys
-from endpoint.metrics import SERVING_METRICS, ServingMetrics
-from endpoint.request_meter import RequestMeter
+from endpoint.edge.auth import Keys
+from endpoint.service import metrics
+from endpoint.service.metrics import SERVING_METRICS, ServingMetrics
+from endpoint.service.request_meter import RequestMeter
 from pipeline.counts import Counts
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
 from tests.endpoint.web import ask, served
 
-DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
 COUNTS = Counts(
     num_prompt_tokens=11,
     num_output_tokens=9,
@@ -56,7 +56,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("endpoint.request_meter.time.monotonic", clock)
+    monkeypatch.setattr("endpoint.service.request_meter.time.monotonic", clock)
     return clock
 
 

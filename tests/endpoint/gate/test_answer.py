@@ -8,8 +8,8 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from endpoint.bodies import Limits
-from endpoint.gate import Gate
+from endpoint.gate.gate import Gate
+from endpoint.http.bodies import Limits
 from tests.endpoint.web import ask, served
 
 

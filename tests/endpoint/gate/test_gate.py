@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from ray import serve
 
-from endpoint.gate import INGRESS_NAME
+from endpoint.gate.gate import INGRESS_NAME
 from tests.endpoint.web import Answer, ask, send_raw, status_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

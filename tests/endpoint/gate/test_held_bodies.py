@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from endpoint.auth import Keys
-from endpoint.body_on_demand import ask_for_body
-from endpoint.gate import Gate
+from endpoint.edge.auth import Keys
+from endpoint.gate.gate import Gate
+from endpoint.http.held_bodies import ask_for_body
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
@@ -36,7 +36,7 @@ def port(proxy: EagerProxy) -> Iterator[int]:
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """For clients that only read, and would wait for the end of the connection."""
-    monkeypatch.setattr("endpoint.bodies._LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("lingers_briefly")

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp, Message
 
-from endpoint.auth import Keys
-from endpoint.edge import EdgeSettings, install
-from endpoint.gate import Gate
-from endpoint.metrics import ServingMetrics
-from endpoint.places import Place, Places
-from endpoint.streaming import DONE
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.gate.gate import Gate
+from endpoint.gate.places import Place, Places
+from endpoint.http.events import DONE
+from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.asking import Asked
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
@@ -184,7 +184,7 @@ def test_a_key_that_is_taken_back_takes_no_place_any_more(port: int, proxy: Eage
 
 
 def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.places._UNREAD_S", 0.0)
+    monkeypatch.setattr("endpoint.gate.places._UNREAD_S", 0.0)
 
     async def scenario() -> None:
         places, first, scope = the_only_place()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.body_on_demand import ask_for_body
-from endpoint.errors import model_replaced
-from endpoint.gate import Gate
-from endpoint.refusal import refuse
+from endpoint.gate.gate import Gate
+from endpoint.http.errors import model_replaced
+from endpoint.http.held_bodies import ask_for_body
+from endpoint.http.refusal import refuse
 from tests.endpoint.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import LIMITS
 from tests.endpoint.web import ask, served
@@ -46,7 +46,7 @@ def test_another_process_is_asked_with_the_same_body_and_the_client_sees_only_it
 
 
 def test_where_none_comes_the_client_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.gate._PATIENCE_S", 0)
+    monkeypatch.setattr("endpoint.gate.gate._PATIENCE_S", 0)
     application = Updated(1)
     with served(Gate(EagerProxy(application), LIMITS)) as port:
         answer: Any = ask(port, "/v1/completions", TEXT)

@@ -12,9 +12,9 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from actors.deadline import Deadline, DeadlineError
-from actors.deltas import Delta, Ending
-from actors.generation import (
+from actors.engine.deadline import Deadline, DeadlineError
+from actors.engine.deltas import Delta, Ending
+from actors.engine.requests import (
     BusyError,
     EngineFacts,
     Generation,
@@ -24,8 +24,8 @@ from actors.generation import (
     Standing,
 )
 from decoding import SamplingParams
-from endpoint.backend import EnginesLostError, Replicas, as_api_error, ask, ask_facts
-from endpoint.errors import ApiError
+from endpoint.http.errors import ApiError
+from endpoint.service.backend import EnginesLostError, Replicas, as_api_error, ask, ask_facts
 
 ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
@@ -206,7 +206,7 @@ class Mixed(Handle):
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.backend._ASK_AGAIN_S", 0)
+    monkeypatch.setattr("endpoint.service.backend._ASK_AGAIN_S", 0)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -237,7 +237,7 @@ def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> None:
 
 
 def test_it_does_not_wait_where_there_is_no_replica_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.backend._NOBODY_S", 0)
+    monkeypatch.setattr("endpoint.service.backend._NOBODY_S", 0)
 
     class Nobody(Handle):
         async def remote(self) -> None:
@@ -249,7 +249,7 @@ def test_it_does_not_wait_where_there_is_no_replica_at_all(monkeypatch: pytest.M
 
 
 def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.backend._UPDATE_PATIENCE_S", 0)
+    monkeypatch.setattr("endpoint.service.backend._UPDATE_PATIENCE_S", 0)
     replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
 
     async def read_on() -> None:
@@ -320,7 +320,7 @@ async def read_by_client(handle: Handle, generation: Generation) -> None:
 
 def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("actors.deadline.time.monotonic", lambda: now)
+    monkeypatch.setattr("actors.engine.deadline.time.monotonic", lambda: now)
 
     class Slow(Handle):
         def remote(self, generation: Generation | Scoring) -> Handle:

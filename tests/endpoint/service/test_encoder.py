@@ -14,12 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from actors.generation import EngineFacts
-from endpoint.completion_request import CompletionRequest
-from endpoint.encoder import Encoder
-from endpoint.errors import ApiError
-from endpoint.service import Service, ServiceSettings
-from endpoint.token_requests import DetokenizeRequest
+from actors.engine.requests import EngineFacts
+from endpoint.http.errors import ApiError
+from endpoint.requests.completion import CompletionRequest
+from endpoint.requests.tokens import DetokenizeRequest
+from endpoint.service.encoder import Encoder
+from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.server import CONTEXT, Server
 
 

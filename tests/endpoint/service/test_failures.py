@@ -13,11 +13,11 @@ import httpx2
 import openai
 import pytest
 
-from actors.deadline import DeadlineError
-from actors.deltas import Delta, Ending
-from actors.generation import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
+from actors.engine.deadline import DeadlineError
+from actors.engine.deltas import Delta, Ending
+from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.meter import FinishReason
+from endpoint.service.meter import FinishReason
 from pipeline.counts import Counts
 from tests.endpoint.server import MODEL, Server, running_server, settings_of
 

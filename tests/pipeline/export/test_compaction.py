@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.amend import amend_part
-from pipeline.check import check_run, content_hash
-from pipeline.commit import to_parquet
-from pipeline.compacted_file import Cut
-from pipeline.compaction import CompactedFile, Compaction, Totals
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.export.compacted_file import Cut
+from pipeline.export.compaction import CompactedFile, Compaction, Totals
+from pipeline.run.amend import amend_part
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import IncompleteRunError, each_unit
 from pipeline.schema import errors_table, generations_schema
-from pipeline.unit_rows import IncompleteRunError, each_unit
+from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, generations, sound_rows, unit
 
 NUM_UNITS = 7
@@ -344,7 +344,7 @@ def test_a_file_that_is_damaged_before_the_end_is_named(run_directory: RunDirect
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.compacted_file._ROW_GROUP_BYTES", 200_000)
+    monkeypatch.setattr("pipeline.export.compacted_file._ROW_GROUP_BYTES", 200_000)
     peaks = []
     for num_units in (12, 48):
         run_directory = RunDirectory.create(

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.carried import JSON_TEXT, types_to_dict
-from pipeline.commit import commit_part, to_parquet
 from pipeline.counts import count_generations
-from pipeline.jsonl_export import export_jsonl
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.export.jsonl import export_jsonl
+from pipeline.inputs.carried import JSON_TEXT, types_to_dict
+from pipeline.run.commit import commit_part, to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import IncompleteRunError
 from pipeline.schema import errors_table, generations_schema
-from pipeline.unit_rows import IncompleteRunError
+from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, error, generation, unit
 
 

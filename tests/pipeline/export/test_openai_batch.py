@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from pipeline.batch_export import export_batch
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
-from pipeline.text import TextCodec
-from pipeline.unit_rows import IncompleteRunError
+from pipeline.export.openai_batch import export_batch
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import IncompleteRunError
+from pipeline.storage.location import Location
+from pipeline.text.codec import TextCodec
 from tests.pipeline.made_up import RUN, commit_rows, generation, unit
 
 
@@ -119,6 +119,6 @@ def test_an_export_to_an_object_store_arrives_whole(
     finished_run: RunDirectory, codec: TextCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "out.jsonl", "s3://bucket/out.jsonl")
-    monkeypatch.setattr("pipeline.batch_export.Location.parse", lambda _: store)
+    monkeypatch.setattr("pipeline.export.openai_batch.Location.parse", lambda _: store)
     assert export_batch(finished_run, "s3://bucket/out.jsonl", "target", codec) == 6
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from pipeline.files import inputs_digest, list_files
-from pipeline.location import Location
+from pipeline.inputs.files import inputs_digest, list_files
+from pipeline.storage.location import Location
 
 Write = Callable[[str, bytes], str]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ErrorRow
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions
-from pipeline.inputs import InputRow
+from pipeline.inputs.files import list_files
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow
 from tests.pipeline.made_up import read_all
 
 Read = Callable[[dict[str, Any]], InputRow | ErrorRow]

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.carried import carried_types, types_from_dict, types_to_dict
 from pipeline.errors import ErrorRow, RowError
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions, resolve_options
-from pipeline.inputs import InputRow, RowPlace, read_row, read_unit
-from pipeline.parquet_rows import to_rows
+from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
+from pipeline.inputs.files import list_files
+from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.rows import InputRow, RowPlace, read_row, read_unit
+from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.schema import errors_table
-from pipeline.units import WorkUnit, plan_units
 from tests.pipeline.made_up import read_all
 
 Write = Callable[[str, bytes], str]
@@ -189,7 +189,7 @@ def test_a_prompt_template_fills_the_prompt_from_columns(write: Write) -> None:
 
 @pytest.mark.parametrize("template", ["no column", "{}", "{a.b}", "{a[0]}", "{a!r}", "{a:>3}", "{a", "a}"])
 def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: str) -> None:
-    from pipeline.prompt_template import PromptTemplate
+    from pipeline.inputs.prompt_template import PromptTemplate
 
     with pytest.raises(ValueError, match="prompt_template"):
         PromptTemplate.parse(template)

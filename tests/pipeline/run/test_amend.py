@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import amend, whole_file
-from pipeline.amend import amend_part
-from pipeline.carried import types_to_dict
-from pipeline.check import check_run, content_hash
-from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
-from pipeline.location import Location
-from pipeline.run_directory import RunDirectory
+from pipeline.inputs.carried import types_to_dict
+from pipeline.run import amend
+from pipeline.run.amend import amend_part
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import read_errors, read_unit_rows
 from pipeline.schema import errors_table, generations_schema
-from pipeline.unit_rows import read_errors, read_unit_rows
+from pipeline.storage import whole_file
+from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, commit_rows, error, generations, sound_rows, unit
 
 UNIT = unit(1)

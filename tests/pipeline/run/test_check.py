@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.check import check_run, content_hash
-from pipeline.commit import to_parquet
-from pipeline.identities import contradictions
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.identities import contradictions
 from pipeline.schema import errors_table
 from tests.pipeline.made_up import committed_run, error, generation, unit
 

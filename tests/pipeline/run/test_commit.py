@@ -14,12 +14,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
-from pipeline.check import check_run
-from pipeline.commit import commit_part, read_receipt
 from pipeline.counts import count_generations
-from pipeline.location import Location
-from pipeline.receipt import Receipt
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run
+from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.run.receipt import Receipt
+from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, generation, generations, sound_rows, unit
 
 WHOLE = sound_rows(unit(), [0, 1, 2])
@@ -80,7 +80,7 @@ def test_errors_of_an_attempt_that_died_before_its_part_do_not_survive(
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.whole_file.os.link", die)
+        patch.setattr("pipeline.storage.whole_file.os.link", die)
         with pytest.raises(OSError, match="disk full"):
             commit_rows(run_directory, unit(), sound_rows(unit(), [0]), [error(unit(), 1), error(unit(), 2)])
     assert run_directory.errors_path(0).exists()
@@ -101,7 +101,7 @@ def test_a_disk_without_hard_links_commits_by_renaming(
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "not permitted")
 
-    monkeypatch.setattr("pipeline.whole_file.os.link", refuse)
+    monkeypatch.setattr("pipeline.storage.whole_file.os.link", refuse)
     commit_rows(run_directory, unit(), WHOLE, [])
     assert check_run(run_directory).problems == []
 
@@ -141,7 +141,7 @@ def test_of_two_processes_that_commit_the_same_units_one_wins_each_and_errors_fi
 
 def _die_at(step: str, path: str) -> None:
     """Commit unit 0 and die without a word when `step` is reached."""
-    import pipeline.whole_file as whole_file
+    import pipeline.storage.whole_file as whole_file
 
     def die(*_: Any, **__: Any) -> None:
         os._exit(9)

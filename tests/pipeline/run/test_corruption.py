@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.check import check_run, content_hash
-from pipeline.location import Location
-from pipeline.quarantine import quarantine
-from pipeline.run_directory import RunDirectory
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.directory import RunDirectory
+from pipeline.run.quarantine import quarantine
+from pipeline.storage.location import Location
 from tests.damage import damage
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, sound_rows, unit
 
@@ -184,7 +184,9 @@ def test_a_quarantine_that_stops_midway_can_be_done_again(
     damaged = check_run(finished_run).damaged
     assert list(damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.quarantine._free_place", _fails_at("errors/", "pipeline.quarantine._free_place"))
+        patch.setattr(
+            "pipeline.run.quarantine._free_place", _fails_at("errors/", "pipeline.run.quarantine._free_place")
+        )
         with pytest.raises(OSError, match="planted"):
             quarantine(finished_run, damaged)
     assert finished_run.committed_unit_ids() == {0}  # the unit's part went first
@@ -193,7 +195,7 @@ def test_a_quarantine_that_stops_midway_can_be_done_again(
 
 
 def _fails_at(prefix: str, name: str) -> Any:
-    from pipeline import quarantine as module
+    from pipeline.run import quarantine as module
 
     original = getattr(module, name.rpartition(".")[2])
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
 from pipeline.errors import ErrorRow, Stage
-from pipeline.run_directory import RunDirectory
+from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
+from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.manifest import ManifestSummary
-from pipeline.run_directory import RunDirectory
-from pipeline.units import WorkUnit
-from pipeline.whole_file import create_file
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
+from pipeline.run.manifest import ManifestSummary
+from pipeline.storage.whole_file import create_file
 from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
 
 _PART = "manifest/part-0123456789abcdef-00000.parquet"
@@ -35,14 +35,14 @@ def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
 def test_a_manifest_of_many_units_is_split_into_parts_and_read_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
+    monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(i) for i in range(62)])
     assert run_directory.manifest.num_parts == 3
     assert [u.unit_id for u in run_directory.units()] == list(range(62))
 
 
 def test_an_interrupted_creation_is_no_run_and_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
+    monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     path = str(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         RunDirectory.create(path, RUN, _interrupted(95))
@@ -62,7 +62,7 @@ def test_a_creation_that_dies_before_run_json_is_written_over(tmp_path: Path, mo
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.run_directory.create_file", die)
+        patch.setattr("pipeline.run.directory.create_file", die)
         with pytest.raises(OSError, match="disk full"):
             RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1), unit(2)])
     assert RunDirectory.create(str(tmp_path), RUN, [unit(0)]).manifest.num_units == 1
@@ -146,11 +146,11 @@ def test_of_two_creations_that_end_together_the_later_link_loses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create_after_another(*arguments: Any) -> bool:
-        monkeypatch.setattr("pipeline.run_directory.create_file", create_file)
+        monkeypatch.setattr("pipeline.run.directory.create_file", create_file)
         RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1)])
         return create_file(*arguments)
 
-    monkeypatch.setattr("pipeline.run_directory.create_file", create_after_another)
+    monkeypatch.setattr("pipeline.run.directory.create_file", create_after_another)
     with pytest.raises(ValueError, match="another process created a run here just now"):
         RunDirectory.create(str(tmp_path), RUN, [unit(7)])
     assert list(RunDirectory.open(str(tmp_path)).units()) == [unit(0), unit(1)]
@@ -159,7 +159,7 @@ def test_of_two_creations_that_end_together_the_later_link_loses(
 def test_a_creation_deletes_no_part_of_another_before_it_has_won(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.manifest._UNITS_PER_ROW_GROUP", 3)
+    monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     with pytest.raises(KeyboardInterrupt):
         RunDirectory.create(str(tmp_path), RUN, _interrupted(45))
     (left,) = (tmp_path / "manifest").iterdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.check import check_run
-from pipeline.lease import Holder, LeaseHeld, LeaseLost, hold_lease
-from pipeline.run_directory import RunDirectory
-from pipeline.whole_file import replace_file
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import Holder, LeaseHeld, LeaseLost, hold_lease
+from pipeline.storage.whole_file import replace_file
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy
 from tests.pipeline.made_up import RUN, committed_run, unit
 

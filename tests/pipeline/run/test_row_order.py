@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pipeline.carried import JSON_TEXT
-from pipeline.row_order import in_row_order, last_whole_row, without_rows
+from pipeline.inputs.carried import JSON_TEXT
+from pipeline.run.row_order import in_row_order, last_whole_row, without_rows
 
 _INT = pa.int64()
 _CARRIED = {

@@ -5,9 +5,9 @@ from typing import Any
 
 from pyarrow import fs
 
-from pipeline.location import Location
-from pipeline.retries import RetryPolicy
-from pipeline.whole_file import create_file
+from pipeline.storage.location import Location
+from pipeline.storage.retries import RetryPolicy
+from pipeline.storage.whole_file import create_file
 
 _QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
 

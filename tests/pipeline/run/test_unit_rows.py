@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.commit import to_parquet
-from pipeline.read_ahead import read_ahead
-from pipeline.run_directory import RunDirectory
+from pipeline.run.commit import to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.read_ahead import read_ahead
+from pipeline.run.unit_rows import IncompleteRunError, each_unit, read_unit_rows, refuse_incomplete
 from pipeline.schema import errors_table
-from pipeline.unit_rows import IncompleteRunError, each_unit, read_unit_rows, refuse_incomplete
 from tests.pipeline.made_up import error, unit
 
 

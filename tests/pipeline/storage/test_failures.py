@@ -13,12 +13,12 @@ from typing import Literal
 
 import pytest
 
-from pipeline.check import check_run
-from pipeline.commit import read_receipt
-from pipeline.location import Location
-from pipeline.retries import RetryPolicy
-from pipeline.run_directory import RunDirectory
-from pipeline.whole_file import create_file, replace_file
+from pipeline.run.check import check_run
+from pipeline.run.commit import read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
+from pipeline.storage.retries import RetryPolicy
+from pipeline.storage.whole_file import create_file, replace_file
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
 from tests.pipeline.s3_server import s3_uri
@@ -185,11 +185,11 @@ def test_a_link_whose_answer_is_lost_is_known_for_our_own(tmp_path: Path, monkey
     link = os.link
 
     def link_and_lose_the_answer(*paths: str) -> None:
-        monkeypatch.setattr("pipeline.whole_file.os.link", link)
+        monkeypatch.setattr("pipeline.storage.whole_file.os.link", link)
         link(*paths)
         raise OSError(errno.ESTALE, "Stale file handle")  # as NFS does when the server is back
 
-    monkeypatch.setattr("pipeline.whole_file.os.link", link_and_lose_the_answer)
+    monkeypatch.setattr("pipeline.storage.whole_file.os.link", link_and_lose_the_answer)
     place = replace(Location.parse(str(tmp_path)), retries=ONCE_MORE)
     assert create_file(place.child("part"), b"ours", place)
     assert not create_file(place.child("part"), b"theirs", place)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check_run, content_hash
-from pipeline.commit import read_receipt
-from pipeline.compacted_file import Cut
-from pipeline.compaction import Compaction
-from pipeline.lease import LeaseHeld, hold_lease
-from pipeline.location import Location
-from pipeline.quarantine import quarantine
-from pipeline.run_directory import RunDirectory
-from pipeline.whole_file import replace_file, replacement
+from pipeline.export.compacted_file import Cut
+from pipeline.export.compaction import Compaction
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import LeaseHeld, hold_lease
+from pipeline.run.quarantine import quarantine
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.gcs_server import gcs_uri, running_gcs_server
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, sound_rows, unit
 

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.report import acceptance_by
-from pipeline.check import check_run, content_hash
-from pipeline.commit import read_receipt, to_parquet
-from pipeline.files import list_files
-from pipeline.input_options import InputOptions
-from pipeline.location import Location
-from pipeline.manifest import manifest_parts
-from pipeline.run_directory import RunDirectory
+from pipeline.inputs.files import list_files
+from pipeline.inputs.options import InputOptions
+from pipeline.run.check import check_run, content_hash
+from pipeline.run.commit import read_receipt, to_parquet
+from pipeline.run.directory import RunDirectory
+from pipeline.run.manifest import manifest_parts
 from pipeline.schema import errors_table
-from pipeline.whole_file import replace_file, replacement
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
 from tests.pipeline.s3_server import s3_uri

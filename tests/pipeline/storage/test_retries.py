@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.retries import RetryPolicy, is_passing, num_retries
+from pipeline.storage.retries import RetryPolicy, is_passing, num_retries
 
 QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
 

@@ -12,10 +12,10 @@ import ray
 from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 
-from pipeline import dataset
 from pipeline.counts import Counts
-from pipeline.dataset import ActorPool, Ticket, UnitError, stream_units
-from pipeline.receipt import Receipt
+from pipeline.run.receipt import Receipt
+from pipeline.streaming import stream as dataset
+from pipeline.streaming.stream import ActorPool, Ticket, UnitError, stream_units
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 

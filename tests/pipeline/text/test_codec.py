@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RowError
-from pipeline.incremental_decoder import IncrementalDecoder
-from pipeline.stop_strings import StopStrings
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
+from pipeline.text.incremental_decoder import IncrementalDecoder
+from pipeline.text.stop_strings import StopStrings
 from tests.pipeline.made_up import input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"

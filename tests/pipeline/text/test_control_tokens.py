@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 
 from pipeline.errors import RowError
-from pipeline.text import TextCodec
+from pipeline.text.codec import TextCodec
 from tests.pipeline.made_up import input_row
 
 CONTROLS = ["<|user|>", "<|system|>", "<|assistant|>", "<|end|>", "<|bos|>"]

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from pipeline.errors import LongTextError, TemplateError
-from pipeline.text import TextCodec
-from pipeline.text_length import TextLength
+from pipeline.text.codec import TextCodec
+from pipeline.text.text_length import TextLength
 
 WORDS = [
     "the",

@@ -13,10 +13,10 @@ from ray import serve
 from ray.exceptions import GetTimeoutError
 
 from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdraw
-from endpoint.gate import INGRESS_NAME
+from endpoint.gate.gate import INGRESS_NAME
 from jobs import serve as command
-from jobs.ending import Exit
-from jobs.serve_config import load_serve_config
+from jobs.config.serve import load_serve_config
+from jobs.driver.ending import Exit
 from tests.endpoint.conftest import SERVE_LIMITS
 
 pytestmark = pytest.mark.ray

@@ -16,14 +16,14 @@ import httpx2
 import openai
 import pytest
 
-from actors.generator import load_codec
-from actors.translation import decode_row, encode_row
+from actors.engine.translation import decode_row, encode_row
+from actors.workers.generator import load_codec
 from decoding import Engine, EngineOptions
 from tests.endpoint.server import settings_of
 from tests.pipeline.made_up import input_row
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READY = "ready; SIGTERM"
 PLACEMENTS = {
     "colocated": [],

@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from endpoint.gate import INGRESS_NAME
+from endpoint.gate.gate import INGRESS_NAME
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.deployed import CAPACITY, LONG, Deployed, pids, replica_pids
 

@@ -11,12 +11,12 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.generator import load_codec
-from actors.translation import decode_row, encode_row
+from actors.engine.translation import decode_row, encode_row
+from actors.workers.generator import load_codec
 from decoding import Engine, EngineOptions
 from tests.endpoint.asking import Asked, all_over
+from tests.endpoint.on_serve.test_command import serving
 from tests.endpoint.server import settings_of
-from tests.endpoint.test_serve_command import serving
 from tests.pipeline.made_up import input_row
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
