@@ -1,0 +1,1 @@
+"""CHECKS: the rules of `make check` that no tool we know holds."""
