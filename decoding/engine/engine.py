@@ -45,7 +45,7 @@ class Engine:
         self.target = parts[0][0]
         self._parts: Parts | None = None
         self._scorer: Target | None = None  # the target with a slot for prompts that are only scored
-        self._refused: list[Sequence] = []
+        self._ended: list[Sequence] = []  # the next step returns them
         self._waiting: deque[Sequence] = deque()
         slots = share_out(options.num_slots, len(parts))
         budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
@@ -148,7 +148,7 @@ class Engine:
         """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
         for sequence in sequences:
             if sequence.is_finished:  # failed before it came
-                self._refused.append(sequence)
+                self._ended.append(sequence)
                 continue
             problem = self.problem_with(sequence)
             if problem is None:
@@ -156,7 +156,7 @@ class Engine:
                 self._waiting.append(sequence)
             else:
                 sequence.fail(problem)
-                self._refused.append(sequence)
+                self._ended.append(sequence)
 
     def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
         """Of each token of a prompt but its first, given those before it, a chunk at a time, with `num_top` others.
@@ -189,14 +189,21 @@ class Engine:
         unwanted = set(sequences)
         waiting = [sequence for sequence in self._waiting if sequence in unwanted]
         kept = [sequence for sequence in self._waiting if sequence not in unwanted]
-        reading = [sequence for lane in self.lanes for sequence in lane.admission.forget(unwanted)]
+        reading = [sequence for lane in self.lanes for sequence in lane.forget(unwanted)]
         for sequence in (*waiting, *reading):
-            sequence.fail("it was dropped before it began")
-            self._refused.append(sequence)
+            sequence.fail("it was dropped")
+            self._ended.append(sequence)
         self._waiting.clear()  # the same queue: lanes share it
         self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
+
+    def evict(self, sequences: Iterable[Sequence]) -> None:
+        """Take rows out of their slots: they wait in front of all others, and go on from the tokens that they have."""
+        rows = set(sequences)
+        taken = [sequence for lane in self.lanes for sequence in lane.evict(rows)]
+        self._ended += [sequence for sequence in taken if sequence.is_finished]
+        self._waiting.extendleft(sequence for sequence in reversed(taken) if not sequence.is_finished)
 
     def up_next(self, newcomers: Seq[Sequence]) -> set[Sequence]:
         """Who gets a slot in the next step, if these are submitted before it."""
@@ -211,7 +218,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
-        return bool(self.num_running or self._waiting or self._refused)
+        return bool(self.num_running or self._waiting or self._ended)
 
     @property
     def num_running(self) -> int:
@@ -221,7 +228,7 @@ class Engine:
     @property
     def in_flight(self) -> list[Sequence]:
         """The sequences that hold a slot and are not finished."""
-        return [sequence for lane in self.lanes for sequence in lane.admission.in_flight]
+        return [sequence for lane in self.lanes for sequence in lane.in_flight]
 
     @property
     def round_seconds(self) -> float:
@@ -233,28 +240,22 @@ class Engine:
         """Close calls that were scored again alone."""
         return sum(lane.num_rechecks for lane in self.lanes)
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose keys and values were there already, so that nobody had to compute them."""
-        return sum(lane.admission.num_cached_tokens for lane in self.lanes)
-
     def step(self) -> list[Sequence]:
-        """Read a chunk of the waiting prompts, then advance the rows that can run by one round at most; who finished.
+        """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.
 
         With several lanes, each goes on until it must wait for another process.
         """
         assert self.lanes, "with_slots() has taken this engine apart"
-        finished, self._refused = self._refused, []
         for lane in self.lanes:
-            if len(self.lanes) > 1:
-                lane.admission.most_seats = -(-(len(self.in_flight) + len(self._waiting)) // len(self.lanes))
-            finished += lane.advance()
+            num_rows = len(self.in_flight) + len(self._waiting)
+            self._ended += lane.advance(max_rows=-(-num_rows // len(self.lanes)))
+        finished, self._ended = self._ended, []
         return finished
 
     def clear(self) -> None:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
         self._waiting.clear()
-        self._refused.clear()
+        self._ended.clear()
         for lane in self.lanes:
             lane.clear()
 

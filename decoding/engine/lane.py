@@ -13,7 +13,7 @@ stops, and others go on meanwhile: with two lanes, one is drafted for while the 
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,9 +54,10 @@ class Lane:
         self._verification = verification
         self._second_look = SecondLook(target, drafter, verification)
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
-        self._finished: list[Sequence] = []  # in this advance
+        self._finished: list[Sequence] = []  # not handed out yet
         self._seconds = 0.0  # of this round, so far
         target.allocate(num_slots, max_model_len)
+        self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
@@ -67,11 +68,20 @@ class Lane:
 
     @property
     def num_running(self) -> int:
-        """Rows in flight: those that write, and those whose prompts are being read."""
-        return sum(not sequence.is_finished for sequence in self.running) + self.admission.num_filling
+        """Rows in flight: those that write, and those whose tokens are being read."""
+        return len(self.in_flight)
 
-    def advance(self) -> list[Sequence]:
-        """Go on until another process is asked, or to the end of a round; the running rows that have finished."""
+    @property
+    def in_flight(self) -> list[Sequence]:
+        """The sequences that hold a slot and are not finished."""
+        return self.admission.in_flight
+
+    def advance(self, max_rows: int | None = None) -> list[Sequence]:
+        """Go on until another process is asked, or to the end of a round; return the rows that have finished.
+
+        Rows are admitted as long as no more than `max_rows` (by default, one for each slot) are in flight.
+        """
+        self._max_rows = self._num_slots if max_rows is None else max_rows
         if self._turns is None:
             self._turns = self._work()
         try:
@@ -79,8 +89,25 @@ class Lane:
         except BaseException:
             self._turns = None
             raise
-        finished, self._finished = self._finished, []
-        return finished
+        return self._take_finished()
+
+    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
+        """Take unwanted rows whose tokens are still being read out of their slots, and return them."""
+        forgotten = [sequence for sequence in self.admission.filling if sequence in unwanted]
+        self.admission.remove(set(forgotten))
+        return forgotten
+
+    def evict(self, rows: Set[Sequence]) -> list[Sequence]:
+        """Take these rows out of their slots, and return them as they are, to be admitted again.
+
+        A round that is under way is dropped; the other rows begin it anew. Where an error ended it, some rows may have
+        finished in it: they are returned, too.
+        """
+        evicted = [sequence for sequence in self.in_flight if sequence in rows]
+        if evicted:
+            self.admission.remove(set(evicted))
+            self.running, self._turns = [], None
+        return [*evicted, *self._take_finished()]
 
     def clear(self) -> None:
         """Forget every row, and what is in flight: what to do after an advance that raised."""
@@ -91,7 +118,7 @@ class Lane:
 
     def _work(self) -> Iterator[None]:
         while True:
-            running = self.admission.advance()
+            running = self.admission.advance(self._max_rows)
             if running != self.running:
                 self.running, self._sampling = running, None
             has_waited = bool(running) and (yield from self._round())
@@ -116,12 +143,17 @@ class Lane:
             verdicts = pending.result()
             for row, verdict in enumerate(verdicts):
                 self._commit(row, verdict)
+                if self.running[row].is_finished:
+                    self._finished.append(self.running[row])
             num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
             self.drafter.observe(rows, num_drafted, num_accepted)
-        self._finished += [sequence for sequence in self.running if sequence.is_finished]
         self.round_seconds += self._seconds
         self.schedule.observe(rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
+
+    def _take_finished(self) -> list[Sequence]:
+        finished, self._finished = self._finished, []
+        return finished
 
     def _running_rows(self) -> Rows:
         sequences = tuple(self.running)

@@ -56,7 +56,7 @@ def _ask_elsewhere(drafter, name, diary):
     return drafter
 
 
-def _engine(models, drafter="model", num_lanes=2, *, is_remote=False, is_staged=False, num_slots=5):
+def lanes_over(models, drafter="model", num_lanes=2, *, is_remote=False, is_staged=False, num_slots=5):
     options = EngineOptions(num_slots=num_slots, max_model_len=80, drafter=drafter, num_speculative_tokens=4)
     parts, diary = [], []
     for lane in range(num_lanes):
@@ -96,7 +96,7 @@ def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
     models, plain, drafter, num_lanes, is_remote, is_staged
 ):
     for params, expected in plain:
-        engine, _ = _engine(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
+        engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
         found = run(engine, _sequences(**params))
         assert outputs(found) == outputs(expected)
         for sequence, other in zip(found, expected, strict=True):
@@ -107,7 +107,7 @@ def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
 
 
 def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
-    engine, diary = _engine(models, is_remote=True)
+    engine, diary = lanes_over(models, is_remote=True)
     _patch_scores(engine, diary)
     list(engine.stream(_sequences(max_tokens=30)[:4]))
     middle = diary[4:-8]
@@ -126,7 +126,7 @@ def _patch_scores(engine, diary):
 
 
 def test_all_stages_have_work_while_verdicts_are_waited_for(models):
-    engine, diary = _engine(models, "none", 3, is_staged=True, num_slots=6)
+    engine, diary = lanes_over(models, "none", 3, is_staged=True, num_slots=6)
     list(engine.stream(_sequences(max_tokens=30)[:6]))
     in_flight, most = set(), 0
     for entry in diary:
@@ -137,14 +137,14 @@ def test_all_stages_have_work_while_verdicts_are_waited_for(models):
 
 
 def test_few_rows_are_spread_over_the_lanes(models):
-    engine, _ = _engine(models, num_lanes=2, num_slots=8)
+    engine, _ = lanes_over(models, num_lanes=2, num_slots=8)
     engine.submit(_sequences()[:4])
     engine.step()
     assert [len(lane.running) for lane in engine.lanes] == [2, 2]
 
 
 def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
-    engine, diary = _engine(models, is_remote=True, is_staged=True)
+    engine, diary = lanes_over(models, is_remote=True, is_staged=True)
     engine.submit(_sequences())
     while not {"score a", "ask b"} <= set(diary):
         engine.step()
@@ -155,7 +155,7 @@ def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
 
 
 def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_others_are_what_they_were(models):
-    engine, diary = _engine(models, is_remote=True, is_staged=True)
+    engine, diary = lanes_over(models, is_remote=True, is_staged=True)
     expected = outputs(run(engine_over(models.target, drafter="none"), _sequences()))
     sequences = _sequences()
     engine.submit(sequences)
