@@ -130,7 +130,7 @@ class StageSettings:
     resources: Mapping[str, float] = field(default_factory=dict)
     label_selector: Mapping[str, str] = field(default_factory=dict)
     strategy: Strategy = "PACK"
-    most_restarts: int = 10  # in a row, without a step done in between
+    most_restarts: int = 10  # attempts to bring a lost stage up again
     timeout_s: float = 120.0  # for a step of all stages; one that takes longer hangs, and is replaced
     start_timeout_s: float = 480.0  # for loading the weights
     room_timeout_s: float = math.inf  # for places on the cluster

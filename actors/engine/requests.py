@@ -22,7 +22,7 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     deadline: Deadline = NO_DEADLINE
-    tell_every_s: float = 0.0  # what comes sooner after the last tokens comes with the next; an end comes at once
+    send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that is to write it; empty: whichever is asked
 
     @property

@@ -29,7 +29,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
-from actors.stages.actor import RankFailedError, StageActor, StaleStepError
+from actors.stages.actor import RankFailedError, StageActor
 from actors.stages.facts import StageFacts
 from actors.stages.places import take_places
 from decoding.checkpoint.loading import DType
@@ -245,7 +245,7 @@ def is_loss(error: BaseException | None) -> bool:
     """Whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
     if isinstance(error, RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError, RankFailedError))
+    return isinstance(error, (*_LOSSES, GetTimeoutError, RankFailedError))
 
 
 def cause_of(error: RayError) -> Exception:

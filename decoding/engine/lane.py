@@ -1,11 +1,11 @@
 """Lane: rows that advance together, in slots of their own. A round of theirs is the whole algorithm.
 
-    admission.advance ->  who runs: a chunk of the waiting prompts is read between any two rounds
+    admission.advance ->  the rows that run: a chunk of the waiting prompts is read between any two rounds
     drafter.propose   ->  K tokens a row, guessed cheaply
-    target.score      ->  the logits at all K + 1 positions in one pass: how many guesses stand, and what follows
-    sequence.commit   ->  tokens and counts; a finished row's slot goes to whoever waits, before the next round
+    target.score      ->  the logits at all K + 1 positions in one pass: how many tokens are accepted, and what follows
+    sequence.commit   ->  tokens and counts; a finished row's slot goes to a waiting row, before the next round
 
-Rollback is implicit: a row's next forward starts at its committed length, over whatever a rejected guess left there.
+Rollback is implicit: a row's next forward starts at its committed length, over what a rejected token left there.
 
 A lane does one thing at a time. Where that is done in another process (a draft actor, the target's stages), the lane
 stops, and others go on meanwhile: with two lanes, one is drafted for while the other is verified.
@@ -47,7 +47,7 @@ class Lane:
         max_prefill_tokens: int,
         verification: Verification,
     ) -> None:
-        """Rows come from `waiting`, which lanes may share; target and drafter are this lane's own."""
+        """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own."""
         self.target, self.drafter, self.schedule = target, drafter, schedule
         self.round_seconds = 0.0  # spent in rounds: drafting, scoring, verifying and committing, not reading prompts
         self.running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
@@ -56,9 +56,10 @@ class Lane:
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
         self._finished: list[Sequence] = []  # not handed out yet
         self._seconds = 0.0  # of this round, so far
-        target.allocate(num_slots, max_model_len)
+        self._max_model_len = max_model_len
         self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
+        target.allocate(num_slots, max_model_len)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
     @property
@@ -109,6 +110,16 @@ class Lane:
             self.running, self._turns = [], None
         return [*evicted, *self._take_finished()]
 
+    def renew(self) -> None:
+        """Begin with empty slots: the target has lost what was in them."""
+        self.clear()
+        self.target.allocate(self._num_slots, self._max_model_len)
+
+    def close(self) -> None:
+        """Give the slots' memory back."""
+        self.clear()
+        self.target.release()
+
     def clear(self) -> None:
         """Forget every row, and what is in flight: what to do after an advance that raised."""
         self.admission.clear()
@@ -127,7 +138,7 @@ class Lane:
 
     @torch.inference_mode()
     def _round(self) -> Generator[None, None, bool]:
-        """Whether it has waited for another process."""
+        """Advance all running rows; return whether that has waited for another process."""
         self._seconds = 0.0
         with self._timed():
             rows = self._running_rows()
@@ -183,8 +194,7 @@ class Lane:
         if decision is not None:
             if not decision.is_finite:
                 sequence.fail(
-                    decision.failure
-                    or f"the target's logits are not finite after {len(sequence) + settled} tokens; "
+                    f"the target's logits are not finite after {len(sequence) + settled} tokens; "
                     "if this is a float16 overflow, use bfloat16 or float32"
                 )
                 return
@@ -204,7 +214,7 @@ class Lane:
         self._seconds += time.perf_counter() - started
 
 
-def share_out(num_slots: int, num_lanes: int) -> Seq[int]:
-    """Slots of each lane: as equal as can be, and none without a slot."""
+def share_slots(num_slots: int, num_lanes: int) -> Seq[int]:
+    """Return the slots of each lane: as equal as can be, and no lane without a slot."""
     num_lanes = min(num_lanes, num_slots)
     return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]

@@ -68,7 +68,6 @@ class Decision(NamedTuple):
     token_id: int
     is_finite: bool  # whether the logits were numbers; if not, the token means nothing
     logprobs: list[TokenLogprobs]  # of this token, where they were wanted
-    failure: str | None = None  # why nothing was decided, where that is not the numbers
 
 
 class Answer:

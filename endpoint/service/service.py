@@ -143,7 +143,7 @@ class Service:
             seeds=seeds,
             params=params,
             deadline=self._deadline,
-            tell_every_s=0.0 if is_streamed else _TELL_WHOLE_EVERY_S,
+            send_every_s=0.0 if is_streamed else _TELL_WHOLE_EVERY_S,
         )
 
     def check_num_choices(self, num_prompts: int, params: SamplingParams) -> None:

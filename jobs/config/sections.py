@@ -64,9 +64,7 @@ class StagesSection(Section):
     resources: dict[str, float] = Field({}, description="Custom resources a stage's process holds, by their names.")
     label_selector: dict[str, str] = Field({}, description="Labels of the nodes that stages may run on.")
     strategy: Strategy = Field("PACK", description="Stages of an engine on few nodes, or on many.")
-    most_restarts: int = Field(
-        10, description="Stages replaced in a row, with no step done in between, before it fails."
-    )
+    most_restarts: int = Field(10, description="Attempts to bring a lost stage up again before it fails.")
     timeout_s: float = Field(120.0, description="Seconds for a step of all stages; one that takes longer is replaced.")
     start_timeout_s: float = Field(
         480.0, description="Seconds for loading the weights; a stage that takes longer is replaced."

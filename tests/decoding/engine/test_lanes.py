@@ -4,7 +4,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
-from decoding.engine.lane import share_out
+from decoding.engine.lane import share_slots
 from decoding.sampling.judging import Question, RowVerdict
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
@@ -173,4 +173,4 @@ def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_oth
     ("num_slots", "num_lanes", "expected"), [(5, 2, [3, 2]), (1, 2, [1]), (4, 1, [4]), (3, 3, [1, 1, 1])]
 )
 def test_slots_are_shared_out_and_no_lane_is_without(num_slots, num_lanes, expected):
-    assert list(share_out(num_slots, num_lanes)) == expected
+    assert list(share_slots(num_slots, num_lanes)) == expected

@@ -4,10 +4,12 @@ import random
 
 import pytest
 
-from decoding import Engine, SamplingParams, Sequence
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.drafters.suffix import SuffixDrafter
+from decoding.engine.engine import TargetLostError
 from decoding.engine.prefix import Resident
+from decoding.network.target import SlotsLostError
 from tests.decoding.engine.test_lanes import lanes_over
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
@@ -55,6 +57,10 @@ def run_with_evictions(engine: Engine, rows: list[Sequence], chance: random.Rand
             num_evicted += sum(bool(row.output_token_ids) for row in evicted)
             engine.evict(evicted)
             assert not set(evicted) & set(engine.in_flight)
+            for lane in engine.lanes:
+                for slot, resident in enumerate(lane.admission._residents):
+                    if resident is None:  # what it held is not to be relied on
+                        lane.target.cache.zero(slot)
     assert sorted(map(id, finished)) == sorted(map(id, rows)), "each row comes back once"
     return num_evicted
 
@@ -146,6 +152,81 @@ def test_an_evicted_row_that_is_dropped_is_not_read_again(models):
     assert len(unwanted.output_token_ids) == 1
     list(engine.stream([]))
     assert len(kept.output_token_ids) == 8
+
+
+class Processes:
+    """The processes of a target that may be lost at any call, and with them what all slots held."""
+
+    def __init__(self, engine: Engine, chance: random.Random, rate: float) -> None:
+        self.num_losses = 0
+        self._chance, self._rate = chance, rate
+        for lane in engine.lanes:
+            self._hold(lane.target)
+
+    def _hold(self, target) -> None:
+        num_seen, allocate = self.num_losses, target.allocate
+
+        def allocate_and_hold(num_slots, num_positions):
+            nonlocal num_seen
+            allocate(num_slots, num_positions)
+            num_seen = self.num_losses
+
+        def losing(method):
+            def use(*args, **kwargs):
+                self.num_losses += self._chance.random() < self._rate
+                if num_seen != self.num_losses:
+                    raise SlotsLostError("planted")
+                return method(*args, **kwargs)
+
+            return use
+
+        target.allocate = allocate_and_hold
+        for name in ("prefill", "score", "decide"):
+            setattr(target, name, losing(getattr(target, name)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "num_lanes", "is_remote"),
+    every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True]),
+)
+def test_a_target_that_loses_its_slots_changes_no_token(
+    models, undisturbed, drafter, temperature, num_lanes, is_remote
+):
+    engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote)
+    processes, found = Processes(engine, random.Random(7), rate=0.05), sequences(temperature)
+    run(engine, found)
+    assert processes.num_losses >= 3
+    assert_same(found, undisturbed[temperature])
+
+
+def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(models):
+    engine, _ = lanes_over(models, "none", 2)
+    engine.submit(sequences(0.0))
+    for _ in range(4):
+        engine.step()
+    processes = Processes(engine, random.Random(0), rate=1.0)
+    for _ in range(2):
+        assert engine.step() == []
+    with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
+        engine.step()
+    assert processes.num_losses == 3
+
+
+@pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])
+def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturbed, drafter, draft_length):
+    options = EngineOptions(num_slots=4, max_model_len=80, drafter=drafter, draft_length=draft_length)
+    engine = Engine.load(folders.target, folders.good_draft, options, device="cpu")
+    found, sizes = sequences(0.8), iter([2, 1, 6])
+    engine.submit(found)
+    for number in range(1000):
+        engine.step()
+        if number in (2, 5, 9):
+            seconds = engine.round_seconds
+            engine.resize(next(sizes))
+            assert engine.round_seconds == seconds, "rounds of the lanes before are forgotten"
+    assert not engine.has_work
+    assert engine.options.num_slots == 6
+    assert_same(found, undisturbed[0.8])
 
 
 def test_under_rejection_a_lookup_knows_a_row_that_comes_back_as_itself(models):

@@ -5,7 +5,7 @@ import torch
 
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.engine.remote_costs import with_remote_drafts
+from decoding.engine.measured_costs import with_remote_drafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
@@ -35,7 +35,7 @@ class Elsewhere(Drafter):
 @pytest.fixture
 def measure(monkeypatch):
     def measured(drafter: Elsewhere) -> CostTable:
-        monkeypatch.setattr("decoding.engine.remote_costs.time.perf_counter", lambda: drafter.now)
+        monkeypatch.setattr("decoding.engine.measured_costs.time.perf_counter", lambda: drafter.now)
         return with_remote_drafts(HERE, drafter, torch.device("cpu"), 4, 5)
 
     return measured
