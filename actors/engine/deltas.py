@@ -103,7 +103,7 @@ class DeltaStream:
         self._send_every_s, self._sent_at = send_every_s, float("-inf")
 
     def begin(self, up_next: set[Sequence]) -> None:
-        """Note that the stream begins, if one of its sequences is the first of them in `up_next`."""
+        """Mark the stream as begun, if one of its sequences is the first of them in `up_next`."""
         if self._waiting is not None and not self._waiting.isdisjoint(up_next):
             self._waiting, self.begins = None, True
             self.is_new.set()

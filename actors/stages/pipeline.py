@@ -106,7 +106,7 @@ class StagePipeline:
             self._bring_up(lost)
 
     def send(self, work: Work, token_ids: list[list[int]], finish: Finish | None = None) -> Step:
-        """Have all stages do this work on these tokens, one list a row, after all that was sent before.
+        """Send this work on these tokens, one list a row, to all stages; they do it after all that was sent before.
 
         Raises SlotsLostError where the work's session has lost its slots.
         """

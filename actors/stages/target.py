@@ -136,7 +136,7 @@ class ShardedModel:
             self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])
 
     def score(self, question: Question) -> ShardedAnswer:
-        """Have a draft judged, as `Target.score`."""
+        """Send a draft to be judged, as `Target.score`."""
         tokens, num_positions = question.token_ids_BJ.tolist(), question.token_ids_BJ.shape[1]
         lengths = question.lengths or [num_positions] * len(tokens)
         step = self._send(

@@ -28,7 +28,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two slots change places, so many positions of each."""
+    """Two slots change places: the first positions of each, as many as its length says."""
 
     first: int
     second: int

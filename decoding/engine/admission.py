@@ -54,7 +54,7 @@ class Admission:
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
 
     def clear(self) -> None:
-        """Empty all slots."""
+        """Clear all slots."""
         self._residents = [None] * len(self._residents)
 
     @property

@@ -208,7 +208,7 @@ class Engine:
         return scorer
 
     def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
-        """Spend no more on these. Each comes back from a step, as it would have; none is a result.
+        """Drop sequences that are not wanted. Each comes back from a step, as it would have; none is a result.
 
         Those that have no slot, or are still being read, end at once: with finish_reason 'error', and `why`. Those that
         write end with their next token.
@@ -284,9 +284,9 @@ class Engine:
         return finished
 
     def _readmit(self, lost: SlotsLostError) -> None:
-        """Have all rows read again by a target that lost its slots; raise TargetLostError if that does not help.
+        """Let a target that lost its slots read all rows again. Raises TargetLostError if that does not help.
 
-        That is so where a row was in flight at one loss too many without having written anything since the first.
+        It does not where a row was in flight at too many losses without having written anything in between.
         """
         rows, before = self.in_flight, self._losses
         self._losses = {}
@@ -310,7 +310,7 @@ class Engine:
             lane.clear()
 
     def problem_with(self, sequence: Sequence) -> str | None:
-        """Say why the engine cannot run this sequence; return None if it can. Any thread may ask."""
+        """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
         params, vocab_size = sequence.params, self.target.vocab_size
         problem = self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1)
         if problem is not None:

@@ -25,7 +25,7 @@ class Resident:
     is_admitted: bool = False  # it has run, or is about to
 
     def __post_init__(self) -> None:
-        """Note what the sequence has when it gets the slot."""
+        """Remember what the sequence has when it gets the slot."""
         self._num_to_read = len(self.sequence) - 1
         self._num_earlier_rounds = self.sequence.num_rounds
 

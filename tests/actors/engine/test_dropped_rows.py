@@ -1,4 +1,4 @@
-"""Rows that nobody wants any more leave the engine to those that somebody waits for."""
+"""Rows that are not wanted any more leave the engine to the others."""
 
 import asyncio
 from collections.abc import Sequence as Seq
@@ -16,7 +16,7 @@ def sequences(count: int, params: SamplingParams) -> list[Sequence]:
     return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
 
 
-def test_whoever_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
+def test_a_caller_that_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
     unwanted, wanted = sequences(6, LONG), sequences(2, SHORT)
 

@@ -113,7 +113,7 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory lasts for a prompt that is scored, to its end, beside so many slots only."""
+    """Let memory last for a prompt that is scored, to its end, beside `most_slots` slots only."""
     prompt_logprobs = Engine.prompt_logprobs
 
     def too_large(self: Engine, prompt: list[int], num_top: int) -> Iterator[list[TokenLogprobs]]:

@@ -1,4 +1,4 @@
-"""Prompts are read in chunks and copied where they repeat; the text never shows it, and nobody waits for ever."""
+"""Prompts are read in chunks and copied where they repeat; the text never shows it, and no row waits for ever."""
 
 import math
 import random
@@ -159,7 +159,7 @@ def test_a_slot_that_was_overwritten_shares_what_stands_there_now(models):
 
 
 def _steps(engine: Engine, reads: Reads) -> list[tuple[int, int]]:
-    """For each step: prompt tokens that were read, and rows that run on after it."""
+    """Step to the end; return for each step the prompt tokens that were read, and the rows that run on after it."""
     found, before = [], 0
     while engine.has_work:
         engine.step()
@@ -186,7 +186,7 @@ def test_running_rows_wait_for_a_budget_of_tokens_and_not_for_a_prompt(models, m
     assert len(first.output_token_ids) == 70
 
 
-def test_while_nobody_runs_nobody_waits_and_every_slots_budget_is_read(models, monkeypatch):
+def test_while_no_row_runs_the_budgets_of_all_slots_are_read(models, monkeypatch):
     reads = Reads(monkeypatch, models.target)
     engine = _engine(models, "none", num_slots=4, budget=15)
     engine.submit([Sequence.create(p, SamplingParams(max_tokens=3), row=i) for i, p in enumerate(_strangers([16] * 4))])
@@ -226,7 +226,7 @@ def test_long_prompts_do_not_keep_a_short_one_waiting(models):
     assert finished == [short]
 
 
-# Whoever is not finite
+# Values that are not finite
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, 
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_cleared_engine_knows_nobody_and_shares_nothing(models, drafter):
+def test_a_cleared_engine_has_no_rows_and_shares_nothing(models, drafter):
     engine = _engine(models, drafter, num_slots=3, budget=5)
     engine.submit(_sequences())
     for _ in range(4):
@@ -348,14 +348,14 @@ def test_what_is_dropped_before_it_writes_is_not_read_and_ends_at_once(models, m
     engine.drop(sequences)
     assert sorted(map(id, engine.step())) == sorted(map(id, sequences)), "each comes back, once"
     assert not engine.has_work
-    assert (target.num_tokens, draft.num_tokens) == (num_read, num_read), "a prompt was read for nobody"
+    assert (target.num_tokens, draft.num_tokens) == (num_read, num_read), "a prompt was read in vain"
     assert (writing.finish_reason, writing.num_rounds) == ("length", num_rounds + 1)
     assert all(s.finish_reason == "error" and not s.num_rounds for s in [filling, *waiting])
     engine.drop(sequences)
-    assert not engine.has_work, "whoever has left the engine cannot be dropped"
+    assert not engine.has_work, "a row that has left the engine cannot be dropped"
 
 
-def test_who_waited_for_a_dropped_prompt_shares_with_the_next_of_them(models, monkeypatch):
+def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(models, monkeypatch):
     target = Reads(monkeypatch, models.target)
     engine = _engine(models, "none", num_slots=4, budget=7)
     (prompt,) = random_prompts([60], seed=9)

@@ -13,7 +13,7 @@ PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], s
 
 
 class Elsewhere:
-    """A target whose verdicts come from another process: not before somebody waits for them."""
+    """A target whose verdicts come from another process: not before the engine waits for them."""
 
     def __init__(self, target, name, diary):
         self._target, self._name, self._diary = target, name, diary
@@ -38,7 +38,7 @@ class Later:
 
 
 def _ask_elsewhere(drafter, name, diary):
-    """The drafter, as one that another process runs: it drafts when it is asked, and hands over later."""
+    """Make the drafter one that another process runs: it drafts when it is asked, and hands over later."""
     asked = {}
     propose = drafter.propose
     drafter.is_remote = True

@@ -230,7 +230,7 @@ def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturb
 
 
 def test_under_rejection_a_lookup_knows_a_row_that_comes_back_as_itself(models):
-    """Its own noise is then not taken for that of another row, which would forbid every lookup."""
+    """The row's own noise is then not taken for that of another row, which would forbid every lookup."""
     params = SamplingParams(temperature=0.2, max_tokens=30, ignore_eos=True)
     engine = engine_over(models.target, drafter="suffix", num_slots=2, verification="rejection", max_model_len=90)
     rows = [Sequence.create([5, 6, 7, 8] * 5, params, row=row) for row in range(2)]

@@ -126,7 +126,7 @@ def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(model
 
 
 def _schedule_at_random(monkeypatch, seed: int) -> None:
-    """Some rows draft nothing in some rounds, and in some rounds nobody drafts."""
+    """Some rows draft nothing in some rounds, and in some rounds no row drafts."""
     chance = random.Random(seed)
 
     def lengths(sequences, num_speculative_tokens):
