@@ -119,15 +119,15 @@ class Admission:
         Return (None, 0) where waiting does not pay. No row waits for a later one, so no rows wait in a circle.
         """
         tokens = newcomer.tokens_to_read
-        best, most, standing = None, 0, 0
+        best, most, cached = None, 0, 0
         for resident in self._residents:
             if resident is not None and resident.number < newcomer.number:
                 common = resident.num_in_common(tokens)
-                standing = max(standing, resident.num_standing(common))
+                cached = max(cached, resident.num_cached(common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
         needs_no_forward = most == len(tokens)
-        if most > standing and (needs_no_forward or most - standing >= _WORTH_AWAITING):
+        if most > cached and (needs_no_forward or most - cached >= _WORTH_AWAITING):
             return best, most
         return None, 0
 
@@ -138,10 +138,10 @@ class Admission:
         for slot, resident in enumerate(self._residents):
             if resident is None or resident is newcomer:
                 continue
-            standing = resident.num_standing(resident.num_in_common(tokens))
-            is_better = standing > num_shared or (standing == num_shared > 0 and slot in free)
-            if is_better and self._is_finite(slot, resident, standing):
-                donor, num_shared = slot, standing
+            cached = resident.num_cached(resident.num_in_common(tokens))
+            is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
+            if is_better and self._is_finite(slot, resident, cached):
+                donor, num_shared = slot, cached
         return donor, num_shared
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:

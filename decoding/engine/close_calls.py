@@ -1,4 +1,4 @@
-"""SecondLook: a row's next token decided by the row alone, where its round's logits do not settle it.
+"""CloseCalls: a row's next token decided by the row alone, where its round's logits do not settle it.
 
 They do not where rounding could have decided between the two best candidates, or where they are not finite (the draft's
 tokens may be the reason). Nothing here looks at other rows or at a draft.
@@ -12,7 +12,7 @@ from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
 
-class SecondLook:
+class CloseCalls:
     """Decisions of the target for one row at a time."""
 
     def __init__(self, target: Target, drafter: Drafter, verification: Verification) -> None:

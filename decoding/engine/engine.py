@@ -16,7 +16,7 @@ from itertools import chain, islice
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import Drafter
-from decoding.engine.lane import Lane, share_slots
+from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import EngineOptions
@@ -117,7 +117,7 @@ class Engine:
         give_back_freed_memory()
 
     def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
-        slots, most = share_slots(self.options.num_slots, len(pairs)), self.options.num_speculative_tokens
+        slots, most = divide_slots(self.options.num_slots, len(pairs)), self.options.num_speculative_tokens
         budget = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
         lanes = []
         for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
@@ -340,7 +340,7 @@ class Engine:
 def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
     """Return a target and a drafter for each lane, and what they cost where draft lengths adapt."""
     costs: CostTable | None = None
-    slots, most = share_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
+    slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
     if options.draft_length == "adaptive" and parts.drafter_name != "none":
         parts.target.allocate(slots[0], parts.max_model_len)
         drafter = parts.make_drafter(0, slots[0])

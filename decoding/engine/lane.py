@@ -22,7 +22,7 @@ import torch
 
 from decoding.drafters import Drafter
 from decoding.engine.admission import Admission
-from decoding.engine.close_calls import SecondLook
+from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.batch import SamplingBatch, first_stop
@@ -52,7 +52,7 @@ class Lane:
         self.round_seconds = 0.0  # spent in rounds: drafting, scoring, verifying and committing, not reading prompts
         self.running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
         self._verification = verification
-        self._second_look = SecondLook(target, drafter, verification)
+        self._close_calls = CloseCalls(target, drafter, verification)
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
         self._finished: list[Sequence] = []  # not handed out yet
         self._seconds = 0.0  # of this round, so far
@@ -65,7 +65,7 @@ class Lane:
     @property
     def num_rechecks(self) -> int:
         """Close calls that were scored again alone."""
-        return self._second_look.num_rechecks
+        return self._close_calls.num_rechecks
 
     @property
     def num_running(self) -> int:
@@ -187,10 +187,10 @@ class Lane:
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
         decision: Decision | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
-            settled, decision = 0, self._second_look.score_again(row, sequence)
+            settled, decision = 0, self._close_calls.score_again(row, sequence)
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
-            decision = self._second_look.recheck(sequence, tokens[:settled])
+            decision = self._close_calls.recheck(sequence, tokens[:settled])
         if decision is not None:
             if not decision.is_finite:
                 sequence.fail(
@@ -214,7 +214,7 @@ class Lane:
         self._seconds += time.perf_counter() - started
 
 
-def share_slots(num_slots: int, num_lanes: int) -> Seq[int]:
+def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
     """Return the slots of each lane: as equal as can be, and no lane without a slot."""
     num_lanes = min(num_lanes, num_slots)
     return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]

@@ -60,7 +60,7 @@ class Resident:
             return 0  # its slot was cleared, or may hold values that are not finite
         return min(common_prefix(tokens, self.sequence.token_ids), len(self.sequence) - 1)
 
-    def num_standing(self, num_in_common: int) -> int:
+    def num_cached(self, num_in_common: int) -> int:
         """Return how many of those tokens are in the slot now."""
         return min(num_in_common, self.num_filled) if self.is_filling else num_in_common
 

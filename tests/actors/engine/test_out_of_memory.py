@@ -67,7 +67,7 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
     ]
 
 
-def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Engine.step
     running = sequences(5)
     giant = running[3] = Sequence.create([5, 6, 10], replace(PARAMS, max_tokens=100), row=3)

@@ -89,7 +89,7 @@ def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_in_one_rank_is_said_to_have_run_out_and_the_next_step_works(model: ShardedModel) -> None:
+def test_memory_that_runs_out_in_one_rank_is_reported_as_such_and_the_stage_works_again(model: ShardedModel) -> None:
     model.allocate(2, 60)
     model.prefill([0], [[1, 2, 3]])
     expected = model.logits([0], [3], [[5]])

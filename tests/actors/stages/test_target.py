@@ -201,7 +201,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         assert time.monotonic() - started < 60
 
 
-def test_an_error_of_the_step_itself_is_no_death(pair: Pair, model: ShardedModel) -> None:
+def test_an_error_of_the_step_itself_is_not_a_loss(pair: Pair, model: ShardedModel) -> None:
     model.allocate(2, 60)
     before = model.pipeline.group.num_replaced
     with pytest.raises(IndexError):

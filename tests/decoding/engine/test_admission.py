@@ -121,7 +121,7 @@ def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
     assert [len(call) for call in target.calls] == [1, 3, 1][: len(target.calls)]
 
 
-def test_a_prompt_whose_head_stands_in_a_free_slot_takes_the_slot_over(models, monkeypatch):
+def test_a_prompt_whose_head_is_in_a_free_slot_takes_the_slot_over(models, monkeypatch):
     engine = _engine(models, "model", num_slots=3)
     first, second = random_prompts([30, 30], seed=9)
     engine.generate([first, second], SamplingParams(max_tokens=4))
@@ -134,7 +134,7 @@ def test_a_prompt_whose_head_stands_in_a_free_slot_takes_the_slot_over(models, m
     assert copies == []
 
 
-def test_what_a_finished_row_wrote_is_shared_with_a_prompt_that_goes_on_from_it(models):
+def test_a_prompt_that_continues_a_finished_row_shares_what_that_row_wrote(models):
     """A conversation: the next turn begins with the last one and its answer, all but the answer's last token."""
     engine = _engine(models, "model", num_slots=2)
     (turn,) = engine.generate([HEAD], SamplingParams(temperature=0, max_tokens=10))
@@ -144,7 +144,7 @@ def test_what_a_finished_row_wrote_is_shared_with_a_prompt_that_goes_on_from_it(
     assert found.output_token_ids == _alone(models, follow_up, SamplingParams(temperature=0, max_tokens=8))
 
 
-def test_a_slot_that_was_overwritten_shares_what_stands_there_now(models):
+def test_a_slot_that_was_overwritten_shares_its_new_content(models):
     engine = _engine(models, "none", num_slots=1)
     one, other = random_prompts([30, 30], seed=11)
     params = SamplingParams(temperature=0, max_tokens=3)
@@ -332,7 +332,7 @@ def test_a_cleared_engine_has_no_rows_and_shares_nothing(models, drafter):
     assert again.output_token_ids == _alone(models, PROMPTS[0], params)
 
 
-def test_what_is_dropped_before_it_writes_is_not_read_and_ends_at_once(models, monkeypatch):
+def test_a_row_that_is_dropped_before_it_writes_is_not_read_and_ends_at_once(models, monkeypatch):
     target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
     engine = _engine(models, "model", num_slots=2, budget=7)
     prompts = [[1], *_strangers([60, 50, 40], seed=8)]
@@ -375,7 +375,7 @@ def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(model
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_whatever_is_dropped_whenever_the_others_write_what_they_would_have_written(models, plain, drafter, seed):
+def test_rows_that_are_dropped_at_any_time_change_no_token_of_the_others(models, plain, drafter, seed):
     temperature, expected = plain
     chance = random.Random(seed)
     engine = _engine(models, drafter, budget=chance.choice([3, 20]), num_slots=chance.choice([2, 5]))

@@ -4,7 +4,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
-from decoding.engine.lane import share_slots
+from decoding.engine.lane import divide_slots
 from decoding.sampling.judging import Question, RowVerdict
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
@@ -154,7 +154,7 @@ def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
     assert outputs(run(engine, _sequences())) == outputs(expected)
 
 
-def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_others_are_what_they_were(models):
+def test_rows_that_are_dropped_while_they_are_judged_end_and_the_others_do_not_change(models):
     engine, diary = lanes_over(models, is_remote=True, is_staged=True)
     expected = outputs(run(engine_over(models.target, drafter="none"), _sequences()))
     sequences = _sequences()
@@ -172,5 +172,5 @@ def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_oth
 @pytest.mark.parametrize(
     ("num_slots", "num_lanes", "expected"), [(5, 2, [3, 2]), (1, 2, [1]), (4, 1, [4]), (3, 3, [1, 1, 1])]
 )
-def test_slots_are_shared_out_and_no_lane_is_without(num_slots, num_lanes, expected):
-    assert list(share_slots(num_slots, num_lanes)) == expected
+def test_slots_are_divided_among_lanes_and_no_lane_is_without(num_slots, num_lanes, expected):
+    assert list(divide_slots(num_slots, num_lanes)) == expected

@@ -44,15 +44,15 @@ def resident(prompt: list[int], output: list[int] | None = None, **fields: int) 
         ([2, 1], 0),
     ],
 )
-def test_what_prompt_and_output_settled_can_be_shared_and_the_newest_tokens_cannot(prompt, expected):
+def test_settled_tokens_of_prompt_and_output_can_be_shared_and_the_newest_cannot(prompt, expected):
     assert resident([1, 2, 3, 4], [5, 6]).num_in_common(prompt) == expected
 
 
-def test_of_a_prompt_that_is_being_read_only_that_much_stands():
+def test_a_prompt_that_is_being_read_shares_what_has_been_read():
     half = resident([1, 2, 3, 4, 5], num_filled=2)
     assert half.num_in_common([1, 2, 3, 4, 9]) == 4
-    assert half.num_standing(4) == 2
-    assert half.num_standing(1) == 1
+    assert half.num_cached(4) == 2
+    assert half.num_cached(1) == 1
 
 
 def test_a_sequence_that_failed_shares_nothing():

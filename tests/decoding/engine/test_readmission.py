@@ -113,7 +113,7 @@ def test_the_check_sees_a_row_that_is_read_without_its_output(models, undisturbe
     assert outputs(found) != outputs(undisturbed[0.8])
 
 
-def test_evicted_rows_wait_in_front_of_all_others_and_what_was_counted_stays(models):
+def test_evicted_rows_wait_in_front_of_all_others_and_keep_their_counts(models):
     engine = engine_over(models.target, num_slots=2)
     rows = [Sequence.create(HEAD, SamplingParams(max_tokens=9, ignore_eos=True), row=row) for row in range(4)]
     engine.submit(rows)
@@ -229,7 +229,7 @@ def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturb
     assert_same(found, undisturbed[0.8])
 
 
-def test_under_rejection_a_lookup_knows_a_row_that_comes_back_as_itself(models):
+def test_under_rejection_a_lookup_recognizes_a_row_that_comes_back(models):
     """The row's own noise is then not taken for that of another row, which would forbid every lookup."""
     params = SamplingParams(temperature=0.2, max_tokens=30, ignore_eos=True)
     engine = engine_over(models.target, drafter="suffix", num_slots=2, verification="rejection", max_model_len=90)
