@@ -49,7 +49,7 @@ test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they
 	touch $@
 
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
-	$(BIN)/python -m pytest tests/endpoint/test_page.py
+	$(BIN)/python -m pytest tests/endpoint/page/test_page.py
 
 # Clusters of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
 test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, and its endpoint: about ten minutes
@@ -80,7 +80,7 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
 picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
-	$(BIN)/python -m tests.endpoint.picture docs/pictures/page.png
+	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.endpoint.pair_app import MODEL
+from tests.endpoint.in_process import BUNDLED_MODEL as MODEL
 from tests.endpoint.toy_app import KEY
 
 ROOT = Path(__file__).parents[2]

@@ -242,7 +242,7 @@ class Published:
         self.told = [(value, {})]
 
 
-def test_ray_is_told_the_same(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_ray_gets_the_same_values(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     made: dict[str, Published] = {}
 
     def to_ray(metric: Metric, model_name: str) -> Published:

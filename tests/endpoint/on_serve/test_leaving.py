@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import LONG, Deployed
+from tests.endpoint.on_serve.application import LONG, Served
 
 pytestmark = pytest.mark.ray
 _NUM_AT_A_TIME = 6  # with the two that stay no more than one replica takes
@@ -46,7 +46,7 @@ class Companions:
 
 
 @pytest.mark.parametrize("num_leaving", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_whoever_leaves_frees_what_it_had_and_changes_no_other_text(deployed: Deployed, num_leaving: int) -> None:
+def test_a_client_that_leaves_frees_its_slot_and_changes_no_other_text(deployed: Served, num_leaving: int) -> None:
     moments = random.Random(num_leaving)
 
     async def leave(client: httpx2.AsyncClient, seed: int, clock: Companions, in_turn: asyncio.Semaphore) -> bool:
