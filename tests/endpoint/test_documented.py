@@ -1,4 +1,4 @@
-"""What README and docs/serving.md say to ask is asked, and answered."""
+"""The examples of requests in README and docs/serving.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No line that the endpoint or an engine behind it logs holds what was asked, what was written, or an error's words."""
+"""Logs of the endpoint and its engines: no line holds a prompt, an output or an error's message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKER = "marker-of-a-prompt"
 
 
 class Failing:
-    """Fails over everything, and quotes it."""
+    """A backend that fails over every request, and quotes it."""
 
     def __init__(self) -> None:
         self.error: Exception | str = ""

@@ -214,7 +214,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(client: openai
 
 @pytest.mark.parametrize("prompt", ["hello world, one two", "für 日本 🙂", "o"])
 def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: openai.OpenAI, prompt: str) -> None:
-    """What lm-eval's local-completions asks for."""
+    """The request of lm-eval's local-completions is answered in full."""
     ids = server.service.codec.encode(prompt, is_chat=False)
     model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
     expected_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)

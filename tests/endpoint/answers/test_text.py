@@ -92,7 +92,7 @@ def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int
 
 
 def end_of(codec: TextCodec, tokens: list[int], stop: tuple[str, ...]) -> tuple[list[int], str | None]:
-    """What is kept of these tokens, and the stop string that ended them."""
+    """Return the tokens up to the stop string that ends them, and that string."""
     match = StopStrings(codec, stop).find(tokens, 0) if stop else None
     return (tokens[: match[0]], match[1]) if match else (tokens, None)
 

@@ -1,4 +1,4 @@
-"""Who may ask: every path is closed without a key, and a key is nowhere to be read."""
+"""API keys: every path is closed without one, and no key is ever shown."""
 
 import hmac
 import logging
@@ -69,7 +69,7 @@ def test_an_unknown_path_is_closed_without_a_key(toy: int, path: str) -> None:
 
 
 def test_every_route_but_health_is_closed_without_a_key() -> None:
-    """Of the application itself, over an engine that is well and is never asked for anything else."""
+    """The routes of the application itself, over an engine that is healthy."""
     service = Service(ServiceSettings(model="m"), NotImplemented, Well())
     app = create_app(service, has_docs=True)
     install(app, EdgeSettings(keys=Keys([KEY]), has_page=True, has_docs=True), ServingMetrics("m"))

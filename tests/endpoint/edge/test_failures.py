@@ -1,4 +1,4 @@
-"""What an error says: what to change, in the OpenAI form, and nothing of the request or of the server."""
+"""Errors in the OpenAI form: they say what to change, and show nothing of the request or of the server."""
 
 import logging
 from http.client import HTTPConnection, IncompleteRead

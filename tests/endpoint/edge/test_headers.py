@@ -1,4 +1,4 @@
-"""Request ids, and the headers of Ray Serve's that no client may set."""
+"""Request ids, and the headers of Ray Serve that no client may set."""
 
 import pytest
 

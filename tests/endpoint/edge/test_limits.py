@@ -22,7 +22,7 @@ TEXT = json.dumps(GOOD).encode()
 
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For clients that only read, and would wait for the end of the connection."""
+    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
     monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
@@ -192,7 +192,7 @@ def test_impossible_limits_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_a_body_takes_up_room_until_it_is_answered() -> None:
-    """Whoever waits for an engine keeps what was asked."""
+    """A request that waits for an engine keeps its body in memory."""
     limits, num_asked = Limits(max_body_bytes=100, max_bodies=2), 0
 
     async def scenario() -> list[int]:

@@ -1,4 +1,4 @@
-"""What clients see of Serve's proxy behind the gate; here it is an application that answers as the proxy does."""
+"""The gate's answers for Serve's proxy, which is played by an application that answers as the proxy does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.endpoint.web import ask, served
 
 
 async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers by the path."""
+    """Answer by the path."""
     match scope["path"]:
         case "/text":
             await PlainTextResponse("all is well")(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The gate refuses what is beyond the application's places, without asking it; who has no key is told so first."""
+"""The gate refuses requests beyond the application's capacity, but only those with a good key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {"prompt": "a"}
 
 
 class Holding:
-    """An application that answers when it is told to, and counts who came to it."""
+    """An application that holds its answers back until `/go_on`, and counts its requests."""
 
     def __init__(self) -> None:
         self.num_asked, self.num_held = 0, 0

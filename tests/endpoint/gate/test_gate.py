@@ -24,7 +24,7 @@ api = FastAPI()
 @serve.deployment(max_ongoing_requests=20)
 @serve.ingress(api)
 class Mirror:
-    """Shows what reaches an application behind Serve."""
+    """An application that shows what reaches it behind Serve."""
 
     def __init__(self) -> None:
         self._arrived, self._left, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -92,7 +92,7 @@ def test_a_client_that_leaves_is_noticed_despite_its_headers(behind_serve: int) 
     with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
         connection.sendall(request.encode())
         assert ask(behind_serve, f"{AT}/arrived").status == 200
-    assert ask(behind_serve, f"{AT}/left").status == 200, "nobody noticed"
+    assert ask(behind_serve, f"{AT}/left").status == 200, "the application did not notice"
 
 
 def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:

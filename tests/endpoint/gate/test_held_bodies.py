@@ -35,7 +35,7 @@ def port(proxy: EagerProxy) -> Iterator[int]:
 
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For clients that only read, and would wait for the end of the connection."""
+    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
     monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 

@@ -1,4 +1,4 @@
-"""Deploying on a cluster that others use, too: what is left where it fails, and what is not touched."""
+"""Deploying on a cluster that others use, too: what a failure leaves behind, and what it does not touch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Tiny:
     """An application that does nothing."""
 
     def reconfigure(self, config: dict[str, str]) -> None:
-        """For the mark in it."""
+        """Accept a configuration, for the mark in it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bystander(serve_port: int) -> Iterator[None]:
-    """Somebody else's application on the same Serve."""
+    """The application of another program on the same Serve."""
     serve.run(Tiny.bind(), name="bystander", route_prefix="/bystander")
     yield
     assert "bystander" in serve.status().applications, "it is not ours"
@@ -122,10 +122,10 @@ def test_a_command_that_ends_withdraws_only_what_it_deployed_last(
         tiny = Tiny.options(name=INGRESS_NAME, user_config={"mark": mark})
         serve.run(tiny.bind(), name=APP_NAME, route_prefix="/tiny")
 
-    def told_to_end() -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_wait", told_to_end)
+    monkeypatch.setattr(command, "_wait", interrupted)
     try:
         deploy("first")
         deploy("second")  # over it, by another command

@@ -1,4 +1,4 @@
-"""`python -m jobs.serve` told to end while it serves: what it took is finished, and nothing new is taken."""
+"""`python -m jobs.serve` after SIGTERM: requests in flight finish, and new ones are refused."""
 
 from __future__ import annotations
 

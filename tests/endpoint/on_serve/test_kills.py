@@ -1,4 +1,4 @@
-"""Replicas that are killed while they write: a text comes whole and exact, or with an error, never cut short."""
+"""Replicas that are killed while they write: a text is whole and exact, or ends with an error."""
 
 from __future__ import annotations
 

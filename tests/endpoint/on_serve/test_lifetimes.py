@@ -1,4 +1,4 @@
-"""Requests and the replicas that they are with: who dies or leaves, and what becomes of the others."""
+"""Requests that kill their replicas, and clients that leave: what becomes of the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @contextmanager
 def leaving(served: Served, body: dict[str, Any]) -> Iterator[BinaryIO]:
-    """What comes back, line by line, to a client that is gone when the block ends."""
+    """Send a request, yield the lines of its answer, and leave when the block ends."""
     text = json.dumps({"model": MODEL, **body}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""More requests than fit: each is answered with the exact text, or refused in the API's form, and nothing is lost."""
+"""More requests than fit: each gets the exact text or an error in the API's form, and none is lost."""
 
 from __future__ import annotations
 

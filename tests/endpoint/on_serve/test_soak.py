@@ -1,4 +1,4 @@
-"""Three minutes of work, leaving and refusals: no process grows."""
+"""Three minutes of load with clients that leave and requests that are refused: no process grows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_GROWTH = {"memory": 16 * 2**20, "descriptors": 8, "threads": 4}  # from th
 
 @dataclass(frozen=True)
 class Sample:
-    """Of one process at one moment."""
+    """The resources of one process at one moment."""
 
     seconds: float
     memory: int  # bytes of its own

@@ -55,7 +55,7 @@ def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_tex
 
 
 def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed: Served) -> None:
-    """The last test over this application: it is gone afterwards."""
+    """This is the last test over this application, which is gone afterwards."""
     bodies = [{**LONG, "seed": seed, "stream": seed > 1} for seed in range(8)]
 
     async def scenario() -> tuple[list[Asked], Asked]:
@@ -77,7 +77,7 @@ def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed: S
 
 
 async def _asked_during(deployed: Served, application: Any) -> list[Asked]:
-    """What some clients asked for, one after the other, while it was deployed; and one request that had begun."""
+    """Deploy under load, and return all requests: those during the deployment, and one that had begun before."""
     seeds = itertools.count()
 
     async def keep_asking(client: httpx2.AsyncClient, updating: asyncio.Future[object]) -> list[Asked]:

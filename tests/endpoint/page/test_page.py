@@ -44,14 +44,14 @@ def page(chrome: Chrome, whole: int) -> Page:
 
 
 def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, asked for without a browser."""
+    """Return the events of a stream, requested without a browser."""
     options = {"stream": True, "stream_options": {"include_usage": True}, "include_draft_spans": True}
     lines = ask(port, path, {**body, **options}, headers=BEARER).body.decode().splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
 def spans_of(events: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """Their text in pieces; neighbours of one kind are one piece."""
+    """Return the events' text in pieces, where neighbours of one kind are one piece."""
     spans = [
         (span["text"], span["is_accepted"])
         for event in events

@@ -1,4 +1,4 @@
-"""Every bad request of the table gets its whole error, and the server is as well afterwards as before."""
+"""Bad requests: each one of the table gets its whole error, and the server works as before."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Requests whose replica dies: they go on with another one, or say that they cannot."""
+"""Requests whose replica dies: they resume on another one, or end with an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delta(index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: b
 
 
 class Handle:
-    """What a deployment handle looks like, over replicas that say what they are told and die when they are told."""
+    """A deployment handle over replicas that follow a script, death included."""
 
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
@@ -66,7 +66,7 @@ async def read(handle: Handle, *, is_repeatable: bool = True, fingerprint: str =
     return [delta async for deltas in replicas.generate(GENERATION) for delta in deltas]
 
 
-def told(deltas: list[Delta], index: int) -> list[int]:
+def tokens_of(deltas: list[Delta], index: int) -> list[int]:
     return [token for delta in deltas if delta.index == index for token in delta.token_ids]
 
 
@@ -81,7 +81,7 @@ def test_generation_resumes_where_the_dead_replica_stopped() -> None:
         ],
     )
     deltas = asyncio.run(read(handle))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
     assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
     assert [(delta.token_ids, delta.num_accepted) for delta in deltas if delta.index == 0][2] == ((5,), 0)
     assert handle.num_cancelled == 0
@@ -114,7 +114,7 @@ def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
         [[delta(1, 8, 9, ends=True)], [delta(0, 1, ends=True)]],
     )
     deltas = asyncio.run(read(handle))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1], [8, 9])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1], [8, 9])
     assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
     longer = Handle([[delta(0, 1, ends=True)], ActorDiedError()], [[delta(0, 1)], [delta(0, 2)]])
     with pytest.raises(RuntimeError, match="does not write what it had written"):
@@ -148,7 +148,7 @@ def test_a_request_with_tokens_when_two_replicas_die_is_given_up() -> None:
 def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_third() -> None:
     waited = [[Standing.WAITS, ActorDiedError()], [ActorDiedError()], [Standing.WAITS, ActorDiedError()]]
     done = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
-    assert told(asyncio.run(read(Handle(*waited[:2], done))), 0) == [1]
+    assert tokens_of(asyncio.run(read(Handle(*waited[:2], done))), 0) == [1]
     with pytest.raises(ActorDiedError):
         asyncio.run(read(Handle(*waited, done)))
 
@@ -170,7 +170,7 @@ def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> None:
 
 def test_generation_that_is_not_repeatable_resumes_only_before_its_first_token() -> None:
     again = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
-    assert told(asyncio.run(read(Handle([ActorDiedError()], again), is_repeatable=False)), 0) == [1]
+    assert tokens_of(asyncio.run(read(Handle([ActorDiedError()], again), is_repeatable=False)), 0) == [1]
     with pytest.raises(ActorDiedError):
         asyncio.run(read(Handle([[delta(0, 1)], ActorDiedError()], again), is_repeatable=False))
 
@@ -182,7 +182,7 @@ def test_another_text_is_never_appended_to_delivered_tokens() -> None:
 
 
 class Mixed(Handle):
-    """Replicas of two models, as in a rolling update: each says its fingerprint and then what it has to say."""
+    """Replicas of two models, as in a rolling update: each run has a fingerprint."""
 
     def __init__(self, *runs: tuple[str, list[Any]]) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def test_generation_resumes_only_on_a_replica_of_the_same_model() -> None:
     other = [[delta(0, 9, ends=True), delta(1, 9, ends=True)]]
     handle = Mixed(("new", other), ("old", [[delta(0, 1)], ActorDiedError()]), ("new", other), ("old", own))
     deltas = asyncio.run(read(handle, fingerprint="old"))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3], [8])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1, 2, 3], [8])
     assert handle.num_tries == 4
     assert handle.num_cancelled == 0
 
@@ -241,11 +241,11 @@ def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> None:
 def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.service.backend._NO_REPLICA_S", 0)
 
-    class Nobody(Handle):
+    class Absent(Handle):
         async def remote(self) -> None:
             await asyncio.Event().wait()
 
-    handle = Nobody()
+    handle = Absent()
     handle.facts = handle  # type: ignore[attr-defined]
     asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model())
 
@@ -336,7 +336,7 @@ def test_replicas_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ApiError) as late:
         asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(0.0))))
     assert late.value.status == 504
-    assert len(handle.deadlines) == 2, "nobody was asked"
+    assert len(handle.deadlines) == 2, "no replica was asked"
 
 
 def test_requests_beyond_the_limit_are_refused_until_one_has_left() -> None:

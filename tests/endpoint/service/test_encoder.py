@@ -1,4 +1,4 @@
-"""Prompts on their way to token ids: how much may wait, what is refused unread, and what nobody asked for."""
+"""Prompts on their way to token ids: how much may wait, and what is refused unread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.endpoint.in_process import CONTEXT, Server
 
 
 class Codec:
-    """Encodes when it is let, in a thread that it remembers; decodes only where a test says so."""
+    """A codec that encodes when `may_encode` is set, and remembers the threads in which it decoded."""
 
     def __init__(self) -> None:
         self.may_encode, self.has_begun = threading.Event(), threading.Event()
@@ -47,7 +47,7 @@ class Codec:
 
 
 class Backend:
-    """Only says how long the context is."""
+    """A backend that only knows its facts."""
 
     async def facts(self) -> EngineFacts:
         return EngineFacts(96, 300, 3)
@@ -65,7 +65,7 @@ def service_of(codec: Codec) -> Service:
 
 
 class Unreadable(list[int]):
-    """As long as it is, and nobody may look what it holds."""
+    """A list whose length may be read, and whose entries may not."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("it is read")
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
 
 
 class Text(str):
-    """One that can be waited for to go."""
+    """Text that can have weak references."""
 
 
 def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
@@ -209,7 +209,7 @@ FAILED = "The chat template of this model failed over these messages."
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "expected"),
     [
         (f"{{{{ raise_exception('{ALTERNATE}') }}}}", REFUSED),
         (f'{{{{ raise_exception("{ALTERNATE}") }}}}', REFUSED),
@@ -222,10 +222,10 @@ FAILED = "The chat template of this model failed over these messages."
         ("{{ messages[0]['content'] | tojson(indent='x' * 3, bogus=1) }}", FAILED),
     ],
 )
-def test_an_error_quotes_a_templates_own_words_and_nothing_else(server: Server, template: str, told: str) -> None:
+def test_an_error_quotes_a_templates_own_words_and_nothing_else(server: Server, template: str, expected: str) -> None:
     encoder = Encoder(replace(server.service.codec, chat_template=template))
     with pytest.raises(ApiError) as caught:
         asyncio.run(encoder.encode_chat([{"role": "user", "content": "marker of a prompt"}], 96))
     assert (caught.value.status, caught.value.param) == (400, "messages")
-    assert caught.value.message == told
+    assert caught.value.message == expected
     assert "marker" not in caught.value.message

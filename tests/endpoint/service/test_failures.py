@@ -24,7 +24,7 @@ from tests.jobs.runs import wait_until
 
 
 class Backend:
-    """Says two tokens, and then does what it is told."""
+    """A backend that yields two tokens, and then does what `then` does."""
 
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
@@ -58,7 +58,7 @@ class Backend:
 
 
 class Meter:
-    """Remembers what it was told; the newest of all is what a test looks at."""
+    """A meter that remembers its calls; a test looks at the newest one."""
 
     made: ClassVar[list[Meter]] = []
 
