@@ -26,9 +26,9 @@ THE_LIMITS = (
 )
 
 
-@serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0}, graceful_shutdown_wait_loop_s=0.1)
+@serve.deployment(autoscaling_config={"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1})
 class Tiny:
-    """An application that does nothing."""
+    """An application that does nothing, without a process: it is deployed and withdrawn at once."""
 
     def reconfigure(self, config: dict[str, str]) -> None:
         """Accept a configuration, for the mark in it."""
