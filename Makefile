@@ -63,7 +63,7 @@ test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they
 	touch $@
 
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
-	$(BIN)/python -m pytest tests/endpoint/test_page.py
+	$(BIN)/python -m pytest tests/endpoint/page/test_page.py
 
 # They need kubectl and KubeRay's definitions (k8s/README.md). Debian's promtool is unpacked and not installed, as its
 # package would start a server.
@@ -115,7 +115,7 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
 picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
-	$(BIN)/python -m tests.endpoint.picture docs/pictures/page.png
+	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 
