@@ -18,7 +18,7 @@ from endpoint.http.shown_name import shown_name
 from endpoint.requests.token_ids import check_token_ids, outside_vocabulary
 from endpoint.service.backend import Backend, as_api_error, ask_facts
 from endpoint.service.encoder import Encoder
-from endpoint.service.meter import Meter, NoMeter
+from endpoint.service.meter import RequestMeter
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # those that every JSON reader keeps whole
@@ -64,7 +64,7 @@ class Service:
         settings: ServiceSettings,
         codec: TextCodec,
         backend: Backend,
-        new_meter: Callable[[], Meter] = NoMeter,
+        new_meter: Callable[[], RequestMeter] = RequestMeter,
     ) -> None:
         """`new_meter` makes what follows a request to generate."""
         self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter

@@ -17,7 +17,7 @@ from ray.serve.context import _get_global_client
 from actors.engine.loop import EngineNumbers
 from actors.engine.translation import decode_row, encode_row
 from actors.settings import GeneratorSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.engine.options import EngineOptions
 from endpoint.app import create_app
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.http.bodies import Limits
+from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.request_meter import RequestMeter
 from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served

@@ -14,7 +14,7 @@ import uvicorn
 
 from actors.engine.translation import decode_row, encode_row
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app

@@ -19,7 +19,7 @@ from ray.serve.schema import ApplicationStatus
 
 from actors.engine.loop import EngineNumbers
 from actors.settings import GeneratorSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import ReplicaSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from actors.engine.translation import decode_row, encode_row
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from decoding import Engine, EngineOptions
 from tests.endpoint.server import settings_of
 from tests.pipeline.made_up import input_row

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.engine.translation import decode_row, encode_row
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from decoding import Engine, EngineOptions
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.on_serve.test_command import serving
