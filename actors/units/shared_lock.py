@@ -12,40 +12,27 @@ class SharedLock:
 
     def __init__(self) -> None:
         """Make a free lock."""
-        self._changed = asyncio.Condition()
+        self._entry = asyncio.Lock()  # wakes its waiters in the order in which they came
         self._num_holders = 0
-        self._num_waiting = 0
-        self._is_exclusive = False
+        self._is_free = asyncio.Event()
+        self._is_free.set()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold the lock together with other tasks."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._is_exclusive and not self._num_waiting)
+        async with self._entry:
             self._num_holders += 1
+            self._is_free.clear()
         try:
             yield
         finally:
-            await self._release()
+            self._num_holders -= 1
+            if not self._num_holders:
+                self._is_free.set()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Hold the lock alone."""
-        async with self._changed:
-            self._num_waiting += 1
-            try:
-                await self._changed.wait_for(lambda: not self._num_holders)
-            finally:
-                self._num_waiting -= 1
-                self._changed.notify_all()  # tasks that came later may enter if this one gave up
-            self._num_holders, self._is_exclusive = 1, True
-        try:
+        """Hold the lock alone: keep other tasks from entering, and wait until those inside have left."""
+        async with self._entry:
+            await self._is_free.wait()
             yield
-        finally:
-            self._is_exclusive = False
-            await self._release()
-
-    async def _release(self) -> None:
-        async with self._changed:
-            self._num_holders -= 1
-            self._changed.notify_all()
