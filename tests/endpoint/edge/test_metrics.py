@@ -1,4 +1,4 @@
-"""What the endpoint counts, what `/metrics` shows of it, and what the documentation says."""
+"""Metrics: what the endpoint counts, what `/metrics` shows, and what the documentation says about it."""
 
 import re
 from collections.abc import Callable
@@ -163,7 +163,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def full_page() -> list[Sample]:
-    """Of metrics that have all counted something."""
+    """Return the page of metrics that have all counted something."""
     of = ServingMetrics("m")
     meter = RequestMeter(of)
     meter.tokens(2)
