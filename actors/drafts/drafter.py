@@ -177,7 +177,7 @@ def make_draft(
     if distributions is not None and width:
         places = [(slot, step) for slot, token_ids in drafted.items() for step in range(len(token_ids))]
         rows_N, steps_N = torch.tensor(places, device=keys_B.device).T
-        ids_NM = torch.from_numpy(distributions.ids_NM).to(keys_B.device, torch.int64)
+        ids_NM = torch.tensor(distributions.ids_NM, dtype=torch.int64, device=keys_B.device)
         probs_BKV = torch.zeros(len(counts), width, vocab_size, device=keys_B.device)
         probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.from_numpy(distributions.probs_NM).to(
             keys_B.device
