@@ -1,25 +1,15 @@
-"""Calls of actors, as links and drafters wait for them. A test may put others in their place."""
+"""Calls of actors, as links and drafters wait for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
 
-class Calls(Protocol):
-    """A way to wait for calls under way, each known by its reference."""
-
-    def arrived(self, references: Seq[Any], timeout_s: float) -> list[Any]:
-        """Return the references whose results are there; wait until all are, but no longer than `timeout_s`."""
-
-    def result(self, reference: Any, timeout_s: float | None = None) -> Any:
-        """Return the result of a call. Raises what the call raised, or GetTimeoutError after `timeout_s`."""
-
-
-class RayCalls:
-    """The calls of Ray actors."""
+class Calls:
+    """Calls under way, each known by its reference. A test passes calls of its own."""
 
     def arrived(self, references: Seq[Any], timeout_s: float) -> list[Any]:
         """Return the references whose results are there; wait until all are, but no longer than `timeout_s`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from actors.drafts.calls import Calls, RayCalls
+from actors.drafts.calls import Calls
 from actors.settings import DraftSettings
 from pipeline.logs import Event
 from pipeline.ray_internals import actor_id_of
@@ -59,7 +59,7 @@ class DraftLink:
     ) -> None:
         """`find` takes the id of the lost actor and returns a reference to a new actor's handle, or to None."""
         self._find, self._settings, self._clock, self._sleep = find, settings, clock, sleep
-        self.calls = calls or RayCalls()
+        self.calls = calls or Calls()
         self._actor: Any = None
         self._finding: Any = None
         self._lost: str | None = None  # the id of the actor that is not to be named again

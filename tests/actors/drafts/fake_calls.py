@@ -8,6 +8,8 @@ from typing import Any
 
 import ray
 
+from actors.drafts.calls import Calls
+
 
 class Reference:
     """A call under way: its result, or the exception that it ends with."""
@@ -16,7 +18,7 @@ class Reference:
         self.result, self.is_there = result, is_there
 
 
-class FakeCalls:
+class FakeCalls(Calls):
     """Waits for nothing: a result that is not there comes too late."""
 
     def arrived(self, references: Seq[Reference], timeout_s: float) -> list[Reference]:
