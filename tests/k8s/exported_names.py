@@ -13,8 +13,7 @@ from ray.autoscaler._private.prom_metrics import AutoscalerPrometheusMetrics
 from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels, serve_dashboard_panels
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from actors.metrics import METRICS, Metric
-from endpoint.service.metrics import SERVING_METRICS
+from actors.metric_table import METRICS, SERVING_METRICS, Metric
 
 # What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
 _ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})
@@ -52,10 +51,9 @@ def unknown_labels(query: str) -> set[str]:
 
 def _missing(asked: set[str], name: str | None) -> set[str]:
     """Return those asked for that the metric does not have; the labels of Ray's metrics are not known."""
-    for metrics, own in ((METRICS, "run"), (SERVING_METRICS, "model_name")):
-        for metric in metrics:
-            if name in _in_prometheus(metric):
-                return asked - _ADDED - {own, *metric.tags} - ({"le"} if metric.kind == "histogram" else set())
+    for metric in (*METRICS, *SERVING_METRICS):
+        if name in _in_prometheus(metric):
+            return asked - _ADDED - set(metric.tags) - ({"le"} if metric.kind == "histogram" else set())
     return set()
 
 
