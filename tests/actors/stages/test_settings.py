@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 from actors.settings import StageSettings
 from actors.stages.actor import RankFailedError
 from actors.stages.group import is_loss
-from actors.workers.generator import drafting_device
+from actors.workers.loading import drafting_device
 
 
 @pytest.mark.parametrize(
