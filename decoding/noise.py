@@ -97,11 +97,6 @@ class GumbelNoise:
         return _gumbel_of(keys, least, holders, tokens_NM).flatten(-2)[..., :vocab_size]
 
 
-def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
-    """Standard Gumbel noise, float32 [B, J, V]: every number of `GumbelNoise`."""
-    return GumbelNoise.draw(keys_B, positions_BJ, vocab_size, stream).dense(vocab_size)
-
-
 def uniform(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
     """Uniform numbers in (0, 1), float64 [B, J]."""
     return _unit_interval(_mix(_position_hash(keys_B, positions_BJ, stream)))

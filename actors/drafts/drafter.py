@@ -220,5 +220,5 @@ def _draft(rows: Rows, drafted: Mapping[int, Seq[int]], law: Law | None, vocab_s
         torch.tensor(tokens, dtype=torch.int64, device=keys_B.device).reshape(len(counts), width),
         torch.tensor(counts, dtype=torch.int64, device=keys_B.device),
         probs_BKV,
-        most_B=tuple(counts),
+        max_draft_tokens_B=tuple(counts),
     )

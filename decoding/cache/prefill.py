@@ -20,11 +20,11 @@ def batches(
     slots: Seq[int],
     token_ids: Seq[Seq[int]],
     starts: Seq[int] | None,
-    goes_with: Callable[[list[int], list[Piece]], bool],
+    may_join: Callable[[list[int], list[Piece]], bool],
 ) -> Iterator[list[Piece]]:
     """The pieces of each forward. Rows without tokens need none; starts are 0 by default.
 
-    `goes_with` says whether a row may stand beside longer ones: attention by torch runs over the rectangle of rows x
+    `may_join` says whether a row may stand beside longer ones: attention by torch runs over the rectangle of rows x
     longest row, so there rows much shorter than the longest go into the next forward.
     """
     firsts = [0] * len(slots) if starts is None else list(starts)
@@ -36,7 +36,7 @@ def batches(
         room = PREFILL_TOKENS
         for row, slot, first in rest:
             num_taken = min(room, len(row))
-            if batch and (num_taken < len(row) <= PREFILL_TOKENS or not goes_with(row, batch)):
+            if batch and (num_taken < len(row) <= PREFILL_TOKENS or not may_join(row, batch)):
                 num_taken = 0
             if num_taken:
                 batch.append(Piece(row[:num_taken], slot, first))
@@ -47,7 +47,7 @@ def batches(
         rest = later
 
 
-def may_go_with(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
+def may_join_batch(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
     """Whether a row may stand beside longer ones: for a model that takes packed rows or not, in our kernels or not."""
     width = len(batch[0].tokens)
     if not packs_rows:

@@ -22,7 +22,7 @@ from decoding.device import Device, pick_device
 
 # Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
 # compute. A measurement at load could not find a wrong plan of transformers: it has no whole model to compare with.
-SHARED_OUT = frozenset(
+SHARDABLE_MODEL_TYPES = frozenset(
     {
         "gemma2",
         "gemma3_text",
@@ -41,7 +41,7 @@ SHARED_OUT = frozenset(
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def open_meeting_place(num_ranks: int) -> TCPStore:
+def open_rank_store(num_ranks: int) -> TCPStore:
     """Where so many ranks of this host meet: `meet` its `port`. It ends with the process that holds it.
 
     Whoever reaches the port may read and write there, as with every process group of torch.distributed.
@@ -80,14 +80,14 @@ def check_device(device: Device, num_ranks: int) -> None:
         )
 
 
-def check_can_be_shared_out(config: PretrainedConfig, name: str, num_ranks: int) -> None:
+def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) -> None:
     """Raise ValueError for a model whose layers cannot be shared out over so many ranks."""
     text_config: Any = config.get_text_config()
-    if text_config.model_type not in SHARED_OUT:
+    if text_config.model_type not in SHARDABLE_MODEL_TYPES:
         raise ValueError(
             f"{name!r} ({text_config.model_type}) is of a type whose layers are not known to compute the same when "
-            f"they are shared out (known: {', '.join(sorted(SHARED_OUT))}); use stages.tensor_parallel 1, and "
-            "stages.count for a model that is too large"
+            f"they are shared out (known: {', '.join(sorted(SHARDABLE_MODEL_TYPES))}); use stages.tensor_parallel 1, "
+            "and stages.count for a model that is too large"
         )
     if not _shares_heads(text_config.base_model_tp_plan):
         return

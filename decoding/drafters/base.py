@@ -37,7 +37,7 @@ class Drafter(Protocol):
         """The prompts in these slots are complete: their sequences are in every round from here on."""
         return None
 
-    def outlook(self, rows: Rows) -> Seq[Seq[float]] | None:
+    def lookup_survival(self, rows: Rows) -> Seq[Seq[float]] | None:
         """For each row the chance that the first 1, 2, ... tokens of what a lookup offers all stand; never rising.
 
         At most rows.num_draft_tokens[b] of them, none where nothing was found. None: this drafter looks nothing up.

@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
             self._num_idle_rounds += 1
-            return Draft(drafted_BK, torch.zeros_like(keys_B), most_B=tuple(limits))
+            return Draft(drafted_BK, torch.zeros_like(keys_B), max_draft_tokens_B=tuple(limits))
         is_idle = _FEW * sum(limit > 0 for limit in limits) <= len(limits)
         self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
         num_finite_B = torch.zeros_like(keys_B)
@@ -139,7 +139,7 @@ class ModelDrafter(Drafter):
             # Only what was drawn after a value that is not finite goes: dropping a token because of itself would bias.
             torch.minimum(to_device(limits, keys_B.device), num_finite_B),
             torch.stack(laws, dim=1) if laws else None,
-            most_B=tuple(limits),
+            max_draft_tokens_B=tuple(limits),
         )
 
     def roll_back(self, slot: int, length: int) -> None:

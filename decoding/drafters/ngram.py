@@ -47,13 +47,13 @@ class NGramDrafter(Drafter):
         for slot, _ in zip(slots, sequences, strict=True):
             self._indexes[slot] = _NGramIndex(self._sizes)
 
-    def outlook(self, rows: Rows) -> list[list[float]]:
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
         """By how often n-grams of the same size were right."""
-        outlook = []
+        lookup_survival = []
         for match in self._matches(rows):
             rate = self._calibration.rate(match.size, _FIRST_GUESS)
-            outlook.append(list(accumulate([rate] * len(match.tokens), mul)))
-        return outlook
+            lookup_survival.append(list(accumulate([rate] * len(match.tokens), mul)))
+        return lookup_survival
 
     def propose(self, rows: Rows) -> Draft:
         """The tokens that followed the row's newest n-gram before; none where it is new."""
@@ -84,7 +84,7 @@ def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
     return Draft(
         to_device([p + [0] * (width - len(p)) for p in proposals], device, torch.int64),
         to_device(lengths, device),
-        most_B=tuple(lengths),
+        max_draft_tokens_B=tuple(lengths),
     )
 
 

@@ -13,4 +13,4 @@ class NoDrafter(Drafter):
     def propose(self, rows: Rows) -> Draft:
         """A draft of no tokens."""
         keys_B = rows.sampling.keys_B
-        return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), most_B=(0,) * len(keys_B))
+        return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * len(keys_B))

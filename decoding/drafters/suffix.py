@@ -24,7 +24,7 @@ from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import MAX_ENTRIES, Continuations
 from decoding.drafters.ngram import point_masses
-from decoding.sampling.rows import Rows, Tail
+from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
 
@@ -81,7 +81,7 @@ class SuffixDrafter(Drafter):
                 self._learn(writer, prompt, [scope])
             self._learn_output(writer)
 
-    def outlook(self, rows: Rows) -> list[list[float]]:
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
         """Frequencies of the continuations, corrected by experience."""
         offers = self._offers(rows)
         return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
@@ -101,9 +101,11 @@ class SuffixDrafter(Drafter):
             writer.offer = None
             self._learn_output(writer)
 
-    def continue_draft(self, slot: int, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+    def continue_draft(
+        self, slot: int, drafted: list[int], extension: ExtensionLimit, verification: Verification
+    ) -> Offer:
         """What follows the row's tokens and those drafted by somebody else, if all of them stand."""
-        return self._look_up(self._writers[slot], drafted, tail, verification)
+        return self._look_up(self._writers[slot], drafted, extension, verification)
 
     def learn_worth(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
         """Learn how many of an offer's first `num_drafted` tokens stood."""
@@ -118,23 +120,25 @@ class SuffixDrafter(Drafter):
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
             if writer.offer is None:
-                writer.offer = self._look_up(writer, [], Tail(limit, _LEAST), rows.verification)
+                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _LEAST), rows.verification)
             offers.append(writer.offer)
         return offers
 
-    def _look_up(self, writer: _Writer, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+    def _look_up(
+        self, writer: _Writer, drafted: list[int], extension: ExtensionLimit, verification: Verification
+    ) -> Offer:
         offer = Offer()
         noise_key = writer.sequence.noise_key
         if verification == "rejection" and self._continuations.holds_another(noise_key, writer.number):
             return offer
         window, alive = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
-        for _ in range(tail.most):
+        for _ in range(extension.max_tokens):
             found = self._next(window, writer.scope)
             if found is None:
                 break
             token, kind, rate = found
             alive *= rate
-            if alive < tail.least:
+            if alive < extension.min_survival:
                 break
             offer.tokens.append(token)
             offer.kinds.append(kind)

@@ -108,7 +108,7 @@ class Engine:
             for lane, num_slots in zip(engine.lanes, slots, strict=True):
                 schedule = AdaptiveSchedule(costs, most)
                 lane.schedule = schedule
-                if not schedule.pays_with(num_slots):
+                if not schedule.would_draft(num_slots):
                     lane.drafter.rest()
         give_back_freed_memory()
         return engine

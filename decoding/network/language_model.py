@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.kv_cache import KVCache, Packing
-from decoding.cache.prefill import Piece, batches, may_go_with
+from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs, cuda_recorder
@@ -85,12 +85,12 @@ class LanguageModel(SlotNetwork, LocalTarget):
         Rows go end to end, longest first, into forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
         runs over the rectangle of rows x longest row, so rows much shorter than the longest go into the next forward.
         """
-        for batch in batches(slots, token_ids, starts, self._goes_with):
+        for batch in batches(slots, token_ids, starts, self._may_join):
             self._prefill_batch(batch)
 
-    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
+    def _may_join(self, row: list[int], batch: list[Piece]) -> bool:
         runs_kernels = self.fused is not None and self.fused.kernels is not None
-        return may_go_with(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
+        return may_join_batch(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
 
     def _prefill_batch(self, batch: list[Piece]) -> None:
         width = len(batch[0].tokens)

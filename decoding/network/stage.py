@@ -19,7 +19,7 @@ from decoding.cache.kv_cache import KVCache, Packing
 from decoding.checkpoint.layer_range import LayerRange, cut
 from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
 from decoding.checkpoint.loading import DType, load_network
-from decoding.checkpoint.rank import check_can_be_shared_out
+from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import model_folder
 from decoding.device import Device, to_device
 from decoding.network.slot_network import SlotNetwork
@@ -66,7 +66,7 @@ class Stage(SlotNetwork):
             if num_stages > 1 or num_ranks > 1:
                 check_can_be_cut(config, path)
             if num_ranks > 1:
-                check_can_be_shared_out(config, path, num_ranks)
+                check_can_be_sharded(config, path, num_ranks)
             return stage_class(config, layers)
 
         network, eos_token_ids = load_network(path, device, dtype, network_class, num_ranks)

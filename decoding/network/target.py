@@ -1,6 +1,6 @@
 """Target: what the engine asks of the model whose text is written, whether it stands in this process or in others.
 
-Nobody here remembers how long a row is: each question names its rows' slots and starts.
+Nobody here remembers how long a row is: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 
 from decoding.device import name_of, to_device
-from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
 _TIMED_START = 64  # positions
 
 
-class Pending(Protocol):
+class PendingVerdicts(Protocol):
     """An answer that is on its way."""
 
     @property
@@ -26,7 +26,7 @@ class Pending(Protocol):
         ...
 
     def result(self) -> list[RowVerdict]:
-        """The verdict on each row of the question."""
+        """The verdict on each row of the request."""
         ...
 
 
@@ -96,11 +96,13 @@ class Target(Timed, Protocol):
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on."""
         ...
 
-    def score(self, question: Question) -> Pending:
-        """Write the question's tokens into the slots and judge its draft."""
+    def score(self, request: ScoreRequest) -> PendingVerdicts:
+        """Write the request's tokens into the slots and judge its draft."""
         ...
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
         """The token of the only row after its own tokens and `accepted`, from that row alone.
 
         By a forward without a cache; with `in_slot`, that slot is cleared and filled with the row's tokens instead.
@@ -142,14 +144,16 @@ class LocalTarget(ABC):
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         """Logits [V] after these tokens, without a cache."""
 
-    def score(self, question: Question) -> Answer:
+    def score(self, request: ScoreRequest) -> DeviceVerdicts:
         """As `Target.score`; the forward is done, or queued on the device, when this returns."""
-        tokens_BJ = question.token_ids_BJ
+        tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
-        logits_BJV = self.forward(question.starts, tokens_BJ, every_BJ, lengths=question.lengths)
-        return Answer(question, logits_BJV, self.dtype)
+        logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
+        return judge(request, logits_BJV, self.dtype)
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
         """As `Target.decide`."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.pace.cost_table import CostTable
-from decoding.sampling.rows import Tail
+from decoding.sampling.rows import ExtensionLimit
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,9 +24,9 @@ class DraftPlan:
     """What each row drafts in a round."""
 
     lengths: tuple[int, ...]
-    looks_up: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
+    uses_lookup: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
     speed: float = 0.0  # expected tokens a second
-    tails: tuple[Tail, ...] = ()  # what a lookup may add behind a row's model tokens
+    extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
 
 
 def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:
@@ -50,10 +50,10 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     survival_N = survival_SBK.ravel()[order_N]
     steps_C, width_C = _depths(by_model_BK is not None, by_lookup_BK is not None, num_positions)
     expected_SBJ = np.pad(survival_SBK.cumsum(2), ((0, 0), (0, 0), (1, 0)))
-    looks_up_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
+    uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
     depth_SC = np.stack([steps_C, width_C])
-    may_CN = (position_N < depth_SC[source_N].T) & (source_N == looks_up_BC[row_N].T)
-    num_steppers_C = ((survival_SBK[0, :, :1] > 0) & ~looks_up_BC).sum(0)
+    may_CN = (position_N < depth_SC[source_N].T) & (source_N == uses_lookup_BC[row_N].T)
+    num_steppers_C = ((survival_SBK[0, :, :1] > 0) & ~uses_lookup_BC).sum(0)
 
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
@@ -70,7 +70,9 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
         return nothing
     chosen_N = may_CN[best_c, : best_n + 1]
     lengths_B = np.bincount(row_N[: best_n + 1][chosen_N], minlength=num_rows)
-    return DraftPlan(tuple(lengths_B.tolist()), tuple(looks_up_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n]))
+    return DraftPlan(
+        tuple(lengths_B.tolist()), tuple(uses_lookup_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n])
+    )
 
 
 def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:

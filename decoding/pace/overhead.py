@@ -1,4 +1,4 @@
-"""OwnTime: what a round costs beside its forwards, as a line over positions, fitted to what rounds took."""
+"""Overhead: what a round costs beside its forwards, as a line over positions, fitted to what rounds took."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ _LEAST_SECONDS = 1e-5  # a line at zero would never rise
 _MOST = 4.0  # times what is expected: what is more is somebody else's work
 
 
-class OwnTime:
+class Overhead:
     """A running fit of `round_seconds` and `position_seconds`, which depend on the sampling parameters in use.
 
     The fit starts as the line that was measured at start-up, and its two ends stay in it. So a long run of rounds of

@@ -18,11 +18,11 @@ from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
 
-class Tail(NamedTuple):
-    """What a lookup may add behind the tokens that a draft model drafted."""
+class ExtensionLimit(NamedTuple):
+    """How far a lookup may extend what a draft model drafted."""
 
-    most: int  # tokens
-    least: float  # chance of the last one to stand if the model's tokens do; what is less likely does not pay
+    max_tokens: int
+    min_survival: float  # least chance that the last token is accepted if the model's are; below it nothing pays
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Rows:
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
     verification: Verification
     # Where the drafter has a draft model and looks up, too:
-    looks_up: tuple[bool, ...] = ()  # rows that take what was looked up
-    tails: tuple[Tail, ...] = ()  # what may be looked up behind the model's tokens
+    uses_lookup: tuple[bool, ...] = ()  # rows that take what was looked up
+    extension_limits: tuple[ExtensionLimit, ...] = ()  # what may be looked up behind the model's tokens
     # What the round's rows and parts of them share, so that the drafter and the verifier draw their noise once.
     noises: "Noises | None" = field(default=None, compare=False)
 
@@ -48,8 +48,8 @@ class Rows:
             self.sampling.take(rows),
             tuple(self.num_draft_tokens[row] for row in rows),
             self.verification,
-            tuple(self.looks_up[row] for row in rows if self.looks_up),
-            tuple(self.tails[row] for row in rows if self.tails),
+            tuple(self.uses_lookup[row] for row in rows if self.uses_lookup),
+            tuple(self.extension_limits[row] for row in rows if self.extension_limits),
             self._shared_noises.take(rows),
         )
 

@@ -29,21 +29,16 @@ class Draft:
     token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
     num_draft_tokens_B: torch.Tensor  # int64, 0..K
     probs_BKV: torch.Tensor | None = None  # the law each token was drawn from; None: a point mass on the token
-    most_B: tuple[int, ...] | None = None  # what num_draft_tokens_B cannot exceed, as the host knows it; None: K
+    max_draft_tokens_B: tuple[int, ...] | None = None  # num_draft_tokens_B's upper bounds, known to the host; None: K
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BatchVerdict:
     """What stands of a draft: the first num_accepted tokens, then next_token (recovered, or bonus)."""
 
     num_accepted_B: torch.Tensor  # int64, 0..num_draft_tokens
     next_token_B: torch.Tensor  # int64
     first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J where none
-
-
-def pick_shared(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
-    """The tokens the shared noise picks from these scores, [B, J]; greedy rows have no noise."""
-    return _pick(scores_BJV, sampling, positions_BJ, Stream.SHARED).token_ids_BJ
 
 
 def draw_draft(
@@ -55,21 +50,13 @@ def draw_draft(
     anybody, say about lengths that pay, says nothing of the token that is drafted at its position next time.
     """
     of_round = replace(sampling, keys_B=round_keys(sampling.keys_B, lengths_B))
-    return _pick(scores_BJV, of_round, positions_BJ, Stream.DRAFT).token_ids_BJ
+    noise = None
+    if sampling.samples:
+        noise = GumbelNoise.draw(of_round.keys_B, positions_BJ, scores_BJV.shape[-1], Stream.DRAFT)
+    return pick_tokens(scores_BJV, of_round.of_scores(), noise).token_ids_BJ
 
 
-def verify_coupled(
-    scores_BJV: torch.Tensor,
-    draft: Draft,
-    sampling: SamplingBatch,
-    positions_BJ: torch.Tensor,
-    close_call: float = 0.0,
-) -> Verdict:
-    """The verdict of accept-iff-equal on scores that are cut already (`process_logits`)."""
-    return judge(_pick(scores_BJV, sampling, positions_BJ, Stream.SHARED), draft, sampling, close_call)
-
-
-def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> Verdict:
+def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> BatchVerdict:
     """The verdict of accept-iff-equal, given the target's own picks.
 
     `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion): where the best two noised
@@ -79,14 +66,14 @@ def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float
     num_accepted_B = _leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
     if not close_call:
         num_positions = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
-        return Verdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
+        return BatchVerdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
     temperature_B1 = sampling.temperature_B[:, None]
     size_BJ = (picks.score_BJ * temperature_B1).abs()
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
     ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
     is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
     is_close_BJ |= picks.is_at_border_BJ
-    return Verdict(
+    return BatchVerdict(
         num_accepted_B=num_accepted_B,
         next_token_B=picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0],
         first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1),
@@ -95,19 +82,19 @@ def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float
 
 def verify_rejection(
     scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
-) -> Verdict:
+) -> BatchVerdict:
     """The verdict of the rejection rule, with noise that is a function of key and position."""
-    accept_BK, recover_BJV = rejection_law(probabilities(scores_BJV, sampling).double(), draft)
+    accept_BK, recover_BJV = rejection_rule(probabilities(scores_BJV, sampling).double(), draft)
     accept_noise_BK = uniform(sampling.keys_B, positions_BJ[:, :-1], Stream.ACCEPT)
     num_accepted_B = _leading(accept_noise_BK < accept_BK, draft)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     rows_B = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
     next_token_B = _inverse_cdf(recover_BJV[rows_B, num_accepted_B], recover_noise_BJ[rows_B, num_accepted_B])
     never_B = torch.full_like(num_accepted_B, scores_BJV.shape[1])
-    return Verdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
+    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
 
 
-def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
     """Acceptance probabilities [B, K] of the drafted tokens, and the law [B, J, V] of the token after a stop at j.
 
     Both are what `verify_rejection` draws with, so enumerating them enumerates the verifier (tests do, in float64).
@@ -129,13 +116,6 @@ def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.T
     # No residual means p == q: the draft is accepted with certainty, and the law after it is never drawn from.
     recover_BJV = torch.where(mass_BJ1 > 0, residual_BJV / mass_BJ1, target_probs_BJV)
     return accept_BK, recover_BJV
-
-
-def _pick(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream) -> Picks:
-    noise = None
-    if sampling.samples:
-        noise = GumbelNoise.draw(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
-    return pick_tokens(scores_BJV, sampling.of_scores(), noise)
 
 
 def _exists(draft: Draft) -> torch.Tensor:

@@ -15,10 +15,13 @@ from decoding.noise import (
     _mix_int,
     _signed,
     _unit_interval,
-    gumbel,
     noise_key,
     uniform,
 )
+
+
+def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
+    return GumbelNoise.draw(keys_B, positions_BJ, vocab_size, stream).dense(vocab_size)
 
 
 def _keys(n: int) -> torch.Tensor:

@@ -246,7 +246,7 @@ def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
     assert law_bytes > 6 * 16
     assert link.numbers.num_bytes_received - before.num_bytes_received - law_bytes <= 2 * 16
     assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
-    assert found.most_B == (4, 0, 2)
+    assert found.max_draft_tokens_B == (4, 0, 2)
     assert expected.probs_BKV is not None
     assert found.probs_BKV is not None
     for row, count in enumerate([4, 0, 2]):

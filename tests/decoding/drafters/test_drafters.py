@@ -16,8 +16,8 @@ MAX_LEN = 80
 def _rows(prompts: list[list[int]], limits: list[int], verification: str = "coupled", **params: object) -> Rows:
     sequences = tuple(Sequence.create(p, SamplingParams(**params), row=r) for r, p in enumerate(prompts))
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    looks_up = tuple(row % 2 == 0 for row in range(len(prompts)))
-    return Rows(sequences, sampling, tuple(limits), verification, looks_up)
+    uses_lookup = tuple(row % 2 == 0 for row in range(len(prompts)))
+    return Rows(sequences, sampling, tuple(limits), verification, uses_lookup)
 
 
 def _propose(drafter, rows: Rows) -> Draft:

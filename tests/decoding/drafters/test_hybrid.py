@@ -1,4 +1,4 @@
-"""The hybrid drafter: a source for each row, looked-up tails behind the model's tokens, caches that stay right."""
+"""The hybrid drafter: a source for each row, looked-up tokens behind the model's, caches that stay right."""
 
 import random
 from dataclasses import replace
@@ -14,8 +14,8 @@ from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
-from decoding.sampling.rows import Rows, Tail, sampling_batch
-from decoding.sampling.verify import Draft, rejection_law
+from decoding.sampling.rows import ExtensionLimit, Rows, sampling_batch
+from decoding.sampling.verify import Draft, rejection_rule
 from tests.decoding.drafters.test_drafters import _drafted
 from tests.decoding.engine.test_slot_states import _assert_slot_equals_fresh_prefill, fresh  # noqa: F401 - a fixture
 from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
@@ -30,19 +30,19 @@ def adaptive(engine: Engine, costs: CostTable = CHEAP) -> Engine:
 
 
 def at_random(monkeypatch, seed: int) -> None:
-    """Plans of every kind: rows that draft nothing, look up, or draft with the model, with a tail or without."""
+    """Plans of every kind: rows that draft nothing, look up, or draft with the model, with a extension or without."""
     chance = random.Random(seed)
 
-    def plan(self, sequences, outlook, has_model):
+    def plan(self, sequences, lookup_survival, has_model):
         limits = self.lengths(sequences)
         nobody = chance.random() < 0.2
         lengths = [0 if nobody or chance.random() < 0.2 else chance.randint(0, limit) for limit in limits]
-        looks_up = [chance.random() < 0.5 for _ in limits]
-        tails = tuple(
-            Tail(limit - n, 0.0) if n and not up and chance.random() < 0.6 else Tail(0, 1.0)
-            for limit, n, up in zip(limits, lengths, looks_up, strict=True)
+        uses_lookup = [chance.random() < 0.5 for _ in limits]
+        extension_limits = tuple(
+            ExtensionLimit(limit - n, 0.0) if n and not up and chance.random() < 0.6 else ExtensionLimit(0, 1.0)
+            for limit, n, up in zip(limits, lengths, uses_lookup, strict=True)
         )
-        self._plan = DraftPlan(tuple(lengths), tuple(looks_up), tails=tails)
+        self._plan = DraftPlan(tuple(lengths), tuple(uses_lookup), extension_limits=extension_limits)
         return self._plan
 
     monkeypatch.setattr(FixedSchedule, "plan", plan)
@@ -80,7 +80,7 @@ def test_all_sources_are_drawn_on(models):
     params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
     adaptive(engine).generate(PROMPTS, params, seed=2)
     assert {name: c.num_accepted_tokens > 0 for name, c in engine.lanes[0].drafter.counts.items()} == dict.fromkeys(
-        ("lookup", "model", "tail"), True
+        ("lookup", "model", "extension"), True
     )
 
 
@@ -150,10 +150,10 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
     assert model.num_accepted_tokens < model.num_draft_tokens
 
 
-def _rows(prompts: list[list[int]], limits: list[int], looks_up: list[bool], verification: str = "coupled") -> Rows:
+def _rows(prompts: list[list[int]], limits: list[int], uses_lookup: list[bool], verification: str = "coupled") -> Rows:
     sequences = tuple(Sequence.create(p, SamplingParams(max_tokens=60), row=r) for r, p in enumerate(prompts))
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, tuple(limits), verification, tuple(looks_up))
+    return Rows(sequences, sampling, tuple(limits), verification, tuple(uses_lookup))
 
 
 LOOP = [5, 6, 5, 6, 5, 6, 5, 6, 5]
@@ -174,10 +174,10 @@ def test_rows_that_look_up_cost_no_draft_steps_and_few_rows_step_alone(models, m
     with torch.inference_mode():
         drafter.propose(rows)
         assert steps == []
-        drafter.propose(replace(rows, looks_up=(True,) * 6 + (False, True)))
+        drafter.propose(replace(rows, uses_lookup=(True,) * 6 + (False, True)))
         assert steps == [[6]] * 4
         steps.clear()
-        drafter.propose(replace(rows, looks_up=(False,) * 8, num_draft_tokens=(4, 4, 4, 2, 2, 2, 2, 1)))
+        drafter.propose(replace(rows, uses_lookup=(False,) * 8, num_draft_tokens=(4, 4, 4, 2, 2, 2, 2, 1)))
         assert steps == [list(range(8))] * 2 + [[0, 1, 2]] * 2
 
 
@@ -191,14 +191,16 @@ def test_a_tail_goes_on_behind_the_models_tokens_as_if_they_stood(models):
         drafter._lookup.admit([1], [Sequence.create(text, SamplingParams(), row=9)])
         drafter._lookup._writers[0].scope = hash(tuple(text)) & ((1 << 60) - 1)
         for most, expected in ((2, [30, 31]), (1, [30]), (0, [])):
-            found = _drafted(drafter.propose(replace(rows, tails=(Tail(most, 0.0), Tail(0, 1.0)))))
+            found = _drafted(
+                drafter.propose(replace(rows, extension_limits=(ExtensionLimit(most, 0.0), ExtensionLimit(0, 1.0))))
+            )
             assert found == [without[0] + expected, without[1]]
 
 
 def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_laws(models):
     drafter = make_drafter("hybrid", models.good_draft, VOCAB_SIZE, 3, 80)
     rows = _rows([LOOP, LOOP[1:], [9, 8, 7]], [4, 2, 3], [True, False, False], "rejection")
-    rows = replace(rows, tails=(Tail(0, 1.0), Tail(3, 0.0), Tail(0, 1.0)))
+    rows = replace(rows, extension_limits=(ExtensionLimit(0, 1.0), ExtensionLimit(3, 0.0), ExtensionLimit(0, 1.0)))
     drafter.admit(range(3), rows.sequences)
     with torch.inference_mode():
         draft = drafter.propose(rows)
@@ -260,7 +262,7 @@ def test_a_tail_that_depends_on_drafted_tokens_before_it_keeps_the_law_and_one_o
             count = torch.tensor([has_second(first)])
             tokens = torch.tensor([[first, second[first]]])
             target_1JV = torch.stack([target[0], target[first], target[second[first]]])[None]
-            accept, recover = (x[0].tolist() for x in rejection_law(target_1JV, Draft(tokens, count, probs_1KV)))
+            accept, recover = (x[0].tolist() for x in rejection_rule(target_1JV, Draft(tokens, count, probs_1KV)))
             weight = float(draft[first])
             for token in range(3):  # the first falls
                 for after in range(3):

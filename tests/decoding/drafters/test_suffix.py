@@ -106,10 +106,10 @@ def test_the_outlook_never_rises_and_is_as_long_as_the_proposal():
     sequence = sample(PROMPT, 1, 2, 3, 1, number=50)
     drafter.admit([0], [sequence])
     rows = rows_of(sequence, limit=8)
-    (outlook,) = drafter.outlook(rows)
-    assert outlook == sorted(outlook, reverse=True)
-    assert all(0 < chance_to_stand < 1 for chance_to_stand in outlook)
-    assert len(outlook) == len(_drafted(drafter.propose(rows))[0]) > 0
+    (lookup_survival,) = drafter.lookup_survival(rows)
+    assert lookup_survival == sorted(lookup_survival, reverse=True)
+    assert all(0 < chance_to_stand < 1 for chance_to_stand in lookup_survival)
+    assert len(lookup_survival) == len(_drafted(drafter.propose(rows))[0]) > 0
 
 
 def test_matches_that_keep_falling_are_offered_less_and_those_that_stand_more():
@@ -122,7 +122,7 @@ def test_matches_that_keep_falling_are_offered_less_and_those_that_stand_more():
             drafter.admit([1], [sequence])
             drafter._writers[0] = drafter._writers[1]
             rows = rows_of(sequence, limit=1)
-            before = drafter.outlook(rows)[0]
+            before = drafter.lookup_survival(rows)[0]
             drafter.propose(rows)
             observe(drafter, rows, drafted=1, accepted=accepted)
         offered[accepted] = before

@@ -17,13 +17,13 @@ def rows(*num_left: int) -> list[Sequence]:
     return [Sequence.create([1], SamplingParams(max_tokens=n)) for n in num_left]
 
 
-def lengths(schedule, sequences, outlook=None, has_model=True) -> tuple[int, ...]:
-    return schedule.plan(sequences, outlook, has_model).lengths
+def lengths(schedule, sequences, lookup_survival=None, has_model=True) -> tuple[int, ...]:
+    return schedule.plan(sequences, lookup_survival, has_model).lengths
 
 
-def observe(schedule, sequences, num_drafted, num_accepted, looks_up=None, seconds=0.0):
+def observe(schedule, sequences, num_drafted, num_accepted, uses_lookup=None, seconds=0.0):
     """As after a round that was planned like this."""
-    schedule._plan = DraftPlan(tuple(num_drafted), tuple(looks_up or [False] * len(sequences)))
+    schedule._plan = DraftPlan(tuple(num_drafted), tuple(uses_lookup or [False] * len(sequences)))
     schedule.observe(sequences, num_drafted, num_accepted, seconds)
 
 
@@ -32,8 +32,8 @@ def observe(schedule, sequences, num_drafted, num_accepted, looks_up=None, secon
 def test_a_row_never_drafts_more_than_its_limit_lets_it_keep(schedule, num_left, expected):
     sequence = Sequence.create([1, 2], SamplingParams(max_tokens=num_left + 3))
     sequence.output_token_ids += [5, 6, 7]
-    for outlook in (None, [[0.99] * expected]):
-        (length,) = lengths(schedule, [sequence], outlook)
+    for lookup_survival in (None, [[0.99] * expected]):
+        (length,) = lengths(schedule, [sequence], lookup_survival)
         assert length == expected if isinstance(schedule, FixedSchedule) else length <= expected
 
 
@@ -80,7 +80,7 @@ def test_a_schedule_that_found_nothing_to_gain_thinks_again_only_some_rounds_lat
         "decoding.pace.schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
     )
     schedule = AdaptiveSchedule(STEEP, 8)
-    assert not schedule.pays_with(2)
+    assert not schedule.would_draft(2)
     planned.clear()
     for _ in range(16):
         assert lengths(schedule, rows(500, 500)) == (0, 0)
@@ -105,8 +105,8 @@ def test_a_lookup_that_pays_does_not_keep_the_draft_model_from_being_probed():
     for _ in range(50):
         observe(schedule, batch, [4, 4], [0, 0])
     plans = [schedule.plan(batch, [[0.9, 0.8], [0.9]], has_model=True) for _ in range(64)]
-    assert {plan.looks_up for plan in plans[:63]} == {(True, True)}
-    assert plans[63].looks_up == (False, True)
+    assert {plan.uses_lookup for plan in plans[:63]} == {(True, True)}
+    assert plans[63].uses_lookup == (False, True)
 
 
 @pytest.mark.parametrize("make", [FixedSchedule, lambda most: AdaptiveSchedule(FLAT, most)], ids=["fixed", "adaptive"])
@@ -116,7 +116,7 @@ def test_a_row_takes_the_source_with_more_expected_tokens(make):
     for _ in range(40):
         observe(schedule, batch, [4, 4, 0], [2, 2, 0])
     plan = schedule.plan(batch, [[0.95, 0.9, 0.85, 0.8], [0.2], []], has_model=True)
-    assert plan.looks_up == (True, False, False)
+    assert plan.uses_lookup == (True, False, False)
     assert plan.lengths[0] == 4
 
 
@@ -125,7 +125,7 @@ def test_what_a_lookup_accepted_says_nothing_of_the_draft_model():
     batch = rows(500, 500)
     before = lengths(schedule, batch)
     for _ in range(50):
-        observe(schedule, batch, [4, 4], [0, 0], looks_up=[True, True])
+        observe(schedule, batch, [4, 4], [0, 0], uses_lookup=[True, True])
     assert lengths(schedule, batch) == before
 
 
@@ -139,12 +139,12 @@ def test_the_engines_own_time_decides_too_and_is_corrected_by_what_rounds_take()
     """A width of verification that costs as much as a forward is not worth a poor draft; a cheap one is."""
     costs = CostTable(((1, 1.0), (9, 1.0)), ((1, 0.0), (64, 0.0)), round_seconds=0.1, position_seconds=0.1)
     schedule = AdaptiveSchedule(costs, 8)
-    batch, outlook = rows(500), [[0.15, 0.02]]
-    assert lengths(schedule, batch, outlook, has_model=False) == (1,)
+    batch, lookup_survival = rows(500), [[0.15, 0.02]]
+    assert lengths(schedule, batch, lookup_survival, has_model=False) == (1,)
     for num_drafted in (0, 1) * 60:
         seconds = 1.0 + 0.1 + 0.5 * (1 + num_drafted)
-        observe(schedule, batch, [num_drafted], [0], looks_up=[True], seconds=seconds)
-    assert lengths(schedule, batch, outlook, has_model=False) == (0,)
+        observe(schedule, batch, [num_drafted], [0], uses_lookup=[True], seconds=seconds)
+    assert lengths(schedule, batch, lookup_survival, has_model=False) == (0,)
 
 
 def test_dear_plain_rounds_do_not_make_drafts_look_dear_that_nobody_tried():

@@ -12,7 +12,7 @@ from decoding.sampling.batch import SamplingBatch, process_logits, truncate
 from decoding.sampling.cuts import find_supports
 from decoding.sampling.picks import pick_tokens
 from decoding.sampling.scores import Scores
-from decoding.sampling.verify import Draft, judge
+from decoding.sampling.verify import Draft, verify_coupled
 from tests.decoding.sampling.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
@@ -111,7 +111,7 @@ def test_a_pick_that_rounding_changes_is_a_close_call(fields):
     logits += 2e-5 * torch.randn(logits.shape, generator=generator)
     case = Case(logits, rows)
     nothing = Draft(torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long))
-    verdict = judge(case.picked(margin), nothing, case.sampling, margin)
+    verdict = verify_coupled(case.picked(margin), nothing, case.sampling, margin)
     num_changed = 0
     for _ in range(20):
         rounded = logits + 1e-5 * torch.randn(logits.shape, generator=generator)
