@@ -15,8 +15,7 @@ from actors.stages.work import Finish, Nothing, Work, do
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.rank import meet, open_rank_store
 from decoding.checkpoint.supported import own_window
-from decoding.device import Device, name_of
-from decoding.memory import give_back_freed_memory
+from decoding.device import Device, give_back_freed_memory, name_of
 from decoding.network.stage import Stage
 
 

@@ -25,7 +25,7 @@ from decoding.sequence import Sequence
 
 @dataclass
 class SourceCounts:
-    """What came from one source, and what of it stood."""
+    """How much was drafted by one source, and how much of it was accepted."""
 
     num_drafts: int = 0  # rows and rounds
     num_draft_tokens: int = 0
@@ -42,7 +42,7 @@ class HybridDrafter(Drafter):
     """A lookup and a draft model, side by side and one behind the other."""
 
     def __init__(self, lookup: SuffixDrafter, model: Drafter) -> None:
-        """Take over both. `model` is one with a draft model, here or in another process."""
+        """Take over both. `model` is a drafter with a draft model, here or in another process."""
         self._lookup, self._model = lookup, model
         self.is_remote = model.is_remote
         self._extensions: dict[int, tuple[int, Offer]] = {}  # by slot: length of the model's draft, the rest
@@ -54,28 +54,28 @@ class HybridDrafter(Drafter):
         return self._model.has_model
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Only the draft model reads prompts before they are complete."""
+        """Prepare the draft model; the lookup reads only complete prompts."""
         self._model.begin(slot, donor, num_shared)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Only the draft model reads prompts before they are complete."""
+        """Let the draft model read; the lookup reads only complete prompts."""
         self._model.prefill(slots, prompts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Both take them in."""
+        """Take the sequences into both sources."""
         self._lookup.admit(slots, sequences)
         self._model.admit(slots, sequences)
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        """The lookup's."""
+        """Return the chances of the lookup's tokens."""
         return self._lookup.lookup_survival(rows)
 
     def ask(self, rows: Rows) -> None:
-        """Only the draft model takes time."""
+        """Send the draft model's request; the lookup takes no time."""
         self._model.ask(self._for_model(rows))
 
     def propose(self, rows: Rows) -> Draft:
-        """Each row's tokens from its own source. Under rejection a looked-up token's law is a point mass on it."""
+        """Draft each row from its own source. Under rejection a looked-up token counts as a point mass."""
         self._extensions = {}
         looked_up = self._lookup.propose(rows.limited(rows.uses_lookup))
         drafted = self._model.propose(self._for_model(rows))
@@ -103,7 +103,7 @@ class HybridDrafter(Drafter):
         )
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """The lookup learns all new tokens, but only of its own drafts what they were worth."""
+        """Teach the lookup all new tokens, and the acceptance of its own drafts."""
         own_drafted = [n if up else 0 for up, n in zip(rows.uses_lookup, num_drafted, strict=True)]
         self._lookup.observe(rows, own_drafted, num_accepted)
         for slot, (uses_lookup, drafted, accepted) in enumerate(
@@ -116,19 +116,19 @@ class HybridDrafter(Drafter):
             self.counts["model"].add(min(drafted, by_model), min(accepted, by_model))
             if extension is not None and accepted >= by_model:
                 self.counts["extension"].add(drafted - by_model, accepted - by_model)
-                self._lookup.learn_worth(extension, drafted - by_model, accepted - by_model)
+                self._lookup.learn_acceptance(extension, drafted - by_model, accepted - by_model)
 
     def rest(self) -> None:
-        """Only the draft model reads prompts."""
+        """Postpone reading prompts in the draft model; the lookup has no need to."""
         self._model.rest()
 
     def swap(self, first: int, second: int) -> None:
-        """Both exchange what they know."""
+        """Exchange the slots in both sources."""
         self._lookup.swap(first, second)
         self._model.swap(first, second)
 
     def reset(self, slot: int) -> None:
-        """Only the draft model holds numbers."""
+        """Clear the slot of the draft model; the lookup holds no numbers."""
         self._model.reset(slot)
 
     @staticmethod
@@ -136,7 +136,7 @@ class HybridDrafter(Drafter):
         return rows.limited([not uses_lookup for uses_lookup in rows.uses_lookup])
 
     def _with_extensions(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
-        """The looked-up tokens, and those behind the model's, at the places where they stand in the whole draft."""
+        """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft."""
         assert drafted.max_draft_tokens_B is not None
         tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
         counts = looked_up.num_draft_tokens_B.tolist()

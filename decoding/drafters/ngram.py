@@ -1,8 +1,8 @@
-"""NGramDrafter: prompt lookup. What followed the last few tokens the last time they occurred follows them again.
+"""NGramDrafter: prompt lookup. It proposes what followed the last few tokens the last time they occurred.
 
 Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding), over prompt and output. The
-longest matching n-gram wins, then the most recent occurrence. A match that runs into the end of the text goes on with
-what it has proposed itself, so that a text in a loop is continued to the full length.
+longest matching n-gram wins, then the most recent occurrence. A match that reaches the end of the text continues with
+its own proposal, so that a text in a loop is continued to the full length.
 """
 
 from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ from decoding.sequence import Sequence
 
 MAX_NGRAM = 4
 MIN_NGRAM = 2
-_FIRST_GUESS = 0.5  # the chance that a proposed token stands before any was tried
+_FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Match:
     """What a lookup found for one row."""
 
     tokens: list[int]
-    size: int  # of the n-gram that matched; 0 where none did
+    size: int  # of the n-gram that matched; 0 if none did
 
 
 class NGramDrafter(Drafter):
@@ -48,7 +48,7 @@ class NGramDrafter(Drafter):
             self._indexes[slot] = _NGramIndex(self._sizes)
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        """By how often n-grams of the same size were right."""
+        """Estimate the chances from how often matches of the same size were right."""
         lookup_survival = []
         for match in self._matches(rows):
             rate = self._calibration.rate(match.size, _FIRST_GUESS)
@@ -56,13 +56,13 @@ class NGramDrafter(Drafter):
         return lookup_survival
 
     def propose(self, rows: Rows) -> Draft:
-        """The tokens that followed the row's newest n-gram before; none where it is new."""
+        """Draft the tokens that followed the row's newest n-gram before; none if it is new."""
         matches = self._matches(rows)
         self._sizes_matched = [match.size for match in matches]
         return point_masses([match.tokens for match in matches], rows.sampling.keys_B.device)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn what matches of each size are worth."""
+        """Learn how often matches of each size are right."""
         for size, drafted, accepted in zip(self._sizes_matched, num_drafted, num_accepted, strict=True):
             self._calibration.observe([size] * drafted, accepted)
 
@@ -78,7 +78,7 @@ class NGramDrafter(Drafter):
 
 
 def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
-    """The draft of these tokens, one list a row, each certain before any noise was looked at."""
+    """Make a draft of these tokens, one list a row, which were chosen without any noise."""
     lengths = [len(proposal) for proposal in proposals]
     width = max(lengths)
     return Draft(
@@ -89,7 +89,7 @@ def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
 
 
 class _NGramIndex:
-    """Where each n-gram of a growing token list ended most recently, the newest n-gram excepted."""
+    """The most recent end of each n-gram of a growing token list, except its newest n-gram."""
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes

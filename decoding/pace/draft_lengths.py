@@ -1,9 +1,10 @@
 """best_lengths: how many tokens each row drafts, and from which source, for the most expected tokens a second.
 
-A round yields one token a row, plus each drafted token that stands. Survival only falls within a row, so of any number
-of draft tokens the ones most likely to stand are the best, and they are never a row's later ones without its earlier
-ones (TETRIS, arXiv 2502.15197; TurboSpec, arXiv 2406.14066). What depends on the depth rather than on the number of
-tokens (draft steps, the width of verification) is settled by trying every depth.
+A round yields one token a row, plus each drafted token that is accepted. The survival of a token is the chance that it
+and all before it are accepted. It only falls within a row, so of any number of draft tokens the ones with the highest
+survival are the best, and they never include a row's later token without its earlier ones (TETRIS, arXiv 2502.15197;
+TurboSpec, arXiv 2406.14066). Costs that depend on the depth rather than on the number of tokens (draft steps, the width
+of verification) are handled by trying every depth.
 
 Shapes: B rows, K draft positions, N tokens that could be drafted (most likely first), C pairs of depths.
 """
@@ -21,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What each row drafts in a round."""
+    """The draft of each row in a round."""
 
     lengths: tuple[int, ...]
     uses_lookup: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
@@ -30,10 +31,10 @@ class DraftPlan:
 
 
 def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:
-    """The best plan, given the chance that a row's first 1, 2, ... drafted tokens all stand (0: may not be drafted).
+    """Find the best plan, given each row's survival by draft position and source (0: may not be drafted).
 
-    Where a row has both sources it takes the one with more expected tokens at the depths tried; given the sources, the
-    lengths are the best of all.
+    A row with both sources takes the one with more expected tokens at the depths tried. Given the sources, no other
+    lengths yield more tokens a second.
     """
     survival_SBK = np.stack([_or_nothing(s_BK, by_model_BK, by_lookup_BK) for s_BK in (by_model_BK, by_lookup_BK)])
     num_positions = survival_SBK.shape[2]
@@ -81,11 +82,11 @@ def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:
     return np.zeros_like(next(other for other in others if other is not None))
 
 
-def _depths(has_model: bool, has_lookup: bool, most: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Draft steps and longest draft of every pair to try: a draft is as long as its steps, or longer by a lookup."""
+def _depths(has_model: bool, has_lookup: bool, max_depth: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return every pair of draft steps and longest draft to try: without a lookup the two are equal."""
     if not has_lookup:
-        return np.arange(most + 1), np.arange(most + 1)
+        return np.arange(max_depth + 1), np.arange(max_depth + 1)
     if not has_model:
-        return np.zeros(most + 1, dtype=np.intp), np.arange(most + 1)
-    steps, widths = np.triu_indices(most + 1)
+        return np.zeros(max_depth + 1, dtype=np.intp), np.arange(max_depth + 1)
+    steps, widths = np.triu_indices(max_depth + 1)
     return steps, widths

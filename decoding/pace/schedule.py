@@ -1,13 +1,13 @@
-"""How many draft tokens each row gets in a round: as many as pay, down to none.
+"""Schedule: how many draft tokens each row gets in a round, as many as pay, down to none.
 
-A round costs what its draft steps, its target forward and the engine's own work cost (`CostTable`, measured on the
-device itself). What it yields is estimated from what stood before (`Acceptance`) and from what a lookup offers (the
-drafter's `lookup_survival`); `best_lengths` weighs the one against the other.
+A round costs the time of its draft steps, its target forward and the engine's overhead (`CostTable`, measured on the
+device itself). Its yield is estimated from past acceptance (`Acceptance`) and from what a lookup offers (the drafter's
+`lookup_survival`). `best_lengths` weighs one against the other.
 
-What a row gets depends on committed tokens, on how much was accepted and on measured times, never on drafted tokens
-that fell and never on noise to come: the choice is lossless under rejection verification, too (a policy that drops a
-drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so
-weighing its tokens is weighing those.
+A row's draft length depends on committed tokens, on how much was accepted and on measured times, never on rejected
+tokens and never on noise to come. So the choice is lossless under rejection verification, too (a policy that drops a
+drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so a
+choice that depends on its tokens depends on those only.
 """
 
 from collections.abc import Sequence as Seq
@@ -24,29 +24,29 @@ from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
-_REST = 7  # rounds for which nobody thinks of drafting after a round that did and found that it does not pay
-_PROBE_ROWS = (
-    8  # one row in so many probes: the draft model must catch up first, and a lookup takes a better plan's place
-)
-_LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
+_PAUSE = 7  # rounds that are not planned after a plan found that no draft pays
+# One row in this many probes: the draft model must read the tokens it missed first, and a probe by lookup replaces a
+# better plan.
+_PROBE_ROWS = 8
+_MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
 
 
 class Schedule(Protocol):
     """Decides draft lengths before a round and learns after it."""
 
-    ceiling: int  # no row drafts more
-    costs: CostTable | None = None  # what the lengths are weighed by, as measured at the start; None: by nothing
+    ceiling: int  # the longest draft of a row
+    costs: CostTable | None = None  # as measured at the start; None: the lengths do not depend on costs
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
-        """The most each row may draft: a round adds one token to what it accepts."""
+        """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
         return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
 
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """What these rows draft, where a lookup has this lookup_survival (`Drafter.lookup_survival`)."""
+        """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
         ...
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn from the round that was planned last: what each row drafted, what of it stood, how long it took."""
+        """Learn from the round that was planned last: tokens drafted and accepted by each row, and its time."""
         ...
 
 
@@ -54,13 +54,13 @@ class FixedSchedule(Schedule):
     """The same draft length for every row, for comparison."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
-        """The length."""
+        """Draft `num_speculative_tokens` in every round, or as many as a row can keep."""
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
         self._plan = DraftPlan((), ())
 
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """The full length; a row with both sources takes the one with more expected tokens."""
+        """Plan the full length; a row with both sources takes the one with more expected tokens."""
         lengths = self.lengths(sequences)
         uses_lookup = (lookup_survival is not None,) * len(lengths)
         if lookup_survival is not None and has_model:
@@ -73,7 +73,7 @@ class FixedSchedule(Schedule):
         return self._plan
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn what the draft model is worth."""
+        """Learn how often the draft model is right."""
         self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
 
 
@@ -81,7 +81,7 @@ class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
-        """Never more than `num_speculative_tokens` a row."""
+        """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
         self.costs: CostTable = costs
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
@@ -89,22 +89,22 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
-        most_tokens = costs.target[-1][0]  # about those of all slots at the ceiling: what matters is to be far apart
-        self._overhead = Overhead(costs, max(1, most_tokens // (1 + num_speculative_tokens)), max(2, most_tokens))
+        max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
+        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
-        self._resting = 0  # rounds to come that draft nothing and are not planned, with at least so many rows:
-        self._least_resting = 0
+        # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
+        self._num_paused, self._min_paused_rows = 0, 0
         self._plan = DraftPlan((), ())
 
     def would_draft(self, num_rows: int) -> bool:
-        """Whether so many new rows would draft with a model."""
+        """Tell whether `num_rows` new rows would draft with a model."""
         survival_BK = self._acceptance.survival_BK([None] * num_rows)
         return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
 
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """The best lengths for these rows now."""
-        if lookup_survival is None and self._resting and len(sequences) >= self._least_resting:
-            self._resting -= 1
+        """Plan the best lengths for these rows now."""
+        if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
+            self._num_paused -= 1
             self._rounds_without["model"] += 1
             self._plan = _nothing(len(sequences))
             return self._plan
@@ -118,8 +118,8 @@ class AdaptiveSchedule(Schedule):
             plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
-            may_rest = lookup_survival is None and not any(plan.lengths)
-            self._resting, self._least_resting = max(0, min(_REST, until_probe)) if may_rest else 0, len(limits)
+            may_pause = lookup_survival is None and not any(plan.lengths)
+            self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
         else:
             plan = _nothing(len(limits))
         if has_model and lookup_survival is not None:
@@ -128,7 +128,7 @@ class AdaptiveSchedule(Schedule):
         return plan
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn what the sources are worth, and how long the engine's own work takes with these parameters."""
+        """Learn how often the sources are right, and the overhead with these sampling parameters."""
         by_model, accepted_of_model = _by_model(self._plan, num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
         self._observe_extensions(num_drafted, num_accepted)
@@ -136,9 +136,9 @@ class AdaptiveSchedule(Schedule):
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
         drafting = self.costs.drafting_seconds(steps, num_steppers)
         num_positions = num_rows * (1 + max(num_drafted))
-        if self.costs.is_overlapped:  # only what other rows' verification did not hide was waited for
-            own = self._overhead.costs
-            drafting -= forwards + own.round_seconds + num_positions * own.position_seconds
+        if self.costs.is_overlapped:  # this lane waited only for the part that verification of other rows did not hide
+            costs = self._overhead.costs
+            drafting -= forwards + costs.round_seconds + num_positions * costs.position_seconds
             drafting = max(drafting, 0.0)
         else:
             num_positions += steps * num_steppers
@@ -160,13 +160,13 @@ class AdaptiveSchedule(Schedule):
     def _extension_limits(
         self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats, costs: CostTable
     ) -> tuple[ExtensionLimit, ...]:
-        """Behind the model's tokens, what earns the time that it adds to verification."""
+        """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
         num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
         more = costs.target_seconds(num_tokens + num_rows) - costs.target_seconds(num_tokens)
         column_share = costs.position_seconds / self._extension_share.value
-        least = max(plan.speed * (more / num_rows + column_share), _LEAST_CHANCE)
+        min_chance = max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
         return tuple(
-            ExtensionLimit(limit - length, least / survival_K[length - 1])
+            ExtensionLimit(limit - length, min_chance / survival_K[length - 1])
             if length and not up
             else ExtensionLimit(0, 1.0)
             for limit, length, up, survival_K in zip(limits, plan.lengths, plan.uses_lookup, survival_BK, strict=True)
@@ -175,7 +175,7 @@ class AdaptiveSchedule(Schedule):
     def _probe(
         self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
     ) -> DraftPlan:
-        """The plan, with one token from a source that nobody drew on for long."""
+        """Add one token to the plan from a source that was not used for long."""
         lengths, uses_lookup = list(plan.lengths), list(plan.uses_lookup)
         for name, survival_BK in (("lookup", by_lookup_BK), ("model", by_model_BK)):
             is_lookup = name == "lookup"
@@ -187,7 +187,7 @@ class AdaptiveSchedule(Schedule):
                 continue
             self._rounds_without[name] = 0
             rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
-            if not is_lookup:  # the shortest have missed the least
+            if not is_lookup:  # the draft model has missed the fewest tokens of the shortest rows
                 rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
             for row in rows:
                 lengths[row], uses_lookup[row] = 1, is_lookup
@@ -195,10 +195,10 @@ class AdaptiveSchedule(Schedule):
 
 
 class Mean:
-    """A running mean that starts from a guess and forgets."""
+    """A running mean that starts from a guess and forgets old values."""
 
     def __init__(self, first_guess: float, weight: float, decay: float) -> None:
-        """The guess counts as `weight` observations; an observation fades by `decay` with each that follows."""
+        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
         self._sum, self._weight, self._decay = first_guess * weight, weight, decay
 
     @property
@@ -207,7 +207,7 @@ class Mean:
         return self._sum / self._weight
 
     def observe(self, value: float) -> None:
-        """Count one more."""
+        """Count one more value."""
         self._sum = self._sum * self._decay + value
         self._weight = self._weight * self._decay + 1
 
@@ -217,10 +217,10 @@ def _nothing(num_rows: int) -> DraftPlan:
 
 
 def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
-    """Both counts, of what the draft model drafted: up to the planned length of rows that did not look up."""
-    most = [0 if up else length for up, length in zip(plan.uses_lookup, plan.lengths, strict=True)]
-    drafted = [min(n, limit) for n, limit in zip(num_drafted, most, strict=True)]
-    accepted = [min(n, limit) for n, limit in zip(num_accepted, most, strict=True)]
+    """Return both counts for the draft model alone: up to the planned length of rows that did not look up."""
+    limits = [0 if up else length for up, length in zip(plan.uses_lookup, plan.lengths, strict=True)]
+    drafted = [min(n, limit) for n, limit in zip(num_drafted, limits, strict=True)]
+    accepted = [min(n, limit) for n, limit in zip(num_accepted, limits, strict=True)]
     return drafted, accepted
 
 
@@ -229,7 +229,7 @@ def _rectangle(lookup_survival: Seq[Seq[float]], width: int) -> Floats:
 
 
 def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
-    """0 where a row may not draft."""
+    """Set the survival to 0 where a row may not draft."""
     return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
 
 
@@ -240,5 +240,5 @@ def _with_extensions(survival_BK: Floats, extension_gain: float) -> Floats:
     """
     before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
     added_BK = survival_BK + extension_gain * (survival_BK - before_BK) * (survival_BK > 0)
-    never_rising_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
-    return never_rising_BK
+    falling_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
+    return falling_BK

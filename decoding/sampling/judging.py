@@ -114,7 +114,7 @@ def judge(request: ScoreRequest, logits_BJV: torch.Tensor, dtype: torch.dtype) -
 
 def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
     """Return the verdict on the only row after `accepted`, with an empty draft: `next_token` follows these tokens."""
-    rows = replace(rows, num_draft_tokens=(0,), noises=None)
+    rows = replace(rows, num_draft_tokens=(0,), round_noise=None)
     accepted_1K = to_device([list(accepted)], logits_V.device, torch.int64)
     nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
     logits_11V = logits_V[None, None]

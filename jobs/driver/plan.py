@@ -19,9 +19,8 @@ from actors.workers.generator import load_codec
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
+from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder
 from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.checkpoint.supported import max_positions, model_folder
-from decoding.checkpoint.vocabulary import check_same_vocabulary
 from decoding.drafters import NEED_A_MODEL
 from jobs.config.run import RunConfig
 from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
