@@ -177,7 +177,7 @@ def test_rows_of_padding_change_nothing_whatever_stands_in_their_slots(num_rows,
 
 
 def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
-    monkeypatch.setattr("decoding.fused.graphs._MOST_GRAPHS", 3)
+    monkeypatch.setattr("decoding.fused.graphs._MAX_GRAPHS", 3)
     model = small_model()
     graphs = with_graphs(model)
     model.allocate(6, 60)
