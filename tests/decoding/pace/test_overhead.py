@@ -1,4 +1,4 @@
-"""The engine's own time is a line that rounds correct where they were."""
+"""The overhead is a line that measured rounds correct near their own shapes."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_rounds_of_one_shape_correct_the_line_there_more_than_elsewhere(factor):
     assert line(overhead, 144) == pytest.approx(0.154, rel=0.25)
 
 
-def test_a_moment_in_which_somebody_else_worked_changes_little():
+def test_a_round_disturbed_by_other_work_changes_little():
     overhead = Overhead(COSTS, 16, 144)
     for _ in range(100):
         overhead.observe(16, 0.026)
