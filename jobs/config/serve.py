@@ -19,7 +19,7 @@ from decoding.engine.options import EngineOptions
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.bodies import Limits
+from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from jobs.config.run import YamlConfig, check_draft_timeouts, load_settings_of
 from jobs.config.sections import ChatSection, DraftsSection, EngineSection, ModelsSection, ServeSection, StagesSection

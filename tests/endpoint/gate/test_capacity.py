@@ -1,4 +1,4 @@
-"""The gate refuses what is beyond the application's places, without asking it; who has no key is told so first."""
+"""The gate refuses requests beyond the application's capacity, but only those with a good key."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from starlette.types import ASGIApp, Message
 
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.gate.capacity import Capacity, Claim
 from endpoint.gate.gate import Gate
-from endpoint.gate.places import Place, Places
 from endpoint.http.events import DONE
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.asking import Asked
-from tests.endpoint.eager_proxy import EagerProxy
+from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
 from tests.endpoint.web import ask, served
 
-NUM_PLACES = 2
+MAX_REQUESTS = 2
 BODY: dict[str, Any] = {"prompt": "a"}
 
 
 class Holding:
-    """An application that answers when it is told to, and counts who came to it."""
+    """An application that holds its answers back until `/go_on`, and counts its requests."""
 
     def __init__(self) -> None:
         self.num_asked, self.num_held = 0, 0
         self._go_on = asyncio.Event()
 
     def app(self, keys: Keys) -> ASGIApp:
-        """As it is deployed with these keys."""
+        """Return the application, closed with these keys."""
         app, metrics = FastAPI(), ServingMetrics("m")
 
         @app.post("/v1/completions")
@@ -55,7 +55,7 @@ class Holding:
             self._go_on.set()
             return {}
 
-        install(app, EdgeSettings(keys=keys, limits=LIMITS), metrics, NUM_PLACES)
+        install(app, EdgeSettings(keys=keys, limits=LIMITS), metrics, MAX_REQUESTS)
         return app
 
 
@@ -75,21 +75,21 @@ def port(proxy: EagerProxy) -> Iterator[int]:
         yield port
 
 
-def the_only_place() -> tuple[Places, Place, dict[str, Any]]:
-    """Of an application that takes one request, which is this one."""
-    places, scope = Places(), {"method": "POST", "path": "/v1/completions", "headers": []}
-    place = places.place_for(scope, "/v1/completions")
-    assert place is not None
-    places.let_in(place, 1)
-    return places, place, scope
+def the_only_claim() -> tuple[Capacity, Claim, dict[str, Any]]:
+    """Return the claim of the one request that an application takes."""
+    capacity, scope = Capacity(), {"method": "POST", "path": "/v1/completions", "headers": []}
+    claim = capacity.claim(scope, "/v1/completions")
+    assert claim is not None
+    capacity.confirm(claim, 1)
+    return capacity, claim, scope
 
 
 @asynccontextmanager
 async def full(holding: Holding, port: int) -> AsyncIterator[tuple[httpx2.AsyncClient, list[Asked]]]:
-    """All places are taken, until the block ends."""
+    """Hold as many requests as the application takes, until the block ends."""
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=BEARER, timeout=60) as client:
-        asked = [Asked(client, BODY) for _ in range(NUM_PLACES)]
-        while holding.num_held < NUM_PLACES:
+        asked = [Asked(client, BODY) for _ in range(MAX_REQUESTS)]
+        while holding.num_held < MAX_REQUESTS:
             await asyncio.sleep(0)
         try:
             yield client, asked
@@ -99,7 +99,7 @@ async def full(holding: Holding, port: int) -> AsyncIterator[tuple[httpx2.AsyncC
                 await one.end()
 
 
-def test_what_is_beyond_all_places_is_refused_without_asking_the_application(holding: Holding, port: int) -> None:
+def test_requests_beyond_the_capacity_are_refused_without_asking_the_application(holding: Holding, port: int) -> None:
     async def scenario() -> None:
         async with full(holding, port) as (client, asked):
             for _ in range(3):
@@ -107,11 +107,11 @@ def test_what_is_beyond_all_places_is_refused_without_asking_the_application(hol
                 assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
                 assert answer.json()["error"]["code"] == "server_busy"
                 assert len(answer.headers["x-request-id"]) == 32
-            assert holding.num_asked == NUM_PLACES
-            assert (await client.post("/tokenize", json={})).status_code == 200, "it takes no place"
+            assert holding.num_asked == MAX_REQUESTS
+            assert (await client.post("/tokenize", json={})).status_code == 200, "it does not count"
         assert all(one.has_succeeded for one in asked)
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=BEARER) as client:
-            for _ in range(2 * NUM_PLACES):  # their places are free again
+            for _ in range(2 * MAX_REQUESTS):  # there is room again
                 assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
     asyncio.run(scenario())
@@ -121,7 +121,7 @@ def test_what_is_beyond_all_places_is_refused_without_asking_the_application(hol
     assert [s.value for s in samples if s.labels.get("status") == "429"] == [3]
 
 
-def test_who_leaves_frees_the_place(holding: Holding, port: int) -> None:
+def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> None:
     async def scenario() -> None:
         async with full(holding, port) as (client, asked):
             assert (await client.post("/v1/completions", json=BODY)).status_code == 429
@@ -129,9 +129,9 @@ def test_who_leaves_frees_the_place(holding: Holding, port: int) -> None:
             async with asyncio.timeout(60):
                 while True:
                     late = Asked(client, BODY)
-                    while holding.num_asked == NUM_PLACES and not late.is_over:
+                    while holding.num_asked == MAX_REQUESTS and not late.is_over:
                         await asyncio.sleep(0)
-                    if holding.num_asked > NUM_PLACES:
+                    if holding.num_asked > MAX_REQUESTS:
                         break
                     assert late.status == 429
             asked[0] = late
@@ -140,7 +140,7 @@ def test_who_leaves_frees_the_place(holding: Holding, port: int) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody-has-this-one"}])
-def test_who_has_no_key_is_told_so_also_when_all_places_are_taken(
+def test_a_client_without_a_key_gets_a_401_even_without_room(
     holding: Holding, port: int, headers: dict[str, str]
 ) -> None:
     async def scenario() -> None:
@@ -150,8 +150,8 @@ def test_who_has_no_key_is_told_so_also_when_all_places_are_taken(
     asyncio.run(scenario())
 
 
-def test_who_has_no_key_takes_no_place(holding: Holding, port: int) -> None:
-    for _ in range(3 * NUM_PLACES):
+def test_requests_without_a_key_take_no_room(holding: Holding, port: int) -> None:
+    for _ in range(3 * MAX_REQUESTS):
         assert ask(port, "/v1/completions", BODY).status == 401
 
     async def scenario() -> None:
@@ -162,14 +162,14 @@ def test_who_has_no_key_takes_no_place(holding: Holding, port: int) -> None:
             assert over.status == 429
             # a key that the gate has not seen yet is the application's to judge
             unknown = asyncio.ensure_future(client.post("/v1/completions", json=BODY, headers=other))
-            while holding.num_held == NUM_PLACES:
+            while holding.num_held == MAX_REQUESTS:
                 await asyncio.sleep(0)
         assert (await unknown).status_code == 200
 
     asyncio.run(scenario())
 
 
-def test_a_key_that_is_taken_back_takes_no_place_any_more(port: int, proxy: EagerProxy, holding: Holding) -> None:
+def test_a_revoked_key_takes_no_room(port: int, proxy: EagerProxy, holding: Holding) -> None:
     taken_back = {"authorization": f"Bearer {OTHER_KEY}"}
     assert ask(port, "/tokenize", {}, headers=taken_back).status == 200
     proxy.deploy(holding.app(Keys([KEY])))
@@ -183,19 +183,19 @@ def test_a_key_that_is_taken_back_takes_no_place_any_more(port: int, proxy: Eage
     asyncio.run(scenario())
 
 
-def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.gate.places._UNREAD_S", 0.0)
+def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.gate.capacity._UNREAD_S", 0.0)
 
     async def scenario() -> None:
-        places, first, scope = the_only_place()
-        assert places.place_for(scope, scope["path"]) is None
+        capacity, first, scope = the_only_claim()
+        assert capacity.claim(scope, scope["path"]) is None
 
         async def never_read(message: Message) -> None:
             await asyncio.Event().wait()
 
-        sending = asyncio.ensure_future(first.until_answered(never_read)({"type": "http.response.start"}))
+        sending = asyncio.ensure_future(first.releasing(never_read)({"type": "http.response.start"}))
         async with asyncio.timeout(60):
-            while places.place_for(scope, scope["path"]) is None:
+            while capacity.claim(scope, scope["path"]) is None:
                 await asyncio.sleep(0)
         assert not sending.done()
         sending.cancel()
@@ -203,17 +203,17 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(monkeypatch: pyte
     asyncio.run(scenario())
 
 
-def test_a_stream_has_left_its_place_when_the_client_reads_that_it_is_done() -> None:
+def test_a_stream_makes_room_before_the_client_reads_its_end() -> None:
     async def scenario() -> None:
-        places, place, scope = the_only_place()
+        capacity, claim, scope = the_only_claim()
         is_free = []
 
         async def look(message: Message) -> None:
-            is_free.append((other := places.place_for(scope, scope["path"])) is not None)
+            is_free.append((other := capacity.claim(scope, scope["path"])) is not None)
             if other is not None:
-                other.leave()
+                other.release()
 
-        send = place.until_answered(look)
+        send = claim.releasing(look)
         for body in (b"data: {}\n\n", b"data: {}\n\n" + DONE):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         assert is_free == [False, True]

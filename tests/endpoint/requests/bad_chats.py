@@ -1,6 +1,6 @@
 """Chats with a field or a message that is wrong."""
 
-from tests.endpoint.bad_requests import (
+from tests.endpoint.requests.bad_requests import (
     BOOLEAN,
     CHAT,
     CONTENT,

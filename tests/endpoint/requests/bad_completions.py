@@ -1,6 +1,6 @@
 """Completions with a field that is wrong."""
 
-from tests.endpoint.bad_requests import (
+from tests.endpoint.requests.bad_requests import (
     BIAS,
     BOOLEAN,
     COMPLETE,
@@ -54,6 +54,15 @@ BAD_COMPLETIONS = [
         400,
         "the prompt is empty; give it at least one character",
         "prompt",
+        "invalid_value",
+    ),
+    Bad(
+        "an empty prompt among others",
+        COMPLETE,
+        {**HELLO, "prompt": ["hello", ""]},
+        400,
+        "the prompt is empty; give it at least one character",
+        "prompt[1]",
         "invalid_value",
     ),
     too_long("a prompt as long as the context", COMPLETE, {**HELLO, "prompt": [5] * 512}, "prompt", 512),
@@ -117,6 +126,12 @@ BAD_COMPLETIONS = [
     ),
     completion("a negative temperature", "temperature", "must be at least 0", temperature=-0.1),
     completion("a temperature above 2", "temperature", "must be at most 2", temperature=2.1),
+    completion(
+        "a temperature that is too low to be one",
+        "temperature",
+        "must be 0 (greedy) or a number from 0.01 to 100, got 0.001",
+        temperature=0.001,
+    ),
     completion("a temperature as text", "temperature", NUMBER, temperature="hot"),
     completion("a temperature of true", "temperature", NUMBER, temperature=True),
     completion("a temperature as a list", "temperature", NUMBER, temperature=[0.5]),

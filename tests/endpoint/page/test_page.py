@@ -15,8 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys as Press
 
 from endpoint.edge.page import HEADERS, PATHS
-from tests.endpoint.browser import Page, chromium
-from tests.endpoint.canned_app import DONE, canned_app, chunk, event
+from tests.endpoint.page.browser import Page, chromium
+from tests.endpoint.page.canned_app import DONE, canned_app, chunk, event
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, served
 
@@ -44,14 +44,14 @@ def page(chrome: Chrome, whole: int) -> Page:
 
 
 def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, asked for without a browser."""
+    """Return the events of a stream, requested without a browser."""
     options = {"stream": True, "stream_options": {"include_usage": True}, "include_draft_spans": True}
     lines = ask(port, path, {**body, **options}, headers=BEARER).body.decode().splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
 def spans_of(events: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """Their text in pieces; neighbours of one kind are one piece."""
+    """Return the events' text in pieces, where neighbours of one kind are one piece."""
     spans = [
         (span["text"], span["is_accepted"])
         for event in events
@@ -70,7 +70,7 @@ def numbers(page: Page) -> list[str]:
     [("text", "/v1/completions", {"prompt": PROMPT}), ("a message", "/v1/chat/completions", None)],
     ids=["text", "chat"],
 )
-def test_a_prompt_is_written_with_what_the_draft_had_right_shaded(
+def test_a_text_is_shown_with_its_accepted_draft_tokens_shaded(
     page: Page, whole: int, kind: str, path: str, prompt: dict[str, Any] | None
 ) -> None:
     body = prompt or {"messages": [{"role": "user", "content": PROMPT}]}
@@ -95,7 +95,7 @@ def test_a_prompt_is_written_with_what_the_draft_had_right_shaded(
     assert page.complaints() == []
 
 
-def test_the_numbers_that_come_with_the_text_add_up_to_those_at_its_end(whole: int) -> None:
+def test_the_counts_in_the_stream_add_up_to_those_at_its_end(whole: int) -> None:
     events = streamed(whole, "/v1/completions", prompt=PROMPT, max_tokens=60, temperature=0)
     counts = [choice["draft_counts"] for event in events for choice in event["choices"]]
     drafts = events[-1]["metrics"]["speculative_decoding"]
@@ -105,7 +105,7 @@ def test_the_numbers_that_come_with_the_text_add_up_to_those_at_its_end(whole: i
     assert sum(count["num_draft_tokens"] > 0 for count in counts) == drafts["num_spec_steps"]
 
 
-def test_numbers_and_text_are_there_while_it_is_being_written(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
+def test_counts_and_text_are_shown_while_the_text_is_written(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
     app, port = canned
     counts = {"num_tokens": 3, "num_draft_tokens": 4, "num_accepted_tokens": 2}
     choice = {"index": 0, "text": "half", "finish_reason": None, "draft_counts": counts}
@@ -147,7 +147,7 @@ def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) ->
     assert not page.find("stop").is_enabled()
 
 
-def test_the_key_is_in_the_field_and_nowhere_else(page: Page, chrome: Chrome) -> None:
+def test_the_key_is_kept_in_its_field_and_nowhere_else(page: Page, chrome: Chrome) -> None:
     page.fill(key=KEY, prompt=PROMPT, max_tokens=4)
     page.send()
     page.until_ended()
@@ -165,7 +165,7 @@ def test_the_key_is_in_the_field_and_nowhere_else(page: Page, chrome: Chrome) ->
     assert page.find("key").get_property("value") == ""
 
 
-def test_without_a_key_it_says_what_the_server_says(page: Page) -> None:
+def test_without_a_key_the_page_shows_the_servers_error(page: Page) -> None:
     page.fill(prompt=PROMPT)
     page.send()
     assert page.until_ended() == "Send an API key in the header Authorization: Bearer KEY."
@@ -176,7 +176,7 @@ def test_without_a_key_it_says_what_the_server_says(page: Page) -> None:
     assert page.text("output") == ""
 
 
-def test_a_request_that_is_refused_says_why(page: Page) -> None:
+def test_a_refused_request_shows_the_reason(page: Page) -> None:
     page.fill(key=KEY, prompt="word " * 3000, max_tokens=4)
     page.send()
     assert page.until_ended().startswith("This model's context is 512 tokens")
@@ -219,7 +219,7 @@ MISBEHAVING: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize(("pieces", "status", "text"), MISBEHAVING.values(), ids=MISBEHAVING.keys())
-def test_a_stream_is_shown_as_text_and_its_end_as_what_it_was(
+def test_a_stream_is_shown_as_text_with_the_reason_of_its_end(
     chrome: Chrome, canned: tuple[FastAPI, int], pieces: Any, status: str, text: str
 ) -> None:
     app, port = canned
@@ -233,7 +233,7 @@ def test_a_stream_is_shown_as_text_and_its_end_as_what_it_was(
     assert not [said for said in page.complaints() if "status of" not in said]
 
 
-def test_a_server_that_is_gone_is_said_to_be(chrome: Chrome) -> None:
+def test_a_lost_server_is_reported(chrome: Chrome) -> None:
     with served(canned_app()) as port:
         page = Page(chrome, port)
     page.fill(prompt="x")
@@ -241,7 +241,7 @@ def test_a_server_that_is_gone_is_said_to_be(chrome: Chrome) -> None:
     assert page.until_ended() == "The server cannot be reached."
 
 
-def test_what_was_typed_is_what_is_asked(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
+def test_the_request_holds_what_was_typed(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
     app, port = canned
     app.state.pieces, app.state.asked = [chunk("", finish_reason="stop"), DONE], []
     page = Page(chrome, port)
@@ -259,7 +259,7 @@ def test_what_was_typed_is_what_is_asked(chrome: Chrome, canned: tuple[FastAPI, 
     ]
 
 
-def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_written(
+def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(
     chrome: Chrome, canned: tuple[FastAPI, int]
 ) -> None:
     app, port = canned
@@ -301,7 +301,7 @@ def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome:
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
-def test_it_fits_every_width(page: Page, chrome: Chrome, width: int) -> None:
+def test_the_page_fits_every_width(page: Page, chrome: Chrome, width: int) -> None:
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
@@ -330,7 +330,7 @@ def contrast(ink: str, paper: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_read_by_day_and_by_night(page: Page, chrome: Chrome, scheme: str) -> None:
+def test_the_contrast_suffices_in_both_color_schemes(page: Page, chrome: Chrome, scheme: str) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     try:
@@ -364,7 +364,7 @@ def test_the_keyboard_reaches_everything_in_the_order_in_which_it_is_read(page: 
     assert page.style("#output", "outline-style") == "solid"
 
 
-def test_each_field_has_a_name_for_those_who_do_not_see_it(page: Page, chrome: Chrome) -> None:
+def test_each_field_has_an_accessible_name(page: Page, chrome: Chrome) -> None:
     fields = chrome.find_elements(By.CSS_SELECTOR, "input, select, textarea, button, #output")
     names = [field.accessible_name for field in fields]
     assert len(names) == 8
@@ -372,5 +372,5 @@ def test_each_field_has_a_name_for_those_who_do_not_see_it(page: Page, chrome: C
     assert page.find("status").get_attribute("role") == "status"
 
 
-def test_the_page_is_not_there_unless_it_is_switched_on(toy: int) -> None:
+def test_the_page_is_served_only_if_it_is_switched_on(toy: int) -> None:
     assert [ask(toy, path, headers=BEARER).status for path in PATHS] == [404, 404, 404]

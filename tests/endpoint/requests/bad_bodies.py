@@ -1,6 +1,6 @@
 """Bodies, paths and headers that are wrong."""
 
-from tests.endpoint.bad_requests import (
+from tests.endpoint.requests.bad_requests import (
     CHAT,
     COMPLETE,
     DEEP,

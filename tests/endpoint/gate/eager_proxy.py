@@ -1,4 +1,4 @@
-"""What Serve's proxy does with a body, without Serve: it takes in what comes, wanted or not."""
+"""EagerProxy: it does with a body what Serve's proxy does, without Serve, and takes in whatever arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Handle:
 
 
 class Router:
-    """Says that every path is of one deployment."""
+    """A router that sends every path to one deployment."""
 
     def __init__(self, deployment_name: str) -> None:
         self._handle = Handle(deployment_name)
@@ -28,13 +28,13 @@ class Router:
 
 
 class EagerProxy:
-    """Before one application. `num_bytes` is what it took in of all bodies."""
+    """A proxy in front of one application. `num_bytes` counts what it took in of all bodies."""
 
     def __init__(self, app: ASGIApp, deployment_name: str = INGRESS_NAME) -> None:
         self._app, self.proxy_router, self.num_bytes = app, Router(deployment_name), 0
 
     def deploy(self, app: ASGIApp) -> None:
-        """Another one in its place."""
+        """Put another application in its place."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

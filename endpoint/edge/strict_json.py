@@ -1,7 +1,7 @@
-"""JSON bodies, read strictly: what a lenient parser would guess at is an error that says what is wrong.
+"""JSON bodies, parsed strictly: ambiguous input is an error that says what is wrong with it.
 
-Python's own parser takes NaN and infinities, the last of two equal keys, half a surrogate pair, and nesting until its
-stack ends. RFC 8259, 4: names should be unique; 8.2: what unpaired surrogates do is unpredictable.
+Python's own parser accepts NaN and infinities, the last of two equal keys, half a surrogate pair, and any nesting that
+its stack can hold. RFC 8259, 4: names should be unique; 8.2: the behaviour of unpaired surrogates is unpredictable.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 
 from endpoint.http.errors import ApiError
 
-# Possessive, and the closing quote may be missing: nothing is ever looked at twice.
+# Possessive, and the closing quote may be missing: no byte is looked at twice.
 _BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
-    """The object that a body holds; an ApiError (400) without any of its text if it is not one."""
+    """Return the object that a body holds. Raises ApiError (400), without any text of the body, if it holds none."""
     _check_depth(body, max_depth)
     try:
         text = body.decode("utf-8")

@@ -15,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 @contextmanager
 def chromium() -> Iterator[Chrome]:
-    """Debian's Chromium; AssertionError where it is not installed: nothing else tests the page."""
+    """Run Debian's Chromium. Raises AssertionError if it is not installed, since nothing else tests the page."""
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     assert browser is not None, "the page is tested in a browser: apt-get install chromium chromium-driver"
     assert driver is not None, "the page is tested through a driver: apt-get install chromium chromium-driver"
@@ -35,18 +35,18 @@ class Page:
     """The page at a port."""
 
     def __init__(self, chrome: Chrome, port: int) -> None:
-        """Open it anew, in a window of an ordinary size."""
+        """Open the page anew, in a window of an ordinary size."""
         self.chrome, self.port = chrome, port
         chrome.set_window_size(1200, 800)
         chrome.get(f"http://127.0.0.1:{port}/")
         chrome.get_log("browser")  # of the page before
 
     def find(self, name: str) -> WebElement:
-        """The element of this id."""
+        """Return the element with this id."""
         return self.chrome.find_element(By.ID, name)
 
     def text(self, name: str) -> str:
-        """All text of the element, as it is in the page."""
+        """Return all text of the element."""
         return str(self.find(name).get_property("textContent"))
 
     def fill(self, **values: Any) -> None:
@@ -61,28 +61,28 @@ class Page:
                 element.send_keys(str(value))
 
     def send(self) -> None:
-        """As the keyboard does it."""
+        """Send the form by its keyboard shortcut."""
         self.find("prompt").send_keys(Press.CONTROL, Press.ENTER)
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
-        """Wait until that is so."""
+        """Wait until the condition holds."""
         WebDriverWait(self.chrome, 60, poll_frequency=0.02).until(lambda _: is_so(), what)
 
     def until_ended(self) -> str:
-        """Wait until nothing is being written; what the page says then."""
+        """Wait until the answer has ended, and return the page's status."""
         self.until(lambda: self.find("send").is_enabled() and self.text("status"), "the answer does not end")
         return self.text("status")
 
     def spans(self) -> list[tuple[str, bool]]:
-        """The pieces of the text, and whether each is shaded."""
+        """Return the pieces of the text, each with whether it is shaded."""
         script = "return [...document.querySelectorAll('#output > *')].map((e) => [e.textContent, e.className])"
         return [(text, kind == "drafted") for text, kind in self.chrome.execute_script(script)]
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of, such as a violated Content-Security-Policy."""
+        """Return the browser's log of errors, such as a violated Content-Security-Policy."""
         return [entry["message"] for entry in self.chrome.get_log("browser")]
 
     def style(self, selector: str, name: str) -> str:
-        """A computed style."""
+        """Return a computed style."""
         script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
         return str(self.chrome.execute_script(script, selector, name))

@@ -12,14 +12,14 @@ from endpoint.edge.page import install_page
 
 
 def chunk(text: str, *, is_accepted: bool = False, finish_reason: str | None = None) -> bytes:
-    """An event of a completion's stream."""
+    """Write an event of a completion's stream."""
     spans = [{"text": text, "is_accepted": is_accepted}]
     choice = {"index": 0, "text": text, "finish_reason": finish_reason, "draft_spans": spans}
     return event({"choices": [choice]})
 
 
 def event(value: Any) -> bytes:
-    """Any event."""
+    """Write any event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def canned_app() -> FastAPI:
-    """Streams the pieces in `app.state.pieces`, each in a packet of its own; asked once, it keeps what it was asked."""
+    """Return an application that streams `app.state.pieces`, each in its own packet, and keeps the bodies it got."""
     app = FastAPI()
     app.state.pieces, app.state.asked = [], []
 
