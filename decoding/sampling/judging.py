@@ -26,7 +26,7 @@ CLOSE_CALL = {torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """The rows of a round and their drafts, to be scored by the target; row b stands in slot b."""
+    """The rows of a round and their drafts, to be scored by the target; row b is in slot b."""
 
     rows: Rows
     draft: Draft
@@ -134,7 +134,7 @@ def verify_rows(
     """Return the verdict on a draft by the rows' own rule, and which rows have finite logits [B].
 
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
-    ones: penalties count what stands before a position.
+    ones: penalties count the tokens before a position.
     """
     if rows.verification == "rejection":
         num_positions = logits_BJV.shape[1]

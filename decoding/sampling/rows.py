@@ -1,6 +1,6 @@
 """Rows: the running sequences of one round, as the engine passes them to drafter and sampler.
 
-Row b stands in slot b of every cache. Shapes: B rows, K drafted tokens, J positions, L tokens so far.
+Row b is in slot b of every cache. Shapes: B rows, K drafted tokens, J positions, L tokens so far.
 """
 
 from collections.abc import Sequence as Seq

@@ -148,8 +148,8 @@ def _built() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
-        _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, said)
+        output = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
+        _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, output)
         return None
     if _num_openmp_runtimes() > 1:  # two thread pools that spin against each other are slower than none
         _log.warning("torch brings an OpenMP runtime other than the compiler's: the CPU runs torch's own operations")

@@ -47,7 +47,7 @@ def test_a_forward_sees_its_rows_in_its_own_order(slots):
     assert torch.equal(values, -keys)
 
 
-def test_what_is_written_past_the_end_is_lost_and_harms_nobody():
+def test_what_is_written_past_the_end_is_lost_and_changes_no_other_slot():
     cache = KVCache(2, 8)
     _write(cache, [0, 0], 8, None, 100)
     _write(cache, [6, 0], 5, None, 200)
@@ -129,8 +129,8 @@ def test_the_bytes_reserved_are_counted():
     assert cache.num_bytes == 2 * 2 * 10 * HEADS * SIZE * 4
 
 
-def test_memory_of_a_cache_that_nobody_holds_is_given_back_at_once(models):
-    """Not when a garbage collector comes by: the next cache may not fit beside this one."""
+def test_memory_of_a_cache_is_freed_with_its_last_user(models):
+    """It does not wait for the garbage collector: the next cache may not fit beside this one."""
     gc.disable()
     try:
         model = models.target.share()

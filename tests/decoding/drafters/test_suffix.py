@@ -85,7 +85,7 @@ def test_the_longest_context_decides_even_against_a_more_frequent_short_one():
     assert proposal(drafter, sample(OTHER, 4, 5, 6, row=2), limit=1) == [7]
 
 
-def test_what_its_own_prompt_says_outweighs_all_others_where_it_is_surer():
+def test_a_more_certain_continuation_of_the_own_prompt_outweighs_all_others():
     drafter = SuffixDrafter()
     for number in range(3):
         drafter.admit([0], [sample(PROMPT, 20, 21, 22, number=number)])

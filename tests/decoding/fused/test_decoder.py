@@ -170,7 +170,7 @@ def test_other_networks_run_as_they_were_written(name):
     assert any(isinstance(module, Packed) for module in model.network.modules())
 
 
-def test_a_network_with_a_parameter_nobody_knows_is_not_fused():
+def test_a_network_with_an_unknown_parameter_is_not_fused():
     llama = network("llama", FUSED)
     llama.model.layers[1].mlp.register_parameter("temperature", torch.nn.Parameter(torch.ones(1)))
     assert not FusedDecoder.fits(llama)

@@ -164,7 +164,7 @@ def test_the_answers_end_inside_a_round_as_well_as_at_the_limit(family):
     assert all(len(text) == NUM_NEW_TOKENS for text in family.without_eos)
 
 
-def test_the_probe_lets_it_pass(family):
+def test_the_probe_accepts_the_family(family):
     assert check_model(family.target, "family") < 1e-5
 
 

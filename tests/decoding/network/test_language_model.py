@@ -1,4 +1,4 @@
-"""A LanguageModel's logits on slots are those of the plain network, wherever its rows stand."""
+"""A LanguageModel's logits on slots are those of the plain network, for rows in any slot."""
 
 import pytest
 import torch

@@ -156,7 +156,7 @@ def test_layers_that_share_keys_and_values_are_not_cut(tmp_path):
 
 
 @pytest.mark.parametrize("handed", ["in the open", "among others, in a list"])
-def test_a_layer_that_is_handed_something_unknown_is_refused(handed, tmp_path, monkeypatch):
+def test_a_layer_with_an_unknown_argument_is_refused(handed, tmp_path, monkeypatch):
     path = saved("llama", tmp_path)
     kind = transformers.models.llama.modeling_llama.LlamaDecoderLayer
     forward = kind.forward

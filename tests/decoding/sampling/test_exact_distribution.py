@@ -1,4 +1,4 @@
-"""The rejection rule writes exactly the target's law: every path enumerated in float64, no sampling noise at all."""
+"""The rejection rule writes exactly the target's distribution: every path is enumerated in float64, without noise."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def _pair(vocab_size: int, params: dict[str, object], seed: int = 0) -> tuple[La
 @pytest.mark.parametrize("is_point_mass", [False, True])
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 3])
 @pytest.mark.parametrize("name", PARAMS)
-def test_the_joint_law_of_a_round_and_the_next_is_the_targets(name, num_draft_tokens, is_point_mass):
+def test_the_joint_distribution_of_a_round_and_the_next_is_the_targets(name, num_draft_tokens, is_point_mass):
     target, draft = _pair(4, PARAMS[name])
     num_tokens = num_draft_tokens + 1
     found = speculative_distribution(
@@ -54,48 +54,48 @@ def test_the_joint_law_of_a_round_and_the_next_is_the_targets(name, num_draft_to
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_law_over_several_rounds_is_the_targets(seed):
+def test_the_distribution_over_several_rounds_is_the_targets(seed):
     target, draft = _pair(4, PARAMS["everything"], seed)
     assert difference(speculative_distribution(target, draft, 1, 5, rejection_rule), target.distribution(5)) < EXACT
 
 
 @pytest.mark.parametrize("vocab_size", [5, 6, 8])
-def test_larger_vocabularies_keep_the_law(vocab_size):
+def test_larger_vocabularies_keep_the_distribution(vocab_size):
     target, draft = _pair(vocab_size, PARAMS["plain"], seed=7)
     assert difference(speculative_distribution(target, draft, 2, 3, rejection_rule), target.distribution(3)) < EXACT
 
 
 @pytest.mark.parametrize("most_candidates", [1, 2, 3])
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_draft_that_draws_from_its_best_tokens_only_keeps_the_law(name, most_candidates):
+def test_a_draft_that_draws_from_its_best_tokens_only_keeps_the_distribution(name, most_candidates):
     target, draft = _pair(4, PARAMS[name])
     few = replace(draft, most_candidates=most_candidates)
     assert difference(speculative_distribution(target, few, 2, 3, rejection_rule), target.distribution(3)) < EXACT
 
 
-def test_drawing_from_the_best_tokens_and_stating_the_law_of_all_breaks_the_law():
+def test_drawing_from_the_best_tokens_and_stating_the_distribution_of_all_breaks_it():
     target, draft = _pair(4, PARAMS["plain"])
     few = replace(draft, most_candidates=2)
 
-    def law_of_all(probs: torch.Tensor, drafts: Draft):
+    def rule_with_all(probs: torch.Tensor, drafts: Draft):
         drafted_NK = drafts.token_ids_BK
         tokens_NL = torch.cat([torch.tensor([[1, 0, 1]]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
         stated_NKV = draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1]
         return rejection_rule(probs, Draft(drafted_NK, drafts.num_draft_tokens_B, stated_NKV))
 
     assert difference(speculative_distribution(target, few, 1, 2, rejection_rule), target.distribution(2)) < EXACT
-    assert difference(speculative_distribution(target, few, 1, 2, law_of_all), target.distribution(2)) > 1e-3
+    assert difference(speculative_distribution(target, few, 1, 2, rule_with_all), target.distribution(2)) > 1e-3
 
 
 @pytest.mark.parametrize("is_point_mass", [False, True])
-def test_drafts_cut_behind_a_stop_id_keep_the_law(is_point_mass):
+def test_drafts_cut_behind_a_stop_id_keep_the_distribution(is_point_mass):
     target, draft = _pair(4, {"stop_token_ids": (2,)})
     found = speculative_distribution(target, draft, 3, 4, rejection_rule, is_point_mass=is_point_mass)
     assert difference(found, target.distribution(4)) < EXACT
 
 
-def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_law():
-    """The rest of the row is junk, its stated law included; the length depends on nothing that was drafted."""
+def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_distribution():
+    """The rest of the row is junk, its stated distribution included; the length does not depend on drafted tokens."""
     target, draft = _pair(4, PARAMS["plain"])
     for length in range(4):
         found = speculative_distribution(
@@ -109,7 +109,7 @@ def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_law():
         assert difference(found, target.distribution(4)) < EXACT
 
 
-def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_law():
+def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_distribution():
     """Stopping after a token is allowed; dropping the token itself is not (DSpark, appendix A)."""
     target, draft = _pair(4, PARAMS["plain"])
 
@@ -124,7 +124,7 @@ def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_law():
     assert difference(speculative_distribution(target, draft, 3, 4, rejection_rule, shorten=drop_it), expected) > 1e-3
 
 
-def test_a_draft_of_the_targets_own_law_is_accepted_with_certainty():
+def test_a_draft_from_the_targets_own_distribution_is_accepted_with_certainty():
     target, _ = _pair(5, PARAMS["everything"])
     tokens = torch.tensor([[1, 0, 3], [2, 2, 4]])
     probs = target.probs(tokens, 2)
@@ -137,15 +137,15 @@ def test_a_draft_of_the_targets_own_law_is_accepted_with_certainty():
 @pytest.mark.parametrize("is_point_mass", [False, True])
 def test_an_impossible_token_is_never_accepted_nor_recovered(is_point_mass):
     probs = torch.tensor([[[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]], dtype=torch.float64)
-    law = None if is_point_mass else torch.tensor([[[0.9, 0.1, 0.0]]], dtype=torch.float64)
-    accept, recover = rejection_rule(probs, Draft(torch.tensor([[0]]), torch.tensor([1]), law))
+    stated = None if is_point_mass else torch.tensor([[[0.9, 0.1, 0.0]]], dtype=torch.float64)
+    accept, recover = rejection_rule(probs, Draft(torch.tensor([[0]]), torch.tensor([1]), stated))
     assert accept.item() == 0
     assert recover[0, 0, 0] == 0
     assert recover[0, 1, 2] == 0
 
 
-def test_a_draft_law_with_nan_behind_its_end_changes_nothing():
-    """A drafter whose model broke down states nonsense; its row then has no draft tokens."""
+def test_a_stated_distribution_with_nan_behind_its_end_changes_nothing():
+    """A drafter whose model fails states nonsense; its row then has no draft tokens."""
     target, _ = _pair(4, PARAMS["plain"])
     probs = target.probs(torch.tensor([[1, 0, 1]]), 2)
     nonsense = torch.full((1, 1, 4), float("nan"), dtype=torch.float64)
@@ -212,7 +212,7 @@ BUGS = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
 @pytest.mark.parametrize("name", ["plain", "top_k", "everything"])
-def test_a_planted_bug_breaks_the_law(bug, name):
+def test_a_planted_bug_breaks_the_distribution(bug, name):
     target, draft = _pair(4, PARAMS[name])
 
     def broken(probs: torch.Tensor, drafts: Draft):
@@ -221,7 +221,7 @@ def test_a_planted_bug_breaks_the_law(bug, name):
     assert difference(speculative_distribution(target, draft, 2, 3, broken), target.distribution(3)) > 1e-4
 
 
-def test_a_soft_greedy_row_breaks_the_law(monkeypatch):
+def test_a_soft_greedy_row_breaks_the_distribution(monkeypatch):
     """Greedy is a point mass; a low temperature is not."""
     target, draft = _pair(4, PARAMS["greedy"])
     expected = target.distribution(3)
@@ -229,7 +229,7 @@ def test_a_soft_greedy_row_breaks_the_law(monkeypatch):
     assert difference(speculative_distribution(target, draft, 2, 3, rejection_rule), expected) > 1e-4
 
 
-def test_greedy_laws_are_point_masses():
+def test_greedy_distributions_are_point_masses():
     target, _ = _pair(5, PARAMS["greedy"])
     sampling = target.sampling(1)
     probs = probabilities(target.scores(torch.tensor([[1, 0, 1, 2]]), 2, sampling), sampling)
