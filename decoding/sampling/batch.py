@@ -26,10 +26,7 @@ class RowKind:
     name: Literal["greedy", "open", "top_k", "nucleus"]
     rows: tuple[int, ...]  # which rows of the batch
     rows_R: torch.Tensor | None  # None: every row of the batch
-    top_k_R: torch.Tensor | None
-    top_p_R: torch.Tensor | None
-    min_p_R: torch.Tensor | None
-    max_top_k: int  # the largest top_k, known to the host
+    cuts: Cuts  # one for each row
 
     def take(self, rows: Seq[int], device: torch.device) -> "RowKind | None":
         """Return the rows of this kind among `rows`, numbered by their place there; None if there are none."""
@@ -42,10 +39,7 @@ class RowKind:
             name=self.name,
             rows=tuple(new),
             rows_R=None if len(new) == len(rows) else to_device(new, device),
-            top_k_R=None if self.top_k_R is None else self.top_k_R[old_R],
-            top_p_R=None if self.top_p_R is None else self.top_p_R[old_R],
-            min_p_R=None if self.min_p_R is None else self.min_p_R[old_R],
-            max_top_k=self.max_top_k,
+            cuts=self.cuts.of(old_R),
         )
 
     def places(self, num_positions: int) -> torch.Tensor | None:
@@ -53,14 +47,6 @@ class RowKind:
         if self.rows_R is None:
             return None
         return (self.rows_R[:, None] * num_positions + torch.arange(num_positions, device=self.rows_R.device)).flatten()
-
-    def cuts(self, num_positions: int) -> Cuts:
-        """Return the cuts of these rows, repeated for each position."""
-        top_k_P, top_p_P, min_p_P = (
-            None if cut is None else cut.repeat_interleave(num_positions)
-            for cut in (self.top_k_R, self.top_p_R, self.min_p_R)
-        )
-        return Cuts(top_k_P, top_p_P, min_p_P, self.max_top_k)
 
 
 @dataclass(frozen=True)
@@ -174,7 +160,7 @@ def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     for kind in cutting:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)
-        for support in find_supports(own, kind.cuts(num_positions)):
+        for support in find_supports(own, kind.cuts.repeated(num_positions)):
             kept_PM = support.scores_PM.masked_fill(~support.is_kept_PM, NEVER)
             nothing_PV = kept_PM.new_full((len(kept_PM), scores.vocab_size), NEVER)
             cut_PV[own.places_P[support.index_P]] = nothing_PV.scatter_(-1, support.token_ids_PM, kept_PM)
@@ -257,10 +243,12 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
             name=name,
             rows=tuple(own),
             rows_R=None if len(own) == len(params) else to_device(own, device),
-            top_k_R=_column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
-            top_p_R=None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
-            min_p_R=None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
-            max_top_k=max(params[row].top_k for row in own) if name == "top_k" else 0,
+            cuts=Cuts(
+                _column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
+                None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
+                None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
+                max(params[row].top_k for row in own) if name == "top_k" else 0,
+            ),
         )
         for name, own in rows.items()
     )

@@ -8,7 +8,7 @@ length of the list that found it. The results equal transformers' logits process
 Shapes: P positions, V vocabulary, M listed tokens. The parameters of a position are its row's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +30,15 @@ class Cuts:
 
     def of(self, index: torch.Tensor) -> "Cuts":
         """Return the cuts of some of these positions."""
-        top_k_P, top_p_P, min_p_P = (
-            None if cut is None else cut[index] for cut in (self.top_k_P, self.top_p_P, self.min_p_P)
-        )
-        return Cuts(top_k_P, top_p_P, min_p_P, self.max_top_k)
+        return self._mapped(lambda cut_P: cut_P[index])
+
+    def repeated(self, num_positions: int) -> "Cuts":
+        """Return the cuts of rows, repeated for each of their positions."""
+        return self._mapped(lambda cut_P: cut_P.repeat_interleave(num_positions))
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Cuts":
+        cuts = (self.top_k_P, self.top_p_P, self.min_p_P)
+        return Cuts(*(None if cut_P is None else change(cut_P) for cut_P in cuts), self.max_top_k)
 
 
 @dataclass(frozen=True)

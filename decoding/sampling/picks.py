@@ -11,6 +11,7 @@ Shapes: B sequences, J positions, V vocabulary; P positions (B x J, flattened), 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 
@@ -63,68 +64,48 @@ def pick_tokens(
     """
     num_rows, num_positions, vocab_size = logits_BJV.shape
     scores = Scores.over(logits_BJV, sampling.temperature_B)
-    found = _Found()
+    parts: list[tuple[Scores, _FlatPicks]] = []
     for kind in sampling.kinds:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)
         if kind.name == "greedy":
-            found.add(own, _best_two(own))
+            parts.append((own, _best_two(own)))
         elif noise is None:
             raise ValueError("some rows sample, so noise is needed")
         elif kind.name == "open":
-            found.add(own, _race(own, noise))
+            parts.append((own, _race(own, noise)))
         else:
-            for support in find_supports(own, kind.cuts(num_positions), margin):
+            for support in find_supports(own, kind.cuts.repeated(num_positions), margin):
                 part = own if len(support.index_P) == len(own.places_P) else own.of(support.index_P)
-                found.add(part, _best_of(support, part, noise))
-    picks, shape = found.join(len(scores.places_P)), (num_rows, num_positions)
-    is_at_border_P = torch.zeros_like(picks.best_P, dtype=torch.bool)
-    return Picks(
-        picks.token_ids_P.clamp(max=vocab_size - 1).view(shape),  # larger only where no logit is a number
-        picks.best_P.view(shape),
-        picks.second_P.view(shape),
-        picks.score_P.view(shape),
-        (is_at_border_P if picks.is_at_border_P is None else picks.is_at_border_P).view(shape),
-        scores.logits.block_max_PN.amax(-1).isfinite().view(shape),
-    )
+                parts.append((part, _best_of(support, part, noise)))
+    picks = _joined(parts)
+    picks = picks._replace(token_ids_P=picks.token_ids_P.clamp(max=vocab_size - 1))  # larger only if nothing is finite
+    is_finite_P = scores.logits.block_max_PN.amax(-1).isfinite()
+    return Picks(*(field_P.view(num_rows, num_positions) for field_P in (*picks, is_finite_P)))
 
 
-@dataclass(frozen=True)
-class _FlatPicks:
+class _FlatPicks(NamedTuple):
     """The picks of P positions; the fields are those of Picks."""
 
     token_ids_P: torch.Tensor
     best_P: torch.Tensor
     second_P: torch.Tensor
     score_P: torch.Tensor
-    is_at_border_P: torch.Tensor | None = None
+    is_at_border_P: torch.Tensor
+
+    @classmethod
+    def inside(cls, ids_P: torch.Tensor, best_P: torch.Tensor, second_P: torch.Tensor, score_P: torch.Tensor) -> Self:
+        """Return picks of which none is at the border of a cut."""
+        return cls(ids_P, best_P, second_P, score_P, torch.zeros_like(best_P, dtype=torch.bool))
 
 
-class _Found:
-    """Picks for parts of the positions, to be joined in order."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Scores, _FlatPicks]] = []
-
-    def add(self, scores: Scores, picks: _FlatPicks) -> None:
-        self._parts.append((scores, picks))
-
-    def join(self, num_positions: int) -> _FlatPicks:
-        if len(self._parts) == 1 and self._parts[0][0].is_all:
-            return self._parts[0][1]
-        parts = [picks for _, picks in self._parts]
-        is_at_border = [
-            torch.zeros_like(a.best_P, dtype=torch.bool) if a.is_at_border_P is None else a.is_at_border_P
-            for a in parts
-        ]
-        order_P = torch.cat([scores.places_P for scores, _ in self._parts]).argsort()
-        return _FlatPicks(
-            torch.cat([a.token_ids_P for a in parts])[order_P],
-            torch.cat([a.best_P for a in parts])[order_P],
-            torch.cat([a.second_P for a in parts])[order_P],
-            torch.cat([a.score_P for a in parts])[order_P],
-            torch.cat(is_at_border)[order_P],
-        )
+def _joined(parts: list[tuple[Scores, _FlatPicks]]) -> _FlatPicks:
+    """Put the picks of parts of the positions in order."""
+    if len(parts) == 1 and parts[0][0].is_all:
+        return parts[0][1]
+    order_P = torch.cat([scores.places_P for scores, _ in parts]).argsort()
+    fields = zip(*(picks for _, picks in parts), strict=True)
+    return _FlatPicks(*(torch.cat(field)[order_P] for field in fields))
 
 
 def _best_two(scores: Scores) -> _FlatPicks:
@@ -136,14 +117,14 @@ def _best_two(scores: Scores) -> _FlatPicks:
     best_P, place_P = scores_PM.max(-1)
     others_P = scores.block_max_PN.scatter(-1, block_P[:, None], NEVER).amax(-1)
     second_P = scores_PM.scatter_(-1, place_P[:, None], NEVER).amax(-1).maximum(others_P)
-    return _FlatPicks(block_P * BLOCK + place_P, best_P, second_P, best_P)
+    return _FlatPicks.inside(block_P * BLOCK + place_P, best_P, second_P, best_P)
 
 
 def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _FlatPicks:
     """Pick from all noised scores; the argument is overwritten."""
     best_P, ids_P = noised_PV.max(-1)
     score_P = best_P if scores_PV is None else scores_PV.gather(-1, ids_P[:, None])[:, 0]
-    return _FlatPicks(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
+    return _FlatPicks.inside(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
 
 
 def _race(scores: Scores, noise: GumbelNoise) -> _FlatPicks:
@@ -175,7 +156,7 @@ def _race(scores: Scores, noise: GumbelNoise) -> _FlatPicks:
     is_pick_Q = ids_Q == ids_P[index_Q]
     second_P = nothing_P.scatter_reduce(0, index_Q, noised_Q.masked_fill(is_pick_Q, NEVER), "amax")
     score_P = nothing_P.scatter_reduce(0, index_Q, scores_Q.masked_fill(~is_pick_Q, NEVER), "amax")
-    return _FlatPicks(ids_P, best_P, second_P, score_P)
+    return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
 
 
 def _score_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
@@ -207,7 +188,7 @@ def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _FlatPicks
     second_P = kept_PM.masked_fill(is_pick_PM, NEVER).amax(-1)
     score_P = support.scores_PM.masked_fill(~is_pick_PM, NEVER).amax(-1)
     if support.is_tight_PM is support.is_kept_PM:
-        return _FlatPicks(ids_P, best_P, second_P, score_P)
+        return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
     loose_PM = noised_PM.masked_fill(~support.is_loose_PM, NEVER)
     is_at_border_P = _best_and_lowest(loose_PM, support, scores.vocab_size)[1] != ids_P
     is_at_border_P |= ~(is_pick_PM & support.is_tight_PM).any(-1)

@@ -228,4 +228,6 @@ def test_fields_that_no_row_uses_cost_nothing():
     sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
     assert [getattr(sampling, name) for name in ("penalties_3B", "bias_BE", "min_length_B")] == [None] * 3
     assert [kind.name for kind in sampling.kinds] == ["open", "greedy"]
-    assert [cut for kind in sampling.kinds for cut in (kind.top_k_R, kind.top_p_R, kind.min_p_R)] == [None] * 6
+    assert [cut for kind in sampling.kinds for cut in (kind.cuts.top_k_P, kind.cuts.top_p_P, kind.cuts.min_p_P)] == [
+        None
+    ] * 6

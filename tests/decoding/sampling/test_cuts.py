@@ -128,7 +128,7 @@ def test_loose_holds_kept_and_kept_holds_tight():
         for kind in _sampling(rows).kinds:
             places = kind.places(3)
             own = scores if places is None else scores.of(places)
-            found = list(find_supports(own, kind.cuts(3), margin=1e-3))
+            found = list(find_supports(own, kind.cuts.repeated(3), margin=1e-3))
             assert sorted(torch.cat([s.index_P for s in found]).tolist()) == list(range(len(own.places_P)))
             for support in found:
                 assert not (support.is_kept_PM & ~support.is_loose_PM).any()
