@@ -130,7 +130,7 @@ def test_the_bytes_reserved_are_counted():
 
 
 def test_memory_of_a_cache_is_freed_with_its_last_user(models):
-    """It does not wait for the garbage collector: the next cache may not fit beside this one."""
+    """The garbage collector would be too late: the next cache may not fit beside this one."""
     gc.disable()
     try:
         model = models.target.share()

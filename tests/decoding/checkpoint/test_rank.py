@@ -14,8 +14,7 @@ from decoding.checkpoint.rank import SHARDABLE_MODEL_TYPES, check_can_be_sharded
 from decoding.checkpoint.supported import load_config
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.network.test_families import FAMILIES, GROUPED
-from tests.decoding.network.test_stage import saved
+from tests.decoding.families import FAMILIES, GROUPED, saved
 
 # The class name of the configuration, and its settings.
 TABLE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,41 +15,9 @@ from decoding.fused.linear import kernel_function
 from decoding.fused.packed_linear import Packed
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from tests.decoding.families import FUSED, WIDE
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
-WIDE = {
-    "vocab_size": 48,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-LLAMA_3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-FUSED = {
-    "llama": ("LlamaConfig", WIDE),
-    "llama with biases": ("LlamaConfig", {**WIDE, "attention_bias": True, "mlp_bias": True}),
-    "llama with tied embeddings": ("LlamaConfig", {**WIDE, "tie_word_embeddings": True}),
-    "llama 3 positions": ("LlamaConfig", {**WIDE, "rope_parameters": LLAMA_3_ROPE}),
-    "mistral": ("MistralConfig", {**WIDE, "sliding_window": None}),
-    "qwen2": ("Qwen2Config", WIDE),
-    "qwen3": ("Qwen3Config", {**WIDE, "head_dim": 32}),
-    "one head for all": ("LlamaConfig", {**WIDE, "num_key_value_heads": 1}),
-    "a head for each": ("LlamaConfig", {**WIDE, "num_key_value_heads": 4}),
-    "small heads": ("LlamaConfig", {**WIDE, "hidden_size": 32, "head_dim": 8}),
-}
 ZERO = torch.zeros(1, 1, dtype=torch.int64)
 NOT_FUSED = {
     "sliding window": ("MistralConfig", {**WIDE, "sliding_window": 8}),

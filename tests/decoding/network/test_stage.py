@@ -9,25 +9,14 @@ from decoding.checkpoint.layer_subset import CannotCutError
 from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.fused.test_decoder import FUSED
-from tests.decoding.network.test_families import FAMILIES
+from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved
 from tests.decoding.tiny import build, random_prompts, save
 
-NUM_LAYERS = 5
 PROMPTS = random_prompts((20, 1, 9), seed=1)
 SLOTS = [2, 0, 3]
 STARTS, LENGTHS = [18, 0, 7], [2, 5, 1]  # over a part of what was prefilled
 TOKENS_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(2))
 EVERY_BT = torch.arange(5).expand(3, -1)
-
-
-def saved(name: str, folder, table=FAMILIES, **overrides: object) -> str:
-    class_name, settings = table[name]
-    depth = "n_layer" if "n_layer" in settings else "num_hidden_layers"
-    settings = {**settings, depth: NUM_LAYERS, **overrides}
-    if "layer_types" in settings:
-        settings["layer_types"] = (settings["layer_types"] * NUM_LAYERS)[:NUM_LAYERS]
-    return save(build(getattr(transformers, class_name)(**settings), seed=3), folder)
 
 
 def load_chain(path: str, num_stages: int, **kwargs: object) -> list[Stage]:

@@ -13,7 +13,7 @@ from decoding.sampling.cuts import find_supports
 from decoding.sampling.picks import pick_tokens
 from decoding.sampling.scores import Scores
 from decoding.sampling.verify import Draft, verify_coupled
-from tests.decoding.sampling.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
+from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
 SIZES = [[1], [2, 5], [16, 64], [300], []]
@@ -104,7 +104,7 @@ def test_borders_are_found_in_short_lists_as_in_the_whole_vocabulary(size, monke
     "fields", [{"top_k": 6}, {"top_p": 0.7}, {"min_p": math.exp(-2 / 0.7)}, {"top_k": 9, "top_p": 0.8}]
 )
 def test_a_pick_that_rounding_changes_is_a_close_call(fields):
-    """It also is one if near-equal tokens are at a cut, and the one that is cut off would have won."""
+    """The same holds if near-equal tokens are at a cut, and the one that is cut off would have won."""
     margin, rows = 1e-4, [SamplingParams(temperature=0.7, **fields)] * 60
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(-4, 5, (len(rows), 1, 300), generator=generator).float()
