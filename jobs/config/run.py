@@ -50,7 +50,7 @@ from pipeline.logs import LogSettings
 from pipeline.streaming.stream import ActorPool
 
 _ENV_PREFIX = "DRAY_"
-_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS")  # decoding reads these itself
+_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
 _Config = TypeVar("_Config", bound="RunConfig")
 _Settings = TypeVar("_Settings", bound="YamlConfig")
 
