@@ -136,10 +136,6 @@ class KVCache(Cache):  # type: ignore[misc]
         for stored_SPHD in self._stored():
             stored_SPHD[slot].zero_()
 
-    def visible(self, slot: int, length: int) -> list[tuple[torch.Tensor, ...]]:
-        """Return keys and values [length, H, D] of a slot, per layer. Tests compare them with a fresh prefill."""
-        return [tuple(stored_SPHD[slot, :length] for stored_SPHD in layer.stored()) for layer in self.layers]
-
     @property
     def num_bytes(self) -> int:
         """The number of bytes reserved."""

@@ -121,9 +121,8 @@ class ModelDrafter(Drafter):
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
                 scores_N1V = keep_best(scores_N1V, self._most_candidates)
                 is_finite_N = scores_N1V.amax((1, 2)).isfinite()
-                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), part.positions(0, 1)[:, 0])[
-                    :, 0
-                ]
+                lengths_N = part.positions(0, 1)[:, 0]
+                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), lengths_N)[:, 0]
                 probs_NV = probabilities(scores_N1V, part.sampling)[:, 0]
                 probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
             else:

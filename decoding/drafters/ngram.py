@@ -19,8 +19,7 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
-MAX_NGRAM = 4
-MIN_NGRAM = 2
+_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
 _FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
 
 
@@ -35,9 +34,8 @@ class Match:
 class NGramDrafter(Drafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
-    def __init__(self, max_ngram: int = MAX_NGRAM, min_ngram: int = MIN_NGRAM) -> None:
-        """Look for matches of max_ngram tokens first, of min_ngram last."""
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
+    def __init__(self) -> None:
+        """Start with no rows."""
         self._indexes: dict[int, _NGramIndex] = {}
         self._calibration = Calibration()
         self._sizes_matched: list[int] = []  # of this round's rows
@@ -45,7 +43,7 @@ class NGramDrafter(Drafter):
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Start an index for each new sequence."""
         for slot, _ in zip(slots, sequences, strict=True):
-            self._indexes[slot] = _NGramIndex(self._sizes)
+            self._indexes[slot] = _NGramIndex()
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
         """Estimate the chances from how often matches of the same size were right."""
@@ -91,18 +89,17 @@ def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
 class _NGramIndex:
     """The most recent end of each n-gram of a growing token list, except its newest n-gram."""
 
-    def __init__(self, sizes: range) -> None:
-        self._sizes = sizes
+    def __init__(self) -> None:
         self._end_of: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
     def lookup(self, token_ids: list[int], limit: int) -> Match:
         for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in self._sizes:
+            for size in _SIZES:
                 if size <= end:
                     self._end_of[tuple(token_ids[end - size : end])] = end
         self._num_indexed = max(len(token_ids) - 1, 0)
-        for size in self._sizes:
+        for size in _SIZES:
             end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end_of_match is not None:
                 period = token_ids[end_of_match:]

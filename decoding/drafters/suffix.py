@@ -22,7 +22,7 @@ from itertools import count
 
 from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
-from decoding.drafters.contexts import MAX_ENTRIES, Continuations
+from decoding.drafters.contexts import Continuations
 from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft, Verification
@@ -59,9 +59,9 @@ class _Writer:
 class SuffixDrafter(Drafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        """Start with no counts; `max_entries` bounds the memory (`Continuations`)."""
-        self._continuations = Continuations(max_entries)
+    def __init__(self) -> None:
+        """Start with no counts."""
+        self._continuations = Continuations()
         self._calibration = Calibration()
         self._writers: dict[int, _Writer] = {}
         self._numbers = count()
