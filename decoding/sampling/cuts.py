@@ -37,8 +37,10 @@ class Cuts:
         return self._mapped(lambda cut_P: cut_P.repeat_interleave(num_positions))
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Cuts":
-        cuts = (self.top_k_P, self.top_p_P, self.min_p_P)
-        return Cuts(*(None if cut_P is None else change(cut_P) for cut_P in cuts), self.max_top_k)
+        top_k_P, top_p_P, min_p_P = (
+            None if cut_P is None else change(cut_P) for cut_P in (self.top_k_P, self.top_p_P, self.min_p_P)
+        )
+        return Cuts(top_k_P, top_p_P, min_p_P, self.max_top_k)
 
 
 @dataclass(frozen=True)
