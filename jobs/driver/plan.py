@@ -15,7 +15,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
@@ -98,9 +98,8 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
 
 
 def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory) -> dict[str, Any]:
-    """What a Generator of this run is built with, besides its ledger."""
+    """Return the arguments of a Generator of this run besides settings, ledger and roster."""
     return {
-        "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,

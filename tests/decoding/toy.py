@@ -6,7 +6,7 @@ and the verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K +
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -33,6 +33,7 @@ class Language:
     logits_VV: torch.Tensor
     params: SamplingParams
     most_candidates: int = 0  # of a draft that draws from its best tokens only; 0: from all
+    _samplings: dict[tuple[int, int], SamplingBatch] = field(default_factory=dict, init=False)  # 40,000 rows take long
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, params: SamplingParams, spread: float = 1.5) -> "Language":
@@ -46,13 +47,15 @@ class Language:
 
     def sampling(self, num_rows: int, first_row: int = 0) -> SamplingBatch:
         """Return the parameters of as many rows, each with noise of its own."""
-        return SamplingBatch.build(
-            params=[self.params] * num_rows,
-            keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
-            stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
-            prompt_lengths=[len(PROMPT)] * num_rows,
-            device=torch.device("cpu"),
-        )
+        if (num_rows, first_row) not in self._samplings:
+            self._samplings[num_rows, first_row] = SamplingBatch.build(
+                params=[self.params] * num_rows,
+                keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
+                stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
+                prompt_lengths=[len(PROMPT)] * num_rows,
+                device=torch.device("cpu"),
+            )
+        return self._samplings[num_rows, first_row]
 
     def rows(self, num_rows: int, rule: Verification = "coupled", first_row: int = 0) -> Rows:
         """Return the rows of a round, all of which have committed the prompt and nothing else."""

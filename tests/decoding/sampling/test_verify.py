@@ -1,6 +1,7 @@
 """What the verifiers really draw: right counts, right distribution (chi-square), and planted bugs that are seen."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ PARAMS = {
 }
 
 
+@cache
 def _pair(name: str, vocab_size: int = 6) -> tuple[Language, Language]:
     params = SamplingParams(**PARAMS[name])
     return Language.random(vocab_size, 1, params), Language.random(vocab_size, 2, params)
