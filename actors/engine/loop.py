@@ -24,8 +24,8 @@ from traceback import clear_frames
 from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.requests import FailedError
 from actors.engine.watchdog import Watchdog, end_process
+from decoding.device import is_out_of_memory
 from decoding.engine.engine import Engine, PromptError, TargetLostError
-from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.failure_log import failure_event
 from pipeline.logs import Event

@@ -23,12 +23,12 @@ from actors.stages.work import (
     Swap,
     Work,
     Zero,
-    question_to_send,
+    request_to_send,
     to_send,
 )
 from decoding.cache.prefill import batches
 from decoding.network.target import timed_start
-from decoding.sampling.judging import Decision, Question, RowVerdict
+from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
@@ -135,20 +135,22 @@ class ShardedModel:
         for batch in batches(slots, token_ids, starts, fits_beside(self.facts_of_stages)):
             self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])
 
-    def score(self, question: Question) -> ShardedAnswer:
+    def score(self, request: ScoreRequest) -> ShardedAnswer:
         """Send a draft to be judged, as `Target.score`."""
-        tokens, num_positions = question.token_ids_BJ.tolist(), question.token_ids_BJ.shape[1]
-        lengths = question.lengths or [num_positions] * len(tokens)
+        tokens, num_positions = request.token_ids_BJ.tolist(), request.token_ids_BJ.shape[1]
+        lengths = request.lengths or [num_positions] * len(tokens)
         step = self._send(
             range(len(tokens)),
-            question.starts,
+            request.starts,
             [row[:length] for row, length in zip(tokens, lengths, strict=True)],
             num_positions,
-            Judge(question_to_send(question)),
+            Judge(request_to_send(request)),
         )
         return ShardedAnswer(self.pipeline, step)
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
         """Decide a row's next token, as `Target.decide`."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
@@ -159,7 +161,7 @@ class ShardedModel:
             *before, newest = token_ids
             self.prefill([in_slot], [before])
             step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
-        decision: Decision = self.pipeline.settle(step)
+        decision: RowVerdict = self.pipeline.settle(step)
         return decision
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
@@ -224,6 +226,6 @@ class ShardedAnswer:
         return self._pipeline.is_ready(self._step)
 
     def result(self) -> list[RowVerdict]:
-        """Return the verdicts, as `Pending.result`."""
+        """Return the verdicts, as `PendingVerdicts.result`."""
         verdicts: list[RowVerdict] = self._pipeline.settle(self._step)
         return verdicts

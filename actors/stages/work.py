@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from decoding.network.stage import Stage
-from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence, TokenLogprobs
 
@@ -78,13 +78,13 @@ class Logits:
 
 @dataclass(frozen=True)
 class Judge:
-    """A question's draft is judged."""
+    """A request's draft is judged."""
 
-    question: Question
+    request: ScoreRequest
 
     def of(self, logits_BJV: torch.Tensor, dtype: torch.dtype) -> list[RowVerdict]:
         """Return a verdict for each row."""
-        return Answer(_moved(self.question, logits_BJV.device), logits_BJV, dtype).result()
+        return judge(_moved(self.request, logits_BJV.device), logits_BJV, dtype).result()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Decide:
     accepted: tuple[int, ...]
     num_logprobs: int | None
 
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> Decision:
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> RowVerdict:
         """Return the decision."""
         logits_V = logits.flatten(0, -2)[0]
         return decide(_moved(self.rows, logits.device), self.accepted, logits_V, self.num_logprobs)
@@ -158,9 +158,9 @@ def to_send(rows: Rows) -> Rows:
     return Rows(tokens, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
 
 
-def question_to_send(question: Question) -> Question:
-    """Copy a question to the CPU, with no more of its sequences than verification needs."""
-    return Question(to_send(question.rows), _moved(question.draft, _CPU), question.num_logprobs)
+def request_to_send(request: ScoreRequest) -> ScoreRequest:
+    """Copy a request to the CPU, with no more of its sequences than verification needs."""
+    return ScoreRequest(to_send(request.rows), _moved(request.draft, _CPU), request.num_logprobs)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -14,13 +14,12 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from decoding.checkpoint.loading import DType
-from decoding.device import Device
+from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
 from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import EngineOptions
-from decoding.memory import give_back_freed_memory
 from decoding.network.target import SlotsLostError, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
@@ -122,7 +121,7 @@ class Engine:
         lanes = []
         for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
             schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
-            if isinstance(schedule, AdaptiveSchedule) and not schedule.pays_with(num_slots):
+            if isinstance(schedule, AdaptiveSchedule) and not schedule.would_draft(num_slots):
                 drafter.rest()
             lane = Lane(
                 target,
