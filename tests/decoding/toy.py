@@ -6,7 +6,7 @@ verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K + 1 posit
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -31,6 +31,7 @@ class Language:
     logits_VV: torch.Tensor
     params: SamplingParams
     most_candidates: int = 0  # of a draft that draws from its best tokens only; 0: from all
+    _samplings: dict[tuple[int, int], SamplingBatch] = field(default_factory=dict, init=False)  # 40,000 rows take long
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, params: SamplingParams, spread: float = 1.5) -> "Language":
@@ -43,14 +44,16 @@ class Language:
         return len(self.logits_VV)
 
     def sampling(self, num_rows: int, first_row: int = 0) -> SamplingBatch:
-        """The parameters of as many rows, each with noise of its own."""
-        return SamplingBatch.build(
-            params=[self.params] * num_rows,
-            keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
-            stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
-            prompt_lengths=[len(PROMPT)] * num_rows,
-            device=torch.device("cpu"),
-        )
+        """Return the parameters of as many rows, each with noise of its own."""
+        if (num_rows, first_row) not in self._samplings:
+            self._samplings[num_rows, first_row] = SamplingBatch.build(
+                params=[self.params] * num_rows,
+                keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
+                stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
+                prompt_lengths=[len(PROMPT)] * num_rows,
+                device=torch.device("cpu"),
+            )
+        return self._samplings[num_rows, first_row]
 
     def scores(self, tokens_NL: torch.Tensor, num_positions: int, sampling: SamplingBatch) -> torch.Tensor:
         """Scores [N, J, V] after each of the last J tokens."""

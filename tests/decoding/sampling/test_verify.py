@@ -1,6 +1,7 @@
 """What the verifiers really draw: right counts, right law (chi-square), and planted bugs that the same check sees."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ PARAMS = {
 }
 
 
+@cache
 def _pair(name: str, vocab_size: int = 6) -> tuple[Language, Language]:
     params = SamplingParams(**PARAMS[name])
     return Language.random(vocab_size, 1, params), Language.random(vocab_size, 2, params)
