@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def damage(path: Path, how: str, rng: random.Random) -> None:
-    """Cut the file ("truncate"), change one of its bits ("flip"), remove its content ("empty") or the file ("delete")."""
+    """Cut the file ("truncate"), change a bit ("flip"), remove its content ("empty") or the file ("delete")."""
     content = path.read_bytes()
     if how == "truncate":
         path.write_bytes(content[: rng.randrange(len(content))])

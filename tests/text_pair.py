@@ -44,7 +44,7 @@ def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def save_byte_fallback_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Save and return a tokenizer like that of Llama 2: "▁" for spaces, the first one dropped, and bytes as a fallback."""
+    """Save and return a tokenizer like Llama 2's: "▁" for spaces, the first one dropped, and bytes as a fallback."""
     words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
     vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
     vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
