@@ -18,7 +18,7 @@ from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 
 
 @dataclass(eq=False)

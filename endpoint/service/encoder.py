@@ -33,7 +33,7 @@ class Encoder:
 
         def work() -> list[int]:
             try:
-                return self._codec.encode(text, is_chat=False, most_tokens=max_model_len)
+                return self._codec.encode(text, is_chat=False, max_tokens=max_model_len)
             except RowError as error:
                 raise _refusal(error, param, max_model_len) from error
 
@@ -44,7 +44,7 @@ class Encoder:
 
         def work() -> tuple[str, list[int]]:
             try:
-                return self._codec.chat_prompt(messages, most_tokens=max_model_len)
+                return self._codec.chat_prompt(messages, max_tokens=max_model_len)
             except RowError as error:
                 raise _refusal(error, "messages", max_model_len) from error
 
@@ -84,11 +84,11 @@ def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
     match error:
         case LongTextError():
             length = f"{error.num_characters} characters, and {max_model_len} tokens hold at most"
-            return context_exceeded(param, max_model_len, f"{length} {error.most_characters}")
-        case TemplateError(said=None):
+            return context_exceeded(param, max_model_len, f"{length} {error.max_characters}")
+        case TemplateError(reason=None):
             message = "The chat template of this model failed over these messages."
         case TemplateError():
-            message = f"The chat template of this model refuses these messages: {error.said}"
+            message = f"The chat template of this model refuses these messages: {error.reason}"
         case _:
             message = error.message
     return ApiError(400, message, param=param, code="invalid_value")

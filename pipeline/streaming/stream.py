@@ -27,7 +27,7 @@ from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
 # that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.

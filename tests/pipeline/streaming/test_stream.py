@@ -13,7 +13,7 @@ from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 
 from pipeline.counts import Counts
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.streaming import stream as dataset
 from pipeline.streaming.stream import ActorPool, Ticket, UnitError, stream_units
 from tests.jobs.runs import wait_until
