@@ -16,7 +16,7 @@ from rich.text import Text
 from actors.workers.retrier import RetryGenerator
 from jobs.config.run import RunConfig, load_config_of
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.driving import drive
+from jobs.driver.driving import WorkerSpec, drive
 from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driver.plan import Plan, make_plan, worker_arguments
@@ -110,7 +110,8 @@ def _run_alone(
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        for receipt in drive(units, RetryGenerator, arguments, pool, config, backups=False):
+        spec = WorkerSpec(RetryGenerator, plan.settings, arguments)
+        for receipt in drive(units, spec, pool, config, backups=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1

@@ -6,14 +6,16 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ray
 
-from actors.drafts.roster import start_roster
-from actors.units.feed import Feed
+from actors.drafts.roster import roster_of
+from actors.settings import GeneratorSettings
+from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
+from actors.workers.generator import Generator
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import OrphanWatch, ShortageWatch
 from jobs.driver.metrics import publish_progress
@@ -26,7 +28,7 @@ from pipeline.run.commit import Receipt
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import ActorPool, UnitError, stream_units
 
-_MOST_POOLS = 8  # made anew one after the other, without a unit done in between
+_MAX_POOLS = 8  # in a row that are lost without a unit done in between
 _LOST_FOR_GOOD = (
     ray.exceptions.UnserializableException,
     ray.exceptions.ActorDiedError,
@@ -40,71 +42,69 @@ class Units(Protocol):
 
     @property
     def num_units(self) -> int:
-        """How many there are."""
+        """Return the number of units."""
 
     @property
     def num_rows(self) -> int:
-        """Rows in all of them."""
+        """Return the number of rows in all units."""
 
     def __iter__(self) -> Iterator[WorkUnit]:
-        """Each of them."""
+        """Yield each unit."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A class of workers and the arguments that each of its processes is built with, ledger and roster aside."""
+
+    kind: type[Generator]
+    settings: GeneratorSettings
+    arguments: Mapping[str, Any]  # besides the settings
 
 
 def drive(
-    units: Units,
-    worker: type,
-    worker_arguments: Mapping[str, Any],
-    pool: ActorPool,
-    config: RunConfig,
-    *,
-    backups: bool = True,
+    units: Units, spec: WorkerSpec, pool: ActorPool, config: RunConfig, *, backups: bool = True
 ) -> Iterator[Receipt]:
-    """One receipt for each unit as it is committed; fewer if the run is stopped by SIGTERM. Ray must have been started.
+    """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run. Ray must have been started.
 
-    `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor, and is what
-    `pipeline.streaming.stream.stream_units` wants. Without `backups` no unit has one, whatever `run.backup_units` says:
-    for work that two processes must not do at once. Shows progress; says what was repeated. Raises what `stream_units`
-    raises.
+    Without `backups` no unit has one, whatever `run.backup_units` says: for work that two processes must not do at
+    once. Shows progress and says what was repeated. Raises what `stream_units` raises.
     """
-    # So many may wait behind those that the actors work on: one for each place, and as many again on the way to it.
-    most_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
-    ledger = start_ledger(pool.units_in_flight, most_waiting)
+    # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
+    max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
+    ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
     is_repeatable = config.engine.verification == "coupled"
-    feed = Feed(units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1)
+    feed = UnitFeed(
+        units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
+    )
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
-    publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
-    arguments = {**worker_arguments, "ledger": ledger}
-    if config.placement == "split":
-        run = Location.parse(config.output.path).short_name
-        arguments["roster"] = start_roster(worker_arguments["settings"], run, config.log_settings(), pool.num_at_once)
-    timeout_s = config.run.no_progress_timeout_s
-    settings = worker_arguments.get("settings")
-    orphans = OrphanWatch() if config.generator_settings().stages.is_apart else nullcontext()
-    with stop, progress, publishing, ShortageWatch(pool, ledger, settings), orphans:
+    run = Location.parse(config.output.path).short_name
+    roster_context = roster_of(spec.settings, run, config.log_settings(), pool.num_at_once)
+    orphans = OrphanWatch() if spec.settings.stages.is_apart else nullcontext()
+    shortages = ShortageWatch(pool, ledger, spec.settings)
+    with stop, progress, publish_progress(run, progress), roster_context as roster, shortages, orphans:
+        arguments = {**spec.arguments, "settings": spec.settings, "ledger": ledger, "roster": roster}
+        timeout_s = config.run.no_progress_timeout_s
         try:
-            for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):
+            for receipt in _receipts(feed, units.num_units, spec.kind, arguments, pool, timeout_s):
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:
-            ledger.stop.remote()  # nobody begins what is queued behind the unit that failed
+            ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
             raise
-        finally:
-            if "roster" in arguments:  # and its draft actors with it: this process may go on with something else
-                ray.kill(arguments["roster"])
-    said = describe_repeats(ray.get(ledger.summary.remote()))
-    if said:
-        print(said, file=sys.stderr)
+    repeats = describe_repeats(ray.get(ledger.summary.remote()))
+    if repeats:
+        print(repeats, file=sys.stderr)
 
 
 def _receipts(
-    feed: Feed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
+    feed: UnitFeed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
 ) -> Iterator[Receipt]:
-    """Those of `stream_units`, once each, from a new pool of actors where Ray gives up the old one.
+    """Yield the receipts of `stream_units`, once each, with a new pool of actors where Ray gives up the old one.
 
-    Ray 2.60 starts an actor again whose process or node died, but not always one whose node died while it was being
-    started: that it takes for a failure of the actor's own, with an exception that is empty (ray issue 18586).
+    Ray 2.60 restarts an actor whose process or node died, but not always one whose node died while it was being
+    started: it takes that for a failure of the actor itself, with an empty exception (ray issue 18586).
     """
     done, num_in_a_row = IdSet(), 0
     while True:
@@ -117,7 +117,7 @@ def _receipts(
             return
         except _LOST_FOR_GOOD as error:
             num_in_a_row += 1
-            if num_in_a_row > _MOST_POOLS:
+            if num_in_a_row > _MAX_POOLS:
                 raise
             _log.warning(
                 Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
@@ -126,7 +126,7 @@ def _receipts(
 
 
 def describe_repeats(summary: Mapping[str, int]) -> str:
-    """What `Ledger.summary` counted, for a person; nothing where all is zero."""
+    """Return what `Ledger.summary` counted as a sentence; an empty one if all counts are zero."""
     words = {
         "num_deaths": "worker processes died over units",
         "num_repeated_units": "attempts were repeated",

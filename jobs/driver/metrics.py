@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actors.metrics import ROWS_LEFT, UNITS_LEFT, Heartbeat, Metrics
+from actors.heartbeat import Heartbeat
+from actors.metric_table import ROWS_LEFT, UNITS_LEFT
+from actors.metrics import Metrics
 from jobs.driver.progress import Progress
 
 

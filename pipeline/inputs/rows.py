@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline.errors import ErrorRow, RowError, storable
+from pipeline.errors import ErrorRow, RowError, Stage, only_this_row, storable
 from pipeline.inputs.carried import carry
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
@@ -18,6 +18,8 @@ from pipeline.inputs.parquet_rows import read_parquet_rows
 from pipeline.inputs.records import Columns, parse_json, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
 from pipeline.storage.location import Location
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,17 @@ def read_row(
         columns=record,
         carried=fitted,
     )
+
+
+def result_or_error(
+    stage: Stage, row: InputRow, file: str, compute: Callable[..., _Result], *arguments: Any
+) -> _Result | ErrorRow:
+    """Return `compute(*arguments)`, or the error row of `row` if its content makes that fail."""
+    try:
+        with only_this_row(stage):
+            return compute(*arguments)
+    except RowError as error:
+        return RowPosition(row.row_id, file, row.row_number).error(error, row.user_id)
 
 
 def read_unit(
