@@ -16,7 +16,7 @@ import ray
 from actors.drafts.messages import DraftReply, DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.settings import ModelSettings
-from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from pipeline.logs import Event, LogSettings, set_up_logs

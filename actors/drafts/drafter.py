@@ -186,5 +186,5 @@ def make_draft(
         torch.tensor(tokens, dtype=torch.int64, device=keys_B.device).reshape(len(counts), width),
         torch.tensor(counts, dtype=torch.int64, device=keys_B.device),
         probs_BKV,
-        most_B=tuple(counts),
+        max_draft_tokens_B=tuple(counts),
     )

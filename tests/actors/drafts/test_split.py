@@ -245,7 +245,7 @@ def test_under_rejection_the_distributions_of_a_remote_draft_are_those_of_a_loca
     assert distribution_bytes == 6 * 8 * (most_candidates or target.vocab_size)
     assert link.stats.num_bytes_received - before.num_bytes_received - distribution_bytes <= 2 * 32
     assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
-    assert found.most_B == (4, 0, 2)
+    assert found.max_draft_tokens_B == (4, 0, 2)
     assert expected.probs_BKV is not None
     assert found.probs_BKV is not None
     for row, count in enumerate([4, 0, 2]):
