@@ -27,8 +27,7 @@ from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
 from decoding.engine.engine import Engine, PromptError, TargetLostError
 from decoding.sequence import Sequence, TokenLogprobs
-from pipeline.failure_log import failure_event
-from pipeline.logs import Event
+from pipeline.logs import Event, failure_event
 
 _HANG_TIMEOUT_S = 900.0
 _MAX_SENT_PER_S = 500.0  # messages of all streams together: each costs one between processes
