@@ -23,7 +23,7 @@ from pipeline.text.codec import TextCodec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, 1 if the run is not complete or damaged or a file cannot be written, 2 if there is nothing to export."""
+    """Return 0, 1 if the run is incomplete or damaged or a file cannot be written, 2 if there is nothing to export."""
     options = _parser().parse_args(arguments)
     try:
         _refuse_senseless(options)
@@ -35,22 +35,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if codec is None:
-            said = _export_jsonl(run_directory, options.file, options.errors)
+            summary = _export_jsonl(run_directory, options.file, options.errors)
         else:
             num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
-            said = f"{num_lines} lines in {options.file}"
+            summary = f"{num_lines} lines in {options.file}"
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(said, file=sys.stderr if _is_device(options.file) else sys.stdout)
+    print(summary, file=sys.stderr if _is_device(options.file) else sys.stdout)
     return 0
 
 
 def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:
-    """Export, and what to say of it."""
+    """Export the run as plain lines and return a summary for the terminal."""
     if errors_file is None and not _is_device(file):
         beside = errors_beside(file)
-        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older export's would be untrue now
+        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older file must not stay
             errors_file = beside
     num_generations, num_errors = export_jsonl(run_directory, file, errors_file)
     where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
@@ -58,24 +58,24 @@ def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | Non
 
 
 def errors_beside(file: str) -> str:
-    """Where the rows that failed go, beside the generations: out.errors.jsonl for out.jsonl, also in a URI."""
+    """Return the file for the rows that failed, beside the generations: out.errors.jsonl for out.jsonl."""
     path, mark, options = file.partition("?") if "://" in file else (file, "", "")
     return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
 
 
 def _is_device(file: str) -> bool:
-    """Whether this is something like /dev/stdout, which has nothing beside it."""
+    """Tell whether this is something like /dev/stdout, which has nothing beside it."""
     return "://" not in file and os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file)
 
 
 def _refuse_senseless(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that do not go together, or a place that cannot be."""
+    """Raise ValueError for options that contradict each other, or a file name that cannot be parsed."""
     if options.model is not None and options.format != "openai-batch":
         raise ValueError("--model is for --format openai-batch: plain lines name no model")
     if options.errors is not None and options.format != "jsonl":
         raise ValueError("--errors is for --format jsonl: in OpenAI batch output a failed row has a line of its own")
     if options.errors is not None and Location.parse(options.errors).name == Location.parse(options.file).name:
-        raise ValueError(f"{options.file} is named for the generations and for the rows that failed; name two files")
+        raise ValueError(f"{options.file} is named both for generations and for rows that failed; name two files")
     Location.parse(options.file)
 
 

@@ -24,7 +24,7 @@ from jobs.driver.stopping import GracefulStop
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import ActorPool, UnitError, stream_units
 
