@@ -6,35 +6,38 @@ import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from actors.settings import GeneratorSettings
 from decoding.device import Device
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorPool
 
+_Actors = TypeVar("_Actors", bound=ActorResources)
 _ROUNDING = 1e-6  # a tenth fits ten times into 1
 
 
-def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> tuple[Literal["cpu", "cuda"], ActorPool]:
-    """The device that `auto` means on this cluster, and the pool with the GPUs that it takes.
+def settle_device(device: Device, actors: _Actors, num_cluster_gpus: float) -> tuple[Literal["cpu", "cuda"], _Actors]:
+    """Return the device that `auto` means on this cluster, and the actors with the GPUs that they then hold.
 
-    Raises ValueError where a GPU is asked for and the cluster has none now; an autoscaling cluster that starts without
-    GPU nodes says device 'cuda' and num_gpus itself.
+    Raises ValueError if a GPU is asked for and the cluster has none now; for an autoscaling cluster that starts without
+    GPU nodes, the configuration names device 'cuda' and num_gpus itself.
     """
     if device == "auto":
-        device = "cuda" if num_cluster_gpus > 0 or pool.num_gpus > 0 else "cpu"
+        device = "cuda" if num_cluster_gpus > 0 or actors.num_gpus > 0 else "cpu"
+    name = f"{actors.section}.num_gpus"
     if device == "cpu":
-        if pool.num_gpus:
-            raise ValueError(f"models.device is 'cpu' and actors.num_gpus is {pool.num_gpus}; drop one of them")
-        return "cpu", pool
-    if pool.num_gpus:
-        return "cuda", pool
+        if actors.num_gpus:
+            raise ValueError(f"models.device is 'cpu' and {name} is {actors.num_gpus}; drop one of them")
+        return "cpu", actors
+    if actors.num_gpus:
+        return "cuda", actors
     if num_cluster_gpus == 0:
         raise ValueError(
-            "models.device is 'cuda' and the cluster has no GPU now; use device 'cpu', or set actors.num_gpus "
+            f"models.device is 'cuda' and the cluster has no GPU now; use device 'cpu', or set {name} "
             "if the cluster adds GPU nodes when they are asked for"
         )
-    return "cuda", replace(pool, num_gpus=1.0)
+    return "cuda", replace(actors, num_gpus=1.0)
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,8 @@ def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | No
     return None
 
 
-def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
-    """Where target and draft model stand, for a person."""
+def describe_placement(settings: GeneratorSettings, max_engines: int) -> str:
+    """Return for a reader where target and draft model run."""
     stages = settings.stages
     ranks = "" if stages.tensor_parallel == 1 else f" of {stages.tensor_parallel} processes"
     parts = "1 stage" if stages.count == 1 else f"{stages.count} stages"
@@ -121,7 +124,7 @@ def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
     shared = f"{drafts.num_per_generator} for each engine"
     if drafts.num_sharing > 1:
         shared = f"1 for {drafts.num_sharing} engines"
-    most = -(-pool.max_actors * drafts.num_per_generator // drafts.num_sharing)
+    most = -(-max_engines * drafts.num_per_generator // drafts.num_sharing)
     holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
     return f"split, target in {target}, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
 

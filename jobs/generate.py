@@ -31,7 +31,7 @@ from pipeline.run.lease import Lease, hold_lease
 from pipeline.run.missing import MissingUnits
 from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
         config = load_config(arguments, prog="python -m jobs.generate")
-        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config)
+        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
+        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
         plan = make_plan(config, device)
         if config.dry_run:
             print_plan(plan, config, pool)
@@ -104,7 +104,7 @@ def _generate(
     """The counts of each unit as it is committed."""
     if not missing.num_units:
         return
-    start_ray(config)
+    start_ray(config.run.ray_address)
     for receipt in drive(missing, Generator, worker_arguments(plan, config, run_directory), pool, config):
         yield receipt.counts
 
@@ -130,7 +130,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
-    console.print(f"  placement: {describe_placement(plan.settings, pool)}")
+    console.print(f"  placement: {describe_placement(plan.settings, pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from actors.workers.retrier import RetryGenerator
-from jobs.config.run import RunConfig, load_config_of
+from jobs.config.loading import load
+from jobs.config.run import RetryConfig
 from jobs.driver.cluster import pick_device, start_ray
 from jobs.driver.driving import drive
 from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted
@@ -22,32 +22,13 @@ from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driver.plan import Plan, make_plan, worker_arguments
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.counts import Counts
-from pipeline.errors import Stage
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import Lease, hold_lease
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 _LONGEST_EXAMPLE = 100  # characters of a message
-
-
-class RetryConfig(RunConfig):
-    """Runs the rows in errors/ of a corpus again, and only those.
-
-    Takes the configuration that the corpus was generated with. What decides its tokens (models, sampling, seed, input)
-    must be as it was; all else may change: slots, actors, machines, a mended storage, a newer Dray. A row that comes
-    through gets the tokens it would have had the first time and moves to data/; one that fails again stays in errors/
-    with its newest message, and its column `attempt` counts one more. --dry-run lists what failed, and why.
-    """
-
-    dry_run: bool = Field(False, description="List the failed rows by stage and error type, and stop.")
-    stage: tuple[Stage, ...] = Field(
-        (), description="Only rows that failed at this stage; give it again for another stage."
-    )
-    error_type: tuple[str, ...] = Field(
-        (), description="Only rows with this error type, such as WorkerDied; give it again for another type."
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
-        config = load_config_of(RetryConfig, arguments, prog="python -m jobs.retry")
-        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config)
+        config = load(RetryConfig, arguments, prog="python -m jobs.retry")
+        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
+        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
         plan = make_plan(config, device)
         run_directory = plan.run_directory
         if run_directory is None:
@@ -106,7 +87,7 @@ def _run_alone(
     log_run_started(run_directory, len(letters.num_wanted))
     units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
     if units.num_units:
-        start_ray(config)
+        start_ray(config.run.ray_address)
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)

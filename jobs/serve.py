@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,16 +18,16 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-import torch
 import yaml
 from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
-from actors.resources import describe_placement, settle_device
+from actors.resources import describe_placement
 from actors.settings import GeneratorSettings
 from actors.workers.generator import load_codec
 from endpoint.deployment import (
     APP_NAME,
+    DeploymentSettings,
     check_gate,
     deploy,
     deployed_mark,
@@ -38,7 +37,7 @@ from endpoint.deployment import (
     withdraw,
 )
 from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.cluster import join_ray
+from jobs.driver.cluster import pick_device, start_ray, starts_own_ray
 from jobs.driver.ending import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled_models, settled_stages
 from jobs.driver.stopping import sigterm_interrupts
@@ -52,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with sigterm_interrupts():
         try:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
-            settings, num_gpus = settled(config)
+            settings, deployment = settled(config)
             check_models(settings)
             mark = uuid4().hex
-            application = _application(config, settings, num_gpus, mark) if not config.dry_run else None
+            application = _application(config, settings, deployment, mark) if not config.dry_run else None
         except (ValueError, OSError) as error:
             return bad_configuration(error)
         except KeyboardInterrupt:
@@ -76,43 +75,32 @@ def application(sections: dict[str, Any]) -> Any:
         yaml.safe_dump(sections, file)
         file.flush()
         config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
-    settings, num_gpus = settled(config)
+    settings, deployment = settled(config)
     check_models(settings)
-    return _application(config, settings, num_gpus)
+    return _application(config, settings, deployment)
 
 
-def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:
-    """The engine's settings with device, folders and dtype as they will be, and the GPUs that an engine takes."""
-    settings, address = config.generator_settings(), _address(config)
-    if config.models.device == "auto" and address:
-        join_ray(address)
-    cluster_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else torch.cuda.device_count()
-    if config.models.device == "cuda" and address:
-        cluster_gpus = max(cluster_gpus, 1.0)  # the cluster's, not this machine's
-    if settings.stages.is_apart and config.models.device != "cpu":  # the stages take the GPUs; an engine none of itself
-        has_gpus = cluster_gpus + config.stages.num_gpus + config.serve.num_gpus > 0
-        device = "cuda" if has_gpus or config.models.device == "cuda" else "cpu"
-        num_gpus = config.serve.num_gpus
-    else:
-        device, pool = settle_device(config.models.device, config.pool(), float(cluster_gpus))
-        num_gpus = pool.num_gpus
+def settled(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
+    """Return the engine's settings with device, folders and dtype as they will be, and what each engine then holds."""
+    settings = config.generator
+    device, deployment = pick_device(settings, config.serve.deployment, config.serve.ray_address)
     models, stages = settled_models(settings.models, device), settled_stages(settings.stages, device)
-    return replace(settings, models=models, stages=stages), num_gpus
+    return replace(settings, models=models, stages=stages), deployment
 
 
 def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
     """What is served, for a person."""
-    models, serve_section = settings.models, config.serve
-    engines = f"{serve_section.min_replicas}"
-    if serve_section.max_replicas > serve_section.min_replicas:
-        engines += f" to {serve_section.max_replicas}"
+    models, deployment = settings.models, config.serve.deployment
+    engines = f"{deployment.min_replicas}"
+    if deployment.max_replicas > deployment.min_replicas:
+        engines += f" to {deployment.max_replicas}"
     lines = [
-        f"Serving {_name(config, settings)!r} at http://{serve_section.host}:{serve_section.port}/v1",
+        f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
         f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
         f"  keys:    {_who_may_ask(config)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
-        f"  placement: {describe_placement(settings, config.pool())}",
+        f"  placement: {describe_placement(settings, deployment.max_replicas)}",
     ]
     return "\n".join(lines)
 
@@ -122,23 +110,24 @@ def _who_may_ask(config: ServeConfig) -> str:
     return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
 
 
-def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float, mark: str = "") -> Any:
+def _application(
+    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str = ""
+) -> Any:
     """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
-    service_settings = config.service_settings(_name(config, settings), fingerprint)
-    deployment_settings = config.deployment_settings(num_gpus)
+    service_settings = replace(config.serve.service, model=_name(config, settings), fingerprint=fingerprint)
     roster = None
     if settings.placement == "split":
-        join_ray(_address(config))
-        roster = start_roster(settings, APP_NAME, config.log_settings(), config.serve.min_replicas)
+        start_ray(config.serve.ray_address)
+        roster = start_roster(settings, APP_NAME, config.serve.logs, config.serve.deployment.min_replicas)
     return make_application(
         settings,
         service_settings,
         config.edge_settings(),
         config.replica_settings(_fingerprint(_engine_parts(settings))),
-        deployment_settings,
-        config.log_settings(),
+        deployment,
+        config.serve.logs,
         roster=roster,
         mark=mark,
     )
@@ -150,17 +139,17 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
     KeyboardInterrupt if that comes before it runs, or a second time.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    is_own_ray = _address(config) is None
+    is_own_ray = starts_own_ray(config.serve.ray_address)
     try:
-        join_ray(_address(config))
-        start(config.serve.host, config.serve.port, config.limits(), config.serve.request_timeout_s)
+        start_ray(config.serve.ray_address)
+        start(config.serve.host, config.serve.port, config.serve.limits, config.serve.service.request_timeout_s)
         try:
-            check_gate(config.limits())
+            check_gate(config.serve.limits)
         except ValueError as error:
             return bad_configuration(error)
         with _nothing_left_unless_deployed(is_own_ray):
             deploy(application)
-        return _until_a_signal(mark, config.serve.drain_timeout_s)
+        return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
     except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
@@ -210,8 +199,8 @@ def _wait() -> None:
 
 def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
     """The model's name: as configured, as on the hub, or as its folder."""
-    target = config.models.target
-    return config.serve.model or (Path(settings.models.target).name if Path(target).exists() else target)
+    target = config.generator.models.target
+    return config.serve.service.model or (Path(settings.models.target).name if Path(target).exists() else target)
 
 
 def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
@@ -241,10 +230,6 @@ def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
         engine.num_speculative_tokens,
         engine.draft_length,
     )
-
-
-def _address(config: ServeConfig) -> str | None:
-    return config.serve.ray_address or os.environ.get("RAY_ADDRESS")
 
 
 if __name__ == "__main__":

@@ -51,11 +51,13 @@ _log = logging.getLogger(__name__)
 class ReplicaSettings:
     """How a replica takes requests."""
 
-    max_waiting: int = 64  # sequences that may wait for a slot; who comes then is refused
-    fresh_s: float = 10.0  # an engine that wrote a token within so many seconds is well; else it is tried
+    max_waiting: int = 64
+    """Samples that may wait for a slot of an engine; a request beyond them gets 429."""
+    hang_timeout_s: float = 900.0
+    """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
+    fresh_s: float = 10.0  # an engine that wrote a token in this time is well; else it is tried
     probe_timeout_s: float = 20.0  # for that trial
-    hang_timeout_s: float = 900.0  # a step that takes longer ends the process
-    fingerprint: str = ""  # of all that the tokens depend on; who asks for another one's is refused
+    fingerprint: str = ""  # of all that the tokens depend on; a request for another fingerprint is refused
 
     def __post_init__(self) -> None:
         """Check every field."""

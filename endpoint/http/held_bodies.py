@@ -103,7 +103,7 @@ class BodyOnDemand:
         if self._is_handed_on:
             return await self._receive()
         try:  # no process of the application may be there to want it
-            async with asyncio.timeout(self._bodies.limits.body_seconds):
+            async with asyncio.timeout(self._bodies.limits.body_timeout_s):
                 await self._wanted.wait()
         except TimeoutError:
             return {"type": "http.disconnect"}

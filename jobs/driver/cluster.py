@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import ray
 import torch
@@ -18,36 +18,36 @@ import torch
 from actors.resources import settle_device, shortage
 from actors.settings import GeneratorSettings
 from actors.stages.places import give_back_orphans
-from jobs.config.run import RunConfig
 from jobs.driver.stopping import keeping_sigterm
 from pipeline.logs import Event
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorPool
 
+_Actors = TypeVar("_Actors", bound=ActorResources)
 _LONGEST_PATIENCE_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-def pick_device(config: RunConfig) -> tuple[str, ActorPool]:
-    """The device and the pool with its GPUs. Joins the cluster if only that can tell what `auto` means."""
-    if config.models.device == "auto" and _address(config):
-        start_ray(config)
+def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[str, _Actors]:
+    """Return the device, and the actors with the GPUs that they hold there.
+
+    Joins the cluster if only that can tell what `auto` means.
+    """
+    device, is_remote = settings.models.device, bool(_address(ray_address))
+    if device == "auto" and is_remote:
+        start_ray(ray_address)
     num_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else float(torch.cuda.device_count())
-    if config.models.device == "cuda" and _address(config):
+    if device == "cuda" and is_remote:
         num_gpus = max(num_gpus, 1.0)  # the cluster's, not this machine's
-    is_apart = config.generator_settings().stages.is_apart
-    if is_apart and config.models.device != "cpu":  # the stages take the GPUs; a generator none of itself
-        gpus = num_gpus + config.stages.num_gpus + config.actors.num_gpus
-        return ("cuda" if gpus or config.models.device == "cuda" else "cpu"), config.actor_pool()
-    return settle_device(config.models.device, config.actor_pool(), num_gpus)
+    if settings.stages.is_apart and device != "cpu":  # the stages take the GPUs; the actor that drives them takes none
+        has_gpus = num_gpus + settings.stages.num_gpus + actors.num_gpus > 0
+        return ("cuda" if has_gpus or device == "cuda" else "cpu"), actors
+    return settle_device(device, actors, num_gpus)
 
 
-def start_ray(config: RunConfig) -> None:
-    """Join the cluster that is named, or start a local one; doing it twice is harmless."""
-    join_ray(_address(config))
-
-
-def join_ray(address: str | None) -> None:
-    """Join the cluster at this address, or start a local one; doing it twice is harmless."""
+def start_ray(ray_address: str | None) -> None:
+    """Join the cluster at this address or at RAY_ADDRESS, or start a local one; doing it twice is harmless."""
+    address = _address(ray_address)
     if ray.is_initialized():
         return
     # Both silence warnings of Ray 2.60 that a local run always prints and nobody can act on.
@@ -130,8 +130,13 @@ class OrphanWatch(_Watch):
                 _log.debug(Event("orphans not looked for"), exc_info=True)
 
 
-def _address(config: RunConfig) -> str | None:
-    return config.run.ray_address or os.environ.get("RAY_ADDRESS")
+def starts_own_ray(ray_address: str | None) -> bool:
+    """Return whether `start_ray` starts a local cluster, which then ends with this process."""
+    return _address(ray_address) is None
+
+
+def _address(ray_address: str | None) -> str | None:
+    return ray_address or os.environ.get("RAY_ADDRESS")
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.receipt import Receipt
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool, UnitError, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import UnitError, stream_units
 
 _MOST_POOLS = 8  # made anew one after the other, without a unit done in between
 _LOST_FOR_GOOD = (
@@ -70,18 +71,18 @@ def drive(
     most_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, most_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
-    is_repeatable = config.engine.verification == "coupled"
+    is_repeatable = config.generator.engine.verification == "coupled"
     feed = Feed(units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1)
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     publishing = publish_progress(Location.parse(config.output.path).short_name, progress)
     arguments = {**worker_arguments, "ledger": ledger}
-    if config.placement == "split":
+    if config.generator.placement == "split":
         run = Location.parse(config.output.path).short_name
-        arguments["roster"] = start_roster(worker_arguments["settings"], run, config.log_settings(), pool.num_at_once)
+        arguments["roster"] = start_roster(worker_arguments["settings"], run, config.run.logs, pool.num_at_once)
     timeout_s = config.run.no_progress_timeout_s
     settings = worker_arguments.get("settings")
-    orphans = OrphanWatch() if config.generator_settings().stages.is_apart else nullcontext()
+    orphans = OrphanWatch() if config.generator.stages.is_apart else nullcontext()
     with stop, progress, publishing, ShortageWatch(pool, ledger, settings), orphans:
         try:
             for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):

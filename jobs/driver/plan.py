@@ -23,6 +23,7 @@ from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions, model_folder
 from decoding.checkpoint.vocabulary import check_same_vocabulary
 from decoding.drafters import NEED_A_MODEL
+from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
@@ -85,7 +86,7 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
     run = {
         "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
-        "settings": config.model_dump(mode="json", exclude={"config", "dry_run"}),
+        "settings": {name: value for name, value in as_dict(config).items() if name != "dry_run"},
         "models": asdict(plan.settings.models),
         "versions": {
             "python": platform.python_version(),
@@ -106,7 +107,7 @@ def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory)
         "input_options": plan.input_options,
         "carried": plan.carried,
         "hang_timeout_s": config.run.hang_timeout_s,
-        "log_settings": config.log_settings(),
+        "log_settings": config.run.logs,
     }
 
 

@@ -8,7 +8,8 @@ import ray.data
 import torch
 
 from actors.resources import settle_device
-from pipeline.streaming.stream import ActorPool, map_rows
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import map_rows
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:

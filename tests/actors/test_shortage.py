@@ -6,7 +6,7 @@ import pytest
 
 from actors.resources import shortage
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 H100, A100 = {"ray.io/accelerator-type": "H100"}, {"ray.io/accelerator-type": "A100"}
 

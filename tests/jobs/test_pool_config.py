@@ -7,7 +7,7 @@ import pytest
 from actors.units.ledger import start_ledger
 from jobs.config.run import load_config
 from jobs.driver.cluster import ShortageWatch
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 from tests.jobs.runs import wait_until
 
 YAML = """
@@ -32,7 +32,7 @@ def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(YAML)
     config = load_config([f"--config={tmp_path / 'run.yaml'}"], prog="test")
     assert not config.run.backup_units
-    assert config.actor_pool() == ActorPool(
+    assert config.actors == ActorPool(
         min_actors=2,
         max_actors=64,
         initial_actors=16,
@@ -48,7 +48,7 @@ def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
 def test_flags_take_json() -> None:
     flags = ["--input.path=x", "--output.path=y", "--models.target=z", '--actors.label_selector={"zone": "a"}']
     config = load_config([*flags, '--actors.resources={"nvme": 1}'], prog="test")
-    assert config.actor_pool() == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
+    assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
 
 
 @pytest.mark.parametrize(

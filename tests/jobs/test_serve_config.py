@@ -28,14 +28,11 @@ def test_the_configuration_reaches_every_part() -> None:
         "--serve.aliases=a",
         "--engine.num_slots=3",
     )
-    assert config.replica_settings().max_waiting == 7
-    deployment = config.deployment_settings(1.0)
+    replica, deployment, service = config.replica_settings("fp"), config.serve.deployment, config.serve.service
+    assert (replica.max_waiting, replica.probe_timeout_s, replica.fingerprint) == (7, 27.0, "fp")
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
-    assert deployment.num_gpus == 1.0
-    service = config.service_settings("name", "fp")
-    assert (service.model, service.aliases, service.fingerprint) == ("name", ("a",), "fp")
-    assert service.request_timeout_s == 11.0
-    assert config.generator_settings().engine.num_slots == 3
+    assert (service.aliases, service.request_timeout_s) == (("a",), 11.0)
+    assert config.generator.engine.num_slots == 3
 
 
 @pytest.mark.parametrize(
@@ -96,12 +93,12 @@ def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-first-key-of-all\n")
     (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
     config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
-    assert (config.serve.max_replicas, len(config.keys() or ())) == (4, 1)
+    assert (config.serve.deployment.max_replicas, len(config.keys() or ())) == (4, 1)
 
 
 def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
-    assert config.service_settings("", "").model == "dray/tiny-pair"
+    assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
 
 

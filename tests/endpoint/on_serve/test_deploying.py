@@ -22,7 +22,7 @@ from tests.endpoint.conftest import SERVE_LIMITS
 pytestmark = pytest.mark.ray
 THE_LIMITS = (
     f"--serve.max_body_bytes={SERVE_LIMITS.max_body_bytes}",
-    f"--serve.body_timeout_s={SERVE_LIMITS.body_seconds}",
+    f"--serve.body_timeout_s={SERVE_LIMITS.body_timeout_s}",
 )
 
 

@@ -15,7 +15,8 @@ from ray.util.placement_group import PlacementGroup
 from pipeline.counts import Counts
 from pipeline.run.receipt import Receipt
 from pipeline.streaming import stream as dataset
-from pipeline.streaming.stream import ActorPool, Ticket, UnitError, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import Ticket, UnitError, stream_units
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 
