@@ -9,7 +9,7 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo serve-demo test test-faults test-endpoint test-clients test-page test-autoscaling test-all check fmt bench \
+.PHONY: help setup demo serve-demo test test-faults test-endpoint test-clients test-page test-kubernetes test-autoscaling test-all check fmt bench \
   bench-quick bench-serve peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,7 +29,7 @@ serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127
 
 # Tests that need no cluster run side by side, neighbours in one process (they share models); the others share a Ray.
 test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not slow and not ray" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
@@ -51,12 +51,22 @@ test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
 	$(BIN)/python -m pytest tests/endpoint/test_page.py
 
+# They need kubectl and KubeRay's definitions (k8s/README.md). Debian's promtool is unpacked and not installed, as its
+# package would start a server.
+test-kubernetes: setup $(if $(shell command -v promtool),,.promtool/unpacked)  ## check k8s/'s manifests and alerts with kubectl and promtool
+	PATH="$(CURDIR)/.promtool/usr/bin:$$PATH" $(BIN)/python -m pytest -m kubernetes -n auto --maxprocesses 4 tests/k8s
+
+.promtool/unpacked:
+	mkdir -p .promtool
+	cd .promtool && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
+	touch $@
+
 # Clusters of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
 test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, and its endpoint: about ten minutes
 	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py tests/k8s/test_service.py
 
-test-all: setup  ## run all tests, the slow ones too: well over an hour on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not ray" -n auto --maxprocesses 4 --dist loadgroup
+test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over an hour on 2 cores
+	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes" -n auto --maxprocesses 4 --dist loadgroup
 	$(BIN)/python -m pytest -m "ray and not gpu"
 
 check: setup  ## lint, format, types, imports

@@ -1,4 +1,4 @@
-"""`python k8s/check_image.py`: what is wrong with k8s/Dockerfile and .dockerignore, as can be seen without building."""
+"""`python k8s/check_image.py`: the mistakes in k8s/Dockerfile and .dockerignore that can be seen without building."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY", re.IGNORECAS
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction with its arguments on one line, and the stage that it is in, from 0 (-1: before the first)."""
+    """An instruction with its arguments on one line, and the number of its stage from 0 (-1 before the first stage)."""
 
     name: str
     arguments: str
@@ -27,7 +27,7 @@ class Step:
 
 
 def steps_of(dockerfile: str) -> list[Step]:
-    """The instructions of a Dockerfile."""
+    """Return the instructions of a Dockerfile."""
     steps: list[Step] = []
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
@@ -39,7 +39,7 @@ def steps_of(dockerfile: str) -> list[Step]:
 
 
 def problems_with(dockerfile: str, ignored: str, root: Path = ROOT) -> list[str]:
-    """Everything that is wrong, in words."""
+    """Return a sentence for each mistake in a Dockerfile and the .dockerignore beside it."""
     steps = steps_of(dockerfile)
     last = max(step.stage for step in steps)
     return [
@@ -87,7 +87,7 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
         if name.lower().replace("_", "-") not in pinned:
             yield f"{name} is a dependency and not in constraints.txt"
     copied = {word for step in steps if step.name == "COPY" for word in step.arguments.split()}
-    for package in {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}:
+    for package in (name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]):
         if package not in copied:
             yield f"the package {package} is not copied"
 
@@ -106,7 +106,7 @@ def _user(steps: list[Step], last: int) -> Iterator[str]:
         return
     names = [step.name for step in steps if step.stage == last]
     if "RUN" in names[names.index("USER") :]:
-        yield "something runs after USER"
+        yield "a RUN stands after USER"
 
 
 def _copies(steps: list[Step], ignored: str, root: Path) -> Iterator[str]:
@@ -122,11 +122,11 @@ def _copies(steps: list[Step], ignored: str, root: Path) -> Iterator[str]:
 
 
 def _context(ignored: str) -> Iterator[str]:
-    yield from (f"{name} would be sent to whoever builds the image" for name in _NEVER if not is_ignored(name, ignored))
+    yield from (f"{name} would be sent to the builder of the image" for name in _NEVER if not is_ignored(name, ignored))
 
 
 def is_ignored(path: str, ignored: str) -> bool:
-    """Whether .dockerignore leaves a path out: its last line that fits decides, for the path or a folder above it."""
+    """Tell whether .dockerignore leaves out a path; the last line that matches it or a folder above it decides."""
     parts = path.split("/")
     above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     result = False
@@ -150,9 +150,9 @@ def _rest(steps: list[Step], last: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """The exit code."""
+    """Print the mistakes and return the exit code: 1 if there are any."""
     found = problems_with((ROOT / "k8s" / "Dockerfile").read_text(), (ROOT / ".dockerignore").read_text())
-    print("\n".join(found) or "nothing wrong that can be seen without building")
+    print("\n".join(found) or "no mistake can be seen without building the image")
     return 1 if found else 0
 
 

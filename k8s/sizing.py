@@ -25,14 +25,14 @@ LENGTHS = (1024, 2048, 4096, 8192)
 
 
 def num_slots(models: Sequence[PretrainedConfig], dtype: str, gpu_gib: float, max_model_len: int) -> int:
-    """How many slots of so many tokens one GPU holds beside the weights of all these models; 0 if there is no room."""
+    """Return how many slots of `max_model_len` tokens a GPU holds beside the weights of all models, 0 if none fits."""
     one = [footprint_of(model, dtype, 1, max_model_len) for model in models]
     left = SHARE * gpu_gib * GIB - sum(each.weights for each in one)
     return max(0, int(left // sum(each.cache for each in one)))
 
 
 def table(models: Sequence[PretrainedConfig], dtype: str) -> list[str]:
-    """The slots by GPU and by `max_model_len`, line by line."""
+    """Return the lines of a Markdown table with the number of slots by GPU and by `max_model_len`."""
     lines = ["| slots of | " + " | ".join(f"{length:,} tokens" for length in LENGTHS) + " |"]
     lines.append("|---" * (len(LENGTHS) + 1) + "|")
     for gpu, gib in GPU_GIB.items():
@@ -42,13 +42,13 @@ def table(models: Sequence[PretrainedConfig], dtype: str) -> list[str]:
 
 
 def describe(name: str, footprint: Footprint) -> str:
-    """One model's weights and cache, in words."""
+    """Return a line with the sizes of a model's weights and of its cache."""
     weights, cache = footprint.weights / GIB, footprint.cache_per_token
     return f"{name}: weights {weights:.2f} GiB, cache of a token {cache:,} bytes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Print the table and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m k8s.sizing", description="How many slots fit into a GPU.")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="target, and draft if both share the GPU")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))

@@ -40,6 +40,8 @@ EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]
     "overlays/cpu-demo": {"cpu": ({"CPU": 1, "memory": 3 * GIB}, 0, 2, 30.0, None)},
 }
 
+pytestmark = pytest.mark.kubernetes
+
 
 def node_types(folder: str) -> dict[str, Any]:
     """What the autoscaler makes of an overlay's cluster."""

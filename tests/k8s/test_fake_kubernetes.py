@@ -29,6 +29,8 @@ provider.terminate(["a-worker"], "third")
 print(json.dumps({"before": before, "errors": [str(error) for error in provider.poll_errors()]}))
 """
 
+pytestmark = pytest.mark.kubernetes
+
 
 def _pod(name: str) -> dict[str, object]:
     labels = {"ray.io/cluster": "demo", "ray.io/group": "cpu", "ray.io/node-type": "worker"}

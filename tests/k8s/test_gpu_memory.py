@@ -70,6 +70,7 @@ def gpus(folder: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.kubernetes
 @pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/kueue", "overlays/service"])
 def test_target_draft_and_slots_fit_into_the_gpu_that_is_asked_for(folder: str) -> None:
     assert sum(each.total for each in footprints(folder)) <= SHARE * min(gpus(folder).values())
@@ -79,12 +80,14 @@ def test_the_example_fits_into_the_gpu_that_it_names() -> None:
     assert sum(each.total for each in footprints("examples/configs/gpu_cluster.yaml")) <= SHARE * LARGE
 
 
+@pytest.mark.kubernetes
 def test_apart_each_fits_into_its_own_gpu() -> None:
     target, draft = footprints("overlays/split")
     assert target.total <= SHARE * gpus("overlays/split")["target"]
     assert draft.total <= SHARE * gpus("overlays/split")["draft"]
 
 
+@pytest.mark.kubernetes
 def test_the_figures_of_the_readme_are_these() -> None:
     target, draft = footprints("overlays/job")
     assert target.weights / GIB == pytest.approx(15.26, abs=0.01)
@@ -92,6 +95,7 @@ def test_the_figures_of_the_readme_are_these() -> None:
     assert (target.cache_per_token, draft.cache_per_token) == (147_456, 114_688)
 
 
+@pytest.mark.kubernetes
 def test_twice_the_slots_would_not_fit() -> None:
     target, draft = footprints("overlays/job")
     assert target.weights + draft.weights + 2 * (target.cache + draft.cache) > LARGE

@@ -26,7 +26,7 @@ def test_the_image_has_no_problem() -> None:
         ("pip install -c constraints.txt .", "pip install .", "does not keep to constraints.txt"),
         ("USER 1000:1000", "USER ray", "must be a number"),
         ("USER 1000:1000", "USER 0", "must be a number"),
-        ("USER 1000:1000", "USER 1000\nRUN true", "runs after USER"),
+        ("USER 1000:1000", "USER 1000\nRUN true", "stands after USER"),
         (" wget procps", " procps", "wget is not installed"),
         (" wget procps", " wget", "procps is not installed"),
         ("COPY pipeline pipeline\n", "", "the package pipeline is not copied"),
@@ -52,6 +52,7 @@ def test_what_is_private_or_large_is_not_sent_to_the_builder(path: str) -> None:
     assert any("would be sent" in problem for problem in problems_with(DOCKERFILE, IGNORED.replace("\n*\n", "\n")))
 
 
+@pytest.mark.kubernetes
 def test_pods_find_in_the_image_what_they_name() -> None:
     copied = {step.arguments.split()[-1] for step in steps_of(DOCKERFILE) if step.name == "COPY"}
     named: set[str] = set()
@@ -63,6 +64,7 @@ def test_pods_find_in_the_image_what_they_name() -> None:
         assert any(path == place or path.startswith(f"{place}/") for place in copied), path
 
 
+@pytest.mark.kubernetes
 def test_every_image_is_the_project_at_its_version() -> None:
     (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     for folder in FOLDERS:
@@ -73,12 +75,14 @@ def test_every_image_is_the_project_at_its_version() -> None:
                     assert container["image"].endswith(f"dray:{version}-{device}")
 
 
+@pytest.mark.kubernetes
 def test_ray_is_one_version_everywhere() -> None:
     for folder in FOLDERS:
         ray = ray_object(render(folder))
         assert ray is None or cluster_spec(ray)["rayVersion"] == pinned("ray")
 
 
+@pytest.mark.kubernetes
 def test_pods_are_the_user_of_the_image() -> None:
     (user,) = [step.arguments for step in steps_of(DOCKERFILE) if step.name == "USER"]
     for folder in FOLDERS:

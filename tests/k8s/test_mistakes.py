@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.k8s.lint import problems_with
 from tests.k8s.manifests import ground, render
 from tests.k8s.mistakes import MISTAKES, Mistake
-from tests.k8s.validation import problems_with
+
+pytestmark = pytest.mark.kubernetes
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
@@ -25,7 +27,7 @@ def test_a_ground_that_denies_nothing_is_noticed() -> None:
 def test_a_priority_that_pushes_the_pods_of_others_out_is_noticed() -> None:
     objects = render("base/namespace")
     next(each for each in objects if each["kind"] == "PriorityClass").pop("preemptionPolicy")
-    assert any("push those of others out" in problem for problem in problems_with(objects, []))
+    assert any("'preemptionPolicy' is a required property" in problem for problem in problems_with(objects, []))
 
 
 def test_there_are_mistakes_enough() -> None:

@@ -12,21 +12,19 @@ from actors.workers.replica import Replica
 from endpoint.deployment import APP_NAME
 from tests.k8s.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
+from tests.k8s.promtool import alert_groups
 
 DASHBOARDS = sorted((K8S / "base" / "monitoring" / "dashboards").glob("*.json"))
 
 
-def alerts() -> list[tuple[str, str]]:
-    rules = [of_kind(render(folder), "PrometheusRule") for folder in ("base/monitoring", "base/monitoring-endpoint")]
-    groups = [group for each in rules for group in each["spec"]["groups"]]
-    return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+ALERTS = [(rule["alert"], rule["expr"]) for group in alert_groups() for rule in group["rules"]]
 
 
 def queries(dashboard: Any) -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
 
 
-@pytest.mark.parametrize(("alert", "query"), alerts())
+@pytest.mark.parametrize(("alert", "query"), ALERTS)
 def test_an_alert_reads_metrics_that_are_exported(alert: str, query: str) -> None:
     names = names_in(query)
     assert names
@@ -58,7 +56,7 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
         "ray_dray_units_left",
         "ray_dray_units_committed_total",
     }
-    asked = {name for _, query in alerts() for name in names_in(query)}
+    asked = {name for _, query in ALERTS for name in names_in(query)}
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
 
 
@@ -98,11 +96,12 @@ def test_a_label_that_a_metric_of_dray_does_not_have_is_noticed(query: str, unkn
 
 
 def test_what_is_asked_of_ray_serve_goes_by_the_names_of_the_endpoint() -> None:
-    text = " ".join(query for _, query in alerts())
+    text = " ".join(query for _, query in ALERTS)
     assert set(re.findall(r'application="(\w+)"', text)) == {APP_NAME}
     assert set(re.findall(r'deployment="(\w+)"', text)) == {Replica.__name__}
 
 
+@pytest.mark.kubernetes
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
     ray = ray_object(render(folder))
@@ -112,6 +111,7 @@ def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
     assert asked - ports == {"metrics"}, "KubeRay adds that one"
 
 
+@pytest.mark.kubernetes
 def test_prometheus_may_reach_each_port_that_it_asks() -> None:
     numbers = {"metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
     policies = [each for each in render("base/namespace") if each["kind"] == "NetworkPolicy"]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, render
 
+pytestmark = pytest.mark.kubernetes
 Object = dict[str, Any]
 
 

@@ -12,9 +12,11 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from tests.k8s import crd_schemas
+from tests.k8s import schemas
+from tests.k8s.lint import problems_with
 from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, cluster_spec, ground, load_objects, name_of, of_kind, render
-from tests.k8s.validation import problems_with
+
+pytestmark = pytest.mark.kubernetes
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -25,7 +27,7 @@ def test_what_is_rendered_has_no_problem(folder: str) -> None:
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_an_overlay_makes_one_ray_object_and_no_part_of_the_ground(folder: str) -> None:
     objects = render(folder)
-    assert sum(crd_schemas.is_kuberay(each) for each in objects) == 1
+    assert sum(schemas.is_kuberay(each) for each in objects) == 1
     assert not {name_of(each) for each in objects} & {name_of(each) for each in ground()}
 
 
@@ -37,9 +39,9 @@ def test_overlays_can_stand_side_by_side() -> None:
 
 
 def test_without_the_definitions_of_kuberay_it_is_said_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(crd_schemas.VARIABLE, raising=False)
+    monkeypatch.delenv(schemas.VARIABLE, raising=False)
     with pytest.raises(FileNotFoundError, match="helm pull kuberay-operator"):
-        crd_schemas.crd_folder()
+        schemas.crd_folder()
 
 
 def test_a_key_that_is_there_twice_is_refused() -> None:

@@ -21,15 +21,22 @@ from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
 from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys
 
+pytestmark = pytest.mark.kubernetes
 Pair = tuple[str, str]
-JOBS = [folder for folder in OVERLAYS if any(each["kind"] == "RayJob" for each in render(folder))]
-SERVICES = [folder for folder in OVERLAYS if any(each["kind"] == "RayService" for each in render(folder))]
+JOBS = ("overlays/cpu-demo", "overlays/job", "overlays/kueue", "overlays/split", "overlays/spot")
+SERVICES = ("overlays/head-ft", "overlays/service")
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """KubeRay sets RAY_ADDRESS, by which the commands know that GPUs may be elsewhere. Nothing here connects to it."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+
+def test_every_overlay_but_the_bare_cluster_is_a_job_or_a_service() -> None:
+    kinds = {folder: {each["kind"] for each in render(folder)} for folder in OVERLAYS}
+    assert tuple(folder for folder in OVERLAYS if "RayJob" in kinds[folder]) == JOBS
+    assert tuple(folder for folder in OVERLAYS if "RayService" in kinds[folder]) == SERVICES
 
 
 def command(folder: str, home: Path) -> list[str]:

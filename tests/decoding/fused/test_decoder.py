@@ -115,16 +115,37 @@ def ragged_logits(model: LanguageModel) -> list[torch.Tensor]:
     return [whole, rolled_back, packed[0, :2], packed[1], packed[2, :1]]
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fused_network_computes_what_it_computed_before(name, dtype, attention):
-    plain = network(name, FUSED).to(dtype)
+def flat(logits: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.flatten().float() for part in logits])
+
+
+def fused_and_plain(plain: transformers.PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all ragged logits of the network when it is fused, and when transformers' own code runs."""
     fused = LanguageModel(copy.deepcopy(plain), frozenset())
     fused.speed_up()
     assert fused.fused is not None
-    tolerance = 2e-5 if dtype == torch.float32 else 6e-2
-    for found, expected in zip(ragged_logits(fused), ragged_logits(LanguageModel(plain, frozenset())), strict=True):
-        assert float((found - expected).abs().max()) <= tolerance * float(expected.abs().max())
+    return flat(ragged_logits(fused)), flat(ragged_logits(LanguageModel(plain, frozenset())))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_network_computes_what_transformers_computes(name, attention):
+    fused, plain = fused_and_plain(network(name, FUSED))
+    assert float((fused - plain).abs().max()) <= 2e-5 * float(plain.abs().max())
+
+
+# In bfloat16 two correct ways to compute the same logits differ by the sum of their rounding errors, and by how much
+# depends on the processor. What a fused network owes is to round no worse than transformers: measured against the same
+# weights in float32, its root mean square error is at most that of transformers' own code. (It is 0.7 to 1.07 of it on
+# every processor seen, since fused operations round less often.) The rest is for how well 1,400 logits estimate it.
+_ROUNDING = 1.25
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_network_in_bfloat16_rounds_no_worse_than_transformers(name, attention):
+    plain = network(name, FUSED).to(torch.bfloat16)
+    exact = flat(ragged_logits(LanguageModel(copy.deepcopy(plain).float(), frozenset())))
+    fused_error, plain_error = (float((found - exact).square().mean().sqrt()) for found in fused_and_plain(plain))
+    assert fused_error <= _ROUNDING * plain_error
 
 
 @pytest.mark.parametrize("name", FUSED)

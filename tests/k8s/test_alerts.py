@@ -1,0 +1,66 @@
+"""promtool, over hand-made series, tells when the alerts speak and when they do not (alerts_test.yaml)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.k8s.promtool import alert_groups, promtool
+
+pytestmark = pytest.mark.kubernetes
+FAILURES = "ray_serve_health_check_failures_total"
+# What Ray's agent makes of a counter of Serve's, whose name has the ending of a counter already.
+_AGENT = f"""
+from prometheus_client import generate_latest
+from ray._private.telemetry.open_telemetry_metric_recorder import OpenTelemetryMetricRecorder
+recorder = OpenTelemetryMetricRecorder()
+recorder.register_counter_metric("{FAILURES.removeprefix("ray_")}", "x")
+recorder.set_metric_value("{FAILURES.removeprefix("ray_")}", {{"application": "dray"}}, 3.0)
+print(generate_latest().decode())
+"""
+
+
+def alerts_tested(folder: Path, replaced: tuple[str, str] = ("", "")) -> tuple[int, str]:
+    """Run promtool's tests over our alerts, with a text of them replaced; return its exit code and what it printed."""
+    groups = alert_groups()
+    for rule in [rule for group in groups for rule in group["rules"]]:
+        del rule["annotations"]  # promtool would want each of them repeated beside the alert that is expected
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}, width=10_000).replace(*replaced))
+    shutil.copy(Path(__file__).parent / "alerts_test.yaml", folder)
+    done = promtool("test", "rules", str(folder / "alerts_test.yaml"))
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    code, printed = alerts_tested(tmp_path)
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "alert"),
+    [
+        ("offset 15m", "offset 1m", "DrayReplicaUnhealthy"),
+        ("or increase(", "or 0 * increase(", "DrayReplicaUnhealthy"),
+        ("> 2.5", "> 2", "DrayReplicaUnhealthy"),
+        ("> 2.5", "> 3.5", "DrayReplicaUnhealthy"),
+        ('deployment="Replica"}) > 0', 'deployment="Replica"}) > 1', "DrayEndpointNotReady"),
+        ('namespace="dray"}[10m]', 'namespace="dray"}[2m]', "DrayEndpointAbsent"),
+        ("unless sum by (run)", "and sum by (run)", "DrayNoProgress"),
+    ],
+)
+def test_an_alert_that_is_wrong_is_noticed(text: str, other: str, alert: str, tmp_path: Path) -> None:
+    code, printed = alerts_tested(tmp_path, (text, other))
+    assert code != 0
+    assert alert in printed
+
+
+def test_the_counter_of_failed_looks_keeps_its_name_on_the_way_to_prometheus() -> None:
+    done = subprocess.run([sys.executable, "-c", _AGENT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    names = {line.partition("{")[0] for line in done.stdout.splitlines() if "health_check" in line and line[0] != "#"}
+    assert names == {FAILURES}
