@@ -1,4 +1,4 @@
-"""From what a run asks for to what its actors hold."""
+"""Resources of a cluster, compared with what a run asks for."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settle_device(device: Device, actors: _Actors, num_cluster_gpus: float) -> t
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Kind:
     """Processes of one kind that a run asks for at once."""
 
     noun: str
@@ -53,30 +53,30 @@ class _Part:
 def shortage(
     pool: ActorPool, nodes: Iterable[Mapping[str, Any]], settings: GeneratorSettings | None = None
 ) -> str | None:
-    """What these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once; None: nothing.
+    """Return what these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once, or None.
 
-    With `settings`, also for the stages and the draft actors of each. It counts what the nodes have in all, whoever
-    uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken to fit every node.
+    With `settings` it counts the stages and draft actors of each engine, too. All resources of a node count, also those
+    in use. Label selectors with operators (`!x`, `in(x, y)`) are taken to fit every node.
     """
     alive = [node for node in nodes if node["Alive"]]
-    parts = [_Part("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
+    parts = [_Kind("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
     parts += _beside(pool.num_at_once, settings) if settings is not None else []
     lacks = (_lack(part, alive) for part in parts)
     return next((lack for lack in lacks if lack is not None), None) or _lack_together(parts, alive)
 
 
-def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Part]:
+def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Kind]:
     stages, drafts, parts = settings.stages, settings.drafts, []
     if stages.is_apart:
-        parts.append(_Part("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
+        parts.append(_Kind("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
     if settings.placement == "split":
         num_drafts = -(-num_actors * drafts.num_per_generator // drafts.num_sharing)
-        parts.append(_Part("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
+        parts.append(_Kind("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
     return parts
 
 
-def _lack(part: _Part, alive: Seq[Mapping[str, Any]]) -> str | None:
-    """What is missing for these alone."""
+def _lack(part: _Kind, alive: Seq[Mapping[str, Any]]) -> str | None:
+    """Return what is missing for the processes of one kind alone."""
     fitting = [node for node in alive if any(_fits(node, selector) for selector in part.selectors)]
     if not fitting:
         return f"no node has the labels {dict(part.selectors[0])}"
@@ -97,8 +97,8 @@ def _lack(part: _Part, alive: Seq[Mapping[str, Any]]) -> str | None:
     return f"there is room for {num_fit} of {num_wanted} {part.noun}: each takes {needs} and there is {has}{where}"
 
 
-def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | None:
-    """What is missing for all of them at once, as far as the sums tell."""
+def _lack_together(parts: Seq[_Kind], alive: Seq[Mapping[str, Any]]) -> str | None:
+    """Return what is missing for all kinds together, as far as the sums tell."""
     for name in dict.fromkeys(name for part in parts for name in part.demand):
         wanted = sum(part.num_wanted * part.demand.get(name, 0.0) for part in parts)
         has = sum(node["Resources"].get(name, 0.0) for node in alive)

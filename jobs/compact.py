@@ -26,7 +26,7 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the files hold what the run holds, 1 if not or it is incomplete, 2 if it cannot begin, 3 if interrupted."""
+    """Compact; return 0 if the files hold what the run holds, 1 if not, 2 if it cannot begin, 3 if interrupted."""
     options = _parser().parse_args(arguments)
     by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
     try:
@@ -102,7 +102,7 @@ def _count(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Bytes of a text such as "200MB"."""
+    """Return the bytes of a text such as "200MB"."""
     parts = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if parts is None or parts[2].upper() not in _UNITS or int(parts[1]) < 1:
         raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")

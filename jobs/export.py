@@ -23,10 +23,10 @@ from pipeline.text.codec import TextCodec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, 1 if the run is not complete or damaged or a file cannot be written, 2 if there is nothing to export."""
+    """Export; return 0, 1 if the run is incomplete or damaged or a file cannot be written, 2 if there is no run."""
     options = _parser().parse_args(arguments)
     try:
-        _refuse_senseless(options)
+        _refuse_contradictions(options)
         run_directory = RunDirectory.open(options.output)
         models = run_directory.run["models"] if options.format == "openai-batch" else {}
         codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
@@ -35,22 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if codec is None:
-            said = _export_jsonl(run_directory, options.file, options.errors)
+            summary = _export_jsonl(run_directory, options.file, options.errors)
         else:
             num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
-            said = f"{num_lines} lines in {options.file}"
+            summary = f"{num_lines} lines in {options.file}"
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(said, file=sys.stderr if _is_device(options.file) else sys.stdout)
+    print(summary, file=sys.stderr if _is_device(options.file) else sys.stdout)
     return 0
 
 
 def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:
-    """Export, and what to say of it."""
+    """Export, and return a line about it."""
     if errors_file is None and not _is_device(file):
         beside = errors_beside(file)
-        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older export's would be untrue now
+        if (
+            run_directory.failed_unit_ids() or Location.parse(beside).exists()
+        ):  # one that an older export wrote would be wrong now
             errors_file = beside
     num_generations, num_errors = export_jsonl(run_directory, file, errors_file)
     where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
@@ -58,18 +60,18 @@ def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | Non
 
 
 def errors_beside(file: str) -> str:
-    """Where the rows that failed go, beside the generations: out.errors.jsonl for out.jsonl, also in a URI."""
+    """Return the file for failed rows beside that of the generations: out.errors.jsonl for out.jsonl, also in a URI."""
     path, mark, options = file.partition("?") if "://" in file else (file, "", "")
     return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
 
 
 def _is_device(file: str) -> bool:
-    """Whether this is something like /dev/stdout, which has nothing beside it."""
+    """Return whether this is something like /dev/stdout, which has no files beside it."""
     return "://" not in file and os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file)
 
 
-def _refuse_senseless(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that do not go together, or a place that cannot be."""
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict each other, and for a place that cannot exist."""
     if options.model is not None and options.format != "openai-batch":
         raise ValueError("--model is for --format openai-batch: plain lines name no model")
     if options.errors is not None and options.format != "jsonl":

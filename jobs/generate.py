@@ -17,9 +17,9 @@ from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from jobs.config.run import RunConfig, load_config
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.driving import drive
-from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
+from jobs.driver.execution import execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of, refuse_too_many_errors
 from jobs.driver.plan import Plan, create_run, make_plan, worker_arguments
 from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import print_summary
@@ -37,7 +37,7 @@ _MIN_ROWS_TO_STOP_EARLY = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Generate, and return the exit code."""
     with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
@@ -58,7 +58,7 @@ def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
         return bad_configuration(error)
     except KeyboardInterrupt:
         return interrupted()
-    return exit_of(lambda: _run(plan, config, pool, run_directory))
+    return outcome_of(lambda: _run(plan, config, pool, run_directory))
 
 
 def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
@@ -101,11 +101,11 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
 def _generate(
     plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: MissingUnits
 ) -> Iterator[Counts]:
-    """The counts of each unit as it is committed."""
+    """Yield the counts of each unit as it is committed."""
     if not missing.num_units:
         return
     start_ray(config.run.ray_address)
-    for receipt in drive(missing, Generator, worker_arguments(plan, config, run_directory), pool, config):
+    for receipt in execute(missing, Generator, worker_arguments(plan, config, run_directory), pool, config):
         yield receipt.counts
 
 
@@ -140,7 +140,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
 
 
 def _footprint(plan: Plan, model: str) -> Footprint:
-    """Of target or draft with all of an engine's slots; stages of a target share it out among them."""
+    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
     return footprint(model, models.dtype, engine.num_slots, length)

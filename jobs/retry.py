@@ -16,9 +16,9 @@ from actors.workers.retrier import RetryGenerator
 from jobs.config.loading import load
 from jobs.config.run import RetryConfig
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.driving import drive
-from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted
+from jobs.driver.execution import execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of
 from jobs.driver.plan import Plan, make_plan, worker_arguments
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.counts import Counts
@@ -32,7 +32,7 @@ _LONGEST_EXAMPLE = 100  # characters of a message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code, with the meaning that it has for jobs.generate."""
+    """Retry, and return the exit code, which means what it does for jobs.generate."""
     with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
@@ -56,7 +56,7 @@ def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
         return bad_configuration(error)
     except KeyboardInterrupt:
         return interrupted()
-    return exit_of(lambda: _run(plan, config, pool, run_directory, wanted))
+    return outcome_of(lambda: _run(plan, config, pool, run_directory, wanted))
 
 
 def _run(plan: Plan, config: RetryConfig, pool: ActorPool, run_directory: RunDirectory, wanted: Wanted) -> Exit:
@@ -91,7 +91,7 @@ def _run_alone(
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        for receipt in drive(units, RetryGenerator, arguments, pool, config, backups=False):
+        for receipt in execute(units, RetryGenerator, arguments, pool, config, backups=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1
@@ -117,7 +117,7 @@ def _run_alone(
 
 
 def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> ActorPool:
-    """The pool with so many units at once in an actor that their few failed rows fill the engine's slots."""
+    """Return the pool with enough units at once in an actor that their few failed rows fill the engine's slots."""
     sequences_per_unit = rows_per_unit * plan.settings.sampling.n
     num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
     return replace(pool, units_in_flight=max(pool.units_in_flight, num_units))

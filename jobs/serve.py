@@ -1,6 +1,6 @@
-"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until it is told to end.
+"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until a signal comes.
 
-SIGTERM or Ctrl-C: nothing new is taken, what is in flight is finished, then it ends. A second one ends it at once.
+After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from endpoint.deployment import (
 )
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.driver.cluster import pick_device, start_ray, starts_own_ray
-from jobs.driver.ending import Exit, bad_configuration
+from jobs.driver.outcome import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled_models, settled_stages
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import model_sketch, text_fingerprint, tokenizer_fingerprint
 
-_LOOK_EVERY_S = 5.0  # whether the application still runs
+_LOOK_EVERY_S = 5.0  # between looks whether the application still runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Serve, and return the exit code."""
     with sigterm_interrupts():
         try:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
@@ -62,14 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(describe(config, settings), flush=True)
         try:
             return Exit.COMPLETE if application is None else _serve(config, application, mark)
-        except KeyboardInterrupt:  # a second one: what was in flight is not waited for
+        except KeyboardInterrupt:  # a second one: requests in flight are dropped
             return Exit.INCOMPLETE
 
 
 def application(sections: dict[str, Any]) -> Any:
-    """For Serve's own configuration, as KubeRay takes it: `import_path: jobs.serve:application`, the sections as args.
+    """Return the application for a configuration file of Serve, as KubeRay takes it.
 
-    Host and port are Serve's business there. Raises ValueError or OSError for what can be known to be wrong.
+    There `import_path` is `jobs.serve:application`, `args` are the sections, and Serve itself sets host and port.
+    Raises ValueError or OSError for what is known to be wrong before anything starts.
     """
     with NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(sections, file)
@@ -89,7 +90,7 @@ def settled(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]
 
 
 def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
-    """What is served, for a person."""
+    """Return what is served, as lines for a reader."""
     models, deployment = settings.models, config.serve.deployment
     engines = f"{deployment.min_replicas}"
     if deployment.max_replicas > deployment.min_replicas:
@@ -98,14 +99,14 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
         f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
-        f"  keys:    {_who_may_ask(config)}",
+        f"  keys:    {_keys_line(config)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
     ]
     return "\n".join(lines)
 
 
-def _who_may_ask(config: ServeConfig) -> str:
+def _keys_line(config: ServeConfig) -> str:
     keys = config.keys()
     return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
 
@@ -113,7 +114,7 @@ def _who_may_ask(config: ServeConfig) -> str:
 def _application(
     config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str = ""
 ) -> Any:
-    """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
+    """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray."""
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
     service_settings = replace(config.serve.service, model=_name(config, settings), fingerprint=fingerprint)
@@ -134,9 +135,9 @@ def _application(
 
 
 def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
-    """Run it, which has this mark, until a signal comes.
+    """Run the application, which has this mark, until a signal comes.
 
-    KeyboardInterrupt if that comes before it runs, or a second time.
+    Raises KeyboardInterrupt if a signal comes before the application runs, or a second signal after that.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     is_own_ray = starts_own_ray(config.serve.ray_address)
@@ -147,7 +148,7 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
             check_gate(config.serve.limits)
         except ValueError as error:
             return bad_configuration(error)
-        with _nothing_left_unless_deployed(is_own_ray):
+        with _removed_unless_deployed(is_own_ray):
             deploy(application)
         return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
     except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
@@ -155,14 +156,14 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
         return Exit.FAILED
     finally:
         if is_own_ray and ray.is_initialized():
-            ray.shutdown()  # and Serve with it, which by itself says that its controller did not end well
+            ray.shutdown()  # this ends Serve, too, without its message that the controller did not end well
 
 
 @contextmanager
-def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
-    """An application that the block began and did not bring up, for whatever reason, does not stay on the cluster.
+def _removed_unless_deployed(is_own_ray: bool) -> Iterator[None]:
+    """Remove the application from the cluster if the block raises before the application is up.
 
-    One that was there before stays as it is, and so do all others.
+    An application that was there before stays as it is, and so do all others.
     """
     was_there = is_deployed()
     try:
@@ -174,7 +175,7 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
 
 
 def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
-    """Then end, and what was deployed with this mark; what another command has deployed over it stays."""
+    """Wait for a signal, then withdraw what was deployed with this mark; a later command's deployment stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
@@ -189,7 +190,7 @@ def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
 
 
 def _wait() -> None:
-    """Until the application is gone, which somebody else may have taken away. A signal raises KeyboardInterrupt."""
+    """Wait until the application is gone, removed by another command. A signal raises KeyboardInterrupt."""
     never = threading.Event()
     while not never.wait(_LOOK_EVERY_S):
         if not is_deployed():
@@ -198,13 +199,13 @@ def _wait() -> None:
 
 
 def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
-    """The model's name: as configured, as on the hub, or as its folder."""
+    """Return the model's name: as configured, as on the hub, or as its folder."""
     target = config.generator.models.target
     return config.serve.service.model or (Path(settings.models.target).name if Path(target).exists() else target)
 
 
 def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
-    """What decides which tokens an engine writes behind a prompt's, with a seed."""
+    """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
     models, engine = settings.models, settings.engine
     tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
     drafts = _drafts(settings) if engine.verification == "rejection" else ()  # else the text does not depend on them
@@ -212,7 +213,7 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
 
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
-    """What decides which prompt a chat becomes."""
+    """Return everything that decides which prompt a chat becomes."""
     template_kwargs = sorted(settings.chat.template_kwargs.items())
     return text_fingerprint(chat_template or ""), settings.chat.system_prompt, template_kwargs
 
@@ -222,7 +223,7 @@ def _fingerprint(parts: tuple[Any, ...]) -> str:
 
 
 def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
-    """What is drafted, by whom, and how much at a time."""
+    """Return everything that decides what is drafted."""
     draft, engine = settings.models.draft, settings.engine
     return (
         draft and model_sketch(draft),

@@ -28,7 +28,7 @@ class InputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings:
-    """Where to write."""
+    """The place to write to."""
 
     path: str
     """The run directory: new, or that of a run to go on with; local or a URI."""

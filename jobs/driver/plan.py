@@ -1,4 +1,4 @@
-"""What a run will do: its input, its identity, the units that are missing. Nothing here loads a model."""
+"""Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pipeline.text.codec import TextCodec
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked run, new or begun. `run_directory` is None where nothing is written yet."""
+    """A checked run, new or begun. `run_directory` is None if nothing has been written yet."""
 
     settings: GeneratorSettings
     input_options: InputOptions
@@ -51,14 +51,14 @@ class Plan:
         return self.settings.sampling.n * self.settings.sampling.max_tokens
 
     def new_units(self, rows_per_unit: int) -> Iterator[WorkUnit]:
-        """The units of a run that does not exist yet."""
+        """Yield the units of a run that does not exist yet."""
         return plan_units(self.files, self.input_options, rows_per_unit)
 
 
 def make_plan(config: RunConfig, device: str) -> Plan:
-    """The plan of this configuration on "cpu" or "cuda".
+    """Return the plan of this configuration on "cpu" or "cuda".
 
-    Raises ValueError or OSError for everything that can be known to fail before GPU work.
+    Raises ValueError or OSError for everything that is known to fail before any model is loaded.
     """
     settings = config.generator_settings()
     settings = replace(
@@ -80,7 +80,7 @@ def make_plan(config: RunConfig, device: str) -> Plan:
 
 
 def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
-    """The run directory of a plan, created if it does not exist."""
+    """Return the run directory of a plan; create it if it does not exist."""
     if plan.run_directory is not None:
         return plan.run_directory
     run = {
@@ -100,7 +100,7 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
 
 
 def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory) -> dict[str, Any]:
-    """What a Generator of this run is built with, besides its ledger."""
+    """Return the arguments of a Generator of this run, except its ledger."""
     return {
         "settings": plan.settings,
         "run_path": run_directory.location.name,
@@ -114,9 +114,9 @@ def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory)
 def run_identity(
     settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
 ) -> dict[str, Any]:
-    """What decides which tokens come out: it may not change while a run lasts.
+    """Return everything that decides which tokens come out, which may not change while a run lasts.
 
-    Drafter and machines are not in it, except under rejection, where only the law is the target's.
+    Machines are not in it. The drafter is in it under rejection alone, where only the distribution is the target's.
     """
     models, engine = settings.models, settings.engine
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
@@ -142,7 +142,7 @@ def run_identity(
 
 
 def settled_models(models: ModelSettings, device: str) -> ModelSettings:
-    """Absolute folders, the device, and the dtype that `auto` means: actors may start in another folder."""
+    """Return the models with absolute folders, as actors may start elsewhere, and with the dtype that `auto` means."""
     target = _absolute(model_folder(models.target))
     dtype = models.dtype
     if dtype == "auto":
@@ -158,7 +158,7 @@ def settled_models(models: ModelSettings, device: str) -> ModelSettings:
 
 
 def settled_stages(stages: StageSettings, device: str) -> StageSettings:
-    """With the GPUs that stages take where there are any."""
+    """Return the stages with one GPU for each process if the device is cuda and they name none."""
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
     return replace(stages, num_gpus=1.0) if device == "cuda" and not stages.num_gpus else stages
@@ -169,7 +169,7 @@ def _absolute(path: str) -> str:
 
 
 def check_models(settings: GeneratorSettings) -> None:
-    """What the engine checks again when it loads the weights, as far as it can be known without them."""
+    """Check models and settings as the engine does when it loads weights, as far as possible without them."""
     models, engine = settings.models, settings.engine
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
@@ -179,7 +179,7 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_cut(target_config, models.target)
     if settings.stages.tensor_parallel > 1:
         check_can_be_shared_out(target_config, models.target, settings.stages.tensor_parallel)
-        if models.device == "cpu":  # of GPUs, which are elsewhere, this process knows nothing
+        if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)

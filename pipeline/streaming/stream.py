@@ -1,4 +1,4 @@
-"""Ray Data: work units through an autoscaling pool of actors. The only file that says ray.data.
+"""Stream of work units through an autoscaling pool of actors, by Ray Data. Only this package imports ray.data.
 
 Of Ray Data we use the streaming executor and the actor pool. Its own writer, checkpoints and error skipping
 are not used: each can lose or repeat rows (docs/adr/0004). What travels are unit descriptors one way and
@@ -57,7 +57,7 @@ def stream_units(
     pool: ActorPool,
     no_progress_timeout_s: float,
 ) -> Iterator[Receipt]:
-    """One receipt for each unit as it is committed; ends with the last of `num_units`, whoever else is still at work.
+    """Yield one receipt for each unit as it is committed; end with the last of `num_units`, even if backups still run.
 
     `tickets` is called in a process of its own on the driver's node. If that process dies it is called again, and
     must yield the same units in the same order, up to the first backup.
@@ -96,7 +96,7 @@ def stream_units(
 def map_rows(
     dataset: Dataset, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool, rows_per_batch: int
 ) -> Dataset:
-    """The dataset that `worker` makes of batches of `dataset`, as tables."""
+    """Return the dataset that `worker` makes of batches of `dataset`, as tables."""
     return dataset.map_batches(
         worker,
         batch_size=rows_per_batch,
@@ -106,7 +106,7 @@ def map_rows(
 
 
 def quiet_ray_data(no_progress_timeout_s: float) -> None:
-    """Silence Ray Data's own bars and logs, which would fight with ours, and set when a stuck run fails."""
+    """Set when a stuck run fails, and turn off Ray Data's own bars and logs, which would mix with ours."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -124,19 +124,19 @@ class _TicketSource(Datasource):  # type: ignore[misc]  # Ray has no types
         self._tickets = tickets
 
     def estimate_inmemory_data_size(self) -> None:
-        """Not known."""
+        """Return None: the size is not known."""
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """The one task."""
+        """Return the only task."""
         tickets = self._tickets
         metadata = BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None, input_files=None)
         return [ReadTask(lambda: _blocks(tickets), metadata)]
 
     @property
     def supports_distributed_reads(self) -> bool:
-        """No: the task runs where the driver does, and dies with it alone."""
+        """Whether the task may run on another node: no, it runs beside the driver and ends with it."""
         return False
 
 
@@ -147,7 +147,7 @@ def _blocks(tickets: Callable[[], Iterable[Ticket]]) -> Iterator[pa.Table]:
 
 
 class _ForgetBlocks(ExecutionCallback):  # type: ignore[misc]
-    """Keeps the driver small: Ray Data 2.60 keeps kilobytes of statistics of every block for a final summary."""
+    """A callback that drops the statistics of blocks: Ray Data 2.60 keeps kilobytes of each until the end."""
 
     def on_execution_step(self, executor: Any) -> None:
         for operator in executor._topology or ():

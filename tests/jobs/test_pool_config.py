@@ -6,7 +6,7 @@ import pytest
 
 from actors.units.ledger import start_ledger
 from jobs.config.run import load_config
-from jobs.driver.cluster import ShortageWatch
+from jobs.driver.watches import ShortageWatch
 from pipeline.streaming.pool import ActorPool
 from tests.jobs.runs import wait_until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from jobs.driver.ending import Exit
+from jobs.driver.outcome import Exit
 from tests.jobs.runs import arguments, generations, prompts, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

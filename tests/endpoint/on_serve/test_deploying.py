@@ -16,7 +16,7 @@ from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdr
 from endpoint.gate.gate import INGRESS_NAME
 from jobs import serve as command
 from jobs.config.serve import load_serve_config
-from jobs.driver.ending import Exit
+from jobs.driver.outcome import Exit
 from tests.endpoint.conftest import SERVE_LIMITS
 
 pytestmark = pytest.mark.ray

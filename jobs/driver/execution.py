@@ -1,0 +1,162 @@
+"""Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+import ray
+
+from actors.drafts.roster import start_roster
+from actors.metrics import ROWS_LEFT, UNITS_LEFT, Heartbeat, Metrics
+from actors.settings import GeneratorSettings
+from actors.units.feed import Feed
+from actors.units.ledger import start_ledger
+from jobs.config.run import RunConfig
+from jobs.driver.progress import Progress
+from jobs.driver.stopping import GracefulStop
+from jobs.driver.watches import OrphanWatch, ShortageWatch
+from pipeline.id_set import IdSet
+from pipeline.inputs.units import WorkUnit
+from pipeline.logs import Event, LogSettings
+from pipeline.run.receipt import Receipt
+from pipeline.storage.location import Location
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import UnitError, stream_units
+
+_MAX_NEW_POOLS = 8  # in a row, without a unit done in between
+_LOST_FOR_GOOD = (
+    ray.exceptions.UnserializableException,
+    ray.exceptions.ActorDiedError,
+    ray.exceptions.ActorUnavailableError,
+)
+_log = logging.getLogger(__name__)
+
+
+class Units(Protocol):
+    """Units that can be read as a stream, repeatedly in the same order, also in another process (pickled)."""
+
+    @property
+    def num_units(self) -> int:
+        """The number of units."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows in all units."""
+
+    def __iter__(self) -> Iterator[WorkUnit]:
+        """Yield each unit."""
+
+
+def execute(
+    units: Units,
+    worker: type,
+    worker_arguments: Mapping[str, Any],
+    pool: ActorPool,
+    config: RunConfig,
+    *,
+    backups: bool = True,
+) -> Iterator[Receipt]:
+    """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run. Ray must have been started.
+
+    `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor; it is a worker of
+    `pipeline.streaming.stream.stream_units`. Work that two processes must not do at once goes without `backups`,
+    whatever `run.backup_units` is. Shows progress, and prints what was repeated. Raises what `stream_units` raises.
+    """
+    # Behind the units in work wait as many as there are places for them, and as many again on their way there.
+    max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
+    ledger = start_ledger(pool.units_in_flight, max_waiting)
+    # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
+    is_repeatable = config.generator.engine.verification == "coupled"
+    feed = Feed(units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1)
+    settings: GeneratorSettings = worker_arguments["settings"]
+    run, timeout_s = Location.parse(config.output.path).short_name, config.run.no_progress_timeout_s
+    progress = Progress(units.num_units, units.num_rows, config.run.progress)
+    with (
+        GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s),
+        progress,
+        _published(progress, run),
+        ShortageWatch(pool, ledger, settings),
+        OrphanWatch() if settings.stages.is_apart else nullcontext(),
+        _roster(settings, run, config.run.logs, pool.num_at_once) as roster,
+    ):
+        arguments = {**worker_arguments, "ledger": ledger, **roster}
+        try:
+            for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):
+                progress.add(receipt.counts)
+                yield receipt
+        except UnitError:
+            ledger.stop.remote()  # so that no queued unit begins behind the one that failed
+            raise
+    repeats = describe_repeats(ray.get(ledger.summary.remote()))
+    if repeats:
+        print(repeats, file=sys.stderr)
+
+
+@contextmanager
+def _roster(
+    settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the draft roster as an argument of workers, or none if drafts are colocated; end its draft actors."""
+    if settings.placement == "colocated":
+        yield {}
+        return
+    roster = start_roster(settings, run, log_settings, num_generators)
+    try:
+        yield {"roster": roster}
+    finally:
+        ray.kill(roster)  # this process may go on with something else
+
+
+def _published(progress: Progress, run: str) -> Heartbeat:
+    """Return a context in which the metrics say how much of the run is left, and the driver's storage retries."""
+    metrics = Metrics(run)
+
+    def publish() -> None:
+        metrics.set(UNITS_LEFT, progress.num_units_left)
+        metrics.set(ROWS_LEFT, progress.num_rows_left)
+        metrics.add_storage_retries()
+
+    return Heartbeat(publish)
+
+
+def _receipts(
+    feed: Feed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
+) -> Iterator[Receipt]:
+    """Yield the receipts of `stream_units`, each once, and go on with a new pool of actors if Ray gives up the old one.
+
+    Ray 2.60 restarts an actor whose process or node died, but not always one whose node died while the actor was
+    starting: it takes that for a failure of the actor itself, with an empty exception (ray issue 18586).
+    """
+    done, num_in_a_row = IdSet(), 0
+    while True:
+        left = replace(feed, done=IdSet(done))
+        try:
+            for receipt in stream_units(left, num_units - len(done), worker, arguments, pool, timeout_s):
+                if done.add(receipt.unit_id):
+                    num_in_a_row = 0
+                    yield receipt
+            return
+        except _LOST_FOR_GOOD as error:
+            num_in_a_row += 1
+            if num_in_a_row > _MAX_NEW_POOLS:
+                raise
+            _log.warning(
+                Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
+            )
+            ray.get(feed.ledger.dismiss.remote())
+
+
+def describe_repeats(summary: Mapping[str, int]) -> str:
+    """Return what `Ledger.summary` counted as a sentence; empty if all counts are zero."""
+    words = {
+        "num_deaths": "worker processes died over units",
+        "num_repeated_units": "attempts were repeated",
+        "num_condemned_rows": "rows were given up because they kill their process",
+        "num_backups": "units were also begun by idle actors (run.backup_units)",
+    }
+    return ", ".join(f"{summary[name]} {text}" for name, text in words.items() if summary[name])
