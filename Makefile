@@ -3,16 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := actors benchmarks decoding endpoint jobs pipeline
+BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 PEER_PIP := -m pip install --quiet --disable-pip-version-check
 
 # Ray hands its own environment to its workers: no token authentication and no memory monitor in local runs.
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-.PHONY: help setup demo serve-demo test test-faults test-endpoint test-clients test-page test-kubernetes test-autoscaling test-all check fmt bench \
-  bench-quick bench-serve peers picture clean
+# Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
+TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
+
+.PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
+  test-autoscaling test-all check pages docs fmt bench bench-quick bench-serve peers picture clean
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup: $(VENV)/installed  ## create .venv and install (the other commands do it when needed)
 
@@ -27,10 +31,20 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
 
-# Tests that need no cluster run side by side, neighbours in one process (they share models); the others share a Ray.
-test: setup  ## run the tests: no network, no GPU, about 15 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
+test: setup  ## run all default tests: no network, no GPU, about 12 minutes on 2 cores
+	$(BIN)/python $(TESTS_WITHOUT_RAY)
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
+
+test-fast: setup  ## run the default tests that need no Ray, about 5 minutes on 2 cores
+	$(BIN)/python $(TESTS_WITHOUT_RAY)
+
+# The same source on this processor, as a processor with AVX2 alone computes, without our kernels, and with kernels that use AVX2 alone.
+test-processors: setup  ## run tests/decoding as four kinds of processor would, about 15 minutes on 2 cores
+	@grep -m 1 'model name' /proc/cpuinfo
+	$(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	DRAY_KERNELS=off $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	DRAY_KERNELS_MARCH=x86-64-v3 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py tests/jobs/test_backups.py \
@@ -49,7 +63,7 @@ test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they
 	touch $@
 
 test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
-	$(BIN)/python -m pytest tests/endpoint/test_page.py
+	$(BIN)/python -m pytest tests/endpoint/page/test_page.py
 
 # They need kubectl and KubeRay's definitions (k8s/README.md). Debian's promtool is unpacked and not installed, as its
 # package would start a server.
@@ -69,11 +83,22 @@ test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over 
 	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes" -n auto --maxprocesses 4 --dist loadgroup
 	$(BIN)/python -m pytest -m "ray and not gpu"
 
-check: setup  ## lint, format, types, imports
+check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m checks.docstrings
+	$(BIN)/python -m checks.pages --check
+	$(BIN)/python -m checks.figures
+	$(BIN)/python -m checks.paths
+	$(BUILD_SITE)
+
+pages: setup  ## write the generated pages: docs/configuration.md and docs/schema.md
+	$(BIN)/python -m checks.pages
+
+docs: setup  ## build the documentation as a site: out/site/index.html
+	$(BUILD_SITE)
 
 fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
@@ -90,7 +115,7 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
 picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
-	$(BIN)/python -m tests.endpoint.picture docs/pictures/page.png
+	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 

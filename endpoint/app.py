@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where. It knows no engine, only a Service."""
+"""The HTTP application: its routes over a Service. It knows no engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from starlette.responses import JSONResponse, Response
 from actors.engine.deadline import Deadline
 from endpoint.answers.chat import chat
 from endpoint.answers.completions import complete
-from endpoint.answers.models import list_models, one_model
-from endpoint.answers.tokenize import detokenize, tokenize
+from endpoint.answers.model import detokenize, list_models, one_model, tokenize
 from endpoint.http.errors import ApiError
 from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
@@ -25,9 +24,9 @@ _READY_TIMEOUT_S = 25.0
 
 
 def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
-    """The routes over this service; `has_docs` adds /docs and /openapi.json.
+    """Return the application with the routes over this service; `has_docs` adds /docs and /openapi.json.
 
-    What they raise becomes an answer at the edge (`endpoint/edge/install.py`).
+    The edge answers the exceptions that the routes raise (`endpoint/edge/install.py`).
     """
     app = FastAPI(
         title="Dray",
@@ -38,33 +37,33 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
         openapi_url="/openapi.json" if has_docs else None,
     )
 
-    def service_for(request: Request) -> Service:
+    def deadline_of(request: Request) -> Deadline:
         timeout_s = service.settings.request_timeout_s
-        return service.until(Deadline.after(timeout_s, started=getattr(request.state, "arrived_at", None)))
+        return Deadline.after(timeout_s, started=getattr(request.state, "arrived_at", None))
 
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
-        return await complete(service_for(request), body, request_id_of(request))
+        return await complete(service, body, request_id_of(request), deadline_of(request))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
-        return await chat(service_for(request), body, request_id_of(request))
+        return await chat(service, body, request_id_of(request), deadline_of(request))
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
-        return list_models(service.settings, await service_for(request).facts())
+        return list_models(service.settings, await service.facts(deadline_of(request)))
 
     @app.get("/v1/models/{model:path}")
     async def _model(model: str, request: Request) -> dict[str, Any]:
-        return one_model(service.settings, await service_for(request).facts(), model)
+        return one_model(service.settings, await service.facts(deadline_of(request)), model)
 
     @app.post("/tokenize")
     async def _tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        return await tokenize(service_for(request), body)
+        return await tokenize(service, body, deadline_of(request))
 
     @app.post("/detokenize")
     async def _detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        return await detokenize(service_for(request), body)
+        return await detokenize(service, body, deadline_of(request))
 
     @app.get("/health")
     async def _health() -> dict[str, str]:
@@ -82,13 +81,13 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
 
 
 def request_id_of(request: Request) -> str:
-    """What names the request in logs and answers: what the edge took from `x-request-id`, or a new one."""
+    """Return the id that names the request in logs and answers: the edge's, or a new one."""
     given = getattr(request.state, "request_id", None)
     return given if isinstance(given, str) else uuid.uuid4().hex
 
 
 def dray_version() -> str:
-    """Of the installed package; "unknown" where it runs from a folder."""
+    """Return the version of the installed package; "unknown" if it is not installed."""
     try:
         return version("dray")
     except PackageNotFoundError:
@@ -96,10 +95,10 @@ def dray_version() -> str:
 
 
 async def _readiness(service: Service) -> Response:
-    """200 if an engine wrote a token lately, or writes one now."""
+    """Return 200 if an engine has written a token lately, or writes one now; 503 otherwise."""
     try:
         await asyncio.wait_for(service.backend.check_health(), _READY_TIMEOUT_S)
-    except Exception:  # noqa: BLE001 - whatever it is, the answer is that it is not ready
+    except Exception:  # noqa: BLE001 - whatever it is, the model is not ready
         error = ApiError(503, "The model is not ready.", type="server_error", code="not_ready")
         return JSONResponse(error.envelope(), status_code=error.status, headers={"Retry-After": "5"})
     return JSONResponse({"status": "ready"})

@@ -1,4 +1,4 @@
-"""Deployment: the application on Ray Serve. An ingress that speaks HTTP, and replicas that have an engine each."""
+"""Deployment: the application on Ray Serve, an ingress that speaks HTTP and replicas with an engine each."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
-from endpoint.http.bodies import Limits
+from endpoint.http.limits import Limits
 from endpoint.ingress import Ingress
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from pipeline.streaming.actor_resources import ActorResources
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
-_CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # as Serve calls its own
-_ASKED_S = 30.0  # for a proxy to say what it has before it
-_PROXYS_PATIENCE_S = 60.0  # beyond the endpoint's own deadline, which is to be the one that a request meets
+_CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # Serve's own names
+_REPLY_S = 30.0  # for the controller or a proxy to reply
+_PROXY_EXTRA_S = 60.0  # beyond the endpoint's own deadline, so that a request meets that one first
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
-_MARK = "mark"  # in the configuration that Serve lets an application have for itself
+_MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
 
@@ -96,13 +96,13 @@ def make_application(
     roster: Any = None,
     mark: str = "",
 ) -> Any:
-    """What `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor.
+    """Return what `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor.
 
-    `mark` tells by whom it was deployed (`deployed_mark`).
+    `mark` identifies the command that deploys it (`deployed_mark`).
     """
     asked = deployment_settings
-    # Who comes beyond what all replicas take is refused by the ingress, and beyond what one takes by that one, at once
-    # and in the API's form; what Serve itself may hold back is bounded, too, and never reached before.
+    # The ingress refuses requests beyond what all replicas take, and a replica those beyond what it takes, at once and
+    # in the API's form. Serve's own queue is bounded, too, but those limits are reached first.
     num_taken = settings.engine.num_slots + replica_settings.max_waiting
     scaling: dict[str, Any] = {"num_replicas": asked.min_replicas}
     if asked.max_replicas > asked.min_replicas:
@@ -140,30 +140,30 @@ def make_application(
         user_config={_MARK: mark},
         **lifetime,
     )
-    most_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
-    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, most_requests, fingerprint)
+    max_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
+    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, max_requests, fingerprint)
 
 
 def start(host: str, port: int, limits: Limits, request_timeout_s: float | None = None) -> None:
-    """Start Serve on this cluster, which listens here, with the gate before it; nothing if one runs already.
+    """Start Serve on this cluster at `host` and `port`, behind the gate; do nothing if one runs already.
 
-    A request that no process of the endpoint has taken ends a minute after `request_timeout_s`, by the proxy's clock.
+    The proxy ends a request that no process of the endpoint has taken a minute after `request_timeout_s`.
     """
-    proxys_s = None if request_timeout_s is None else request_timeout_s + _PROXYS_PATIENCE_S
+    proxy_timeout_s = None if request_timeout_s is None else request_timeout_s + _PROXY_EXTRA_S
     serve.start(
-        http_options={"host": host, "port": port, "request_timeout_s": proxys_s},
+        http_options={"host": host, "port": port, "request_timeout_s": proxy_timeout_s},
         controller_options={"runtime_env": {"env_vars": environment(limits)}},
     )
 
 
 def check_gate(limits: Limits) -> None:
-    """Raise ValueError if the Serve of this cluster, which somebody else may have started, has a proxy without it.
+    """Raise ValueError if the Serve of this cluster has a proxy without the gate, as another program may start it.
 
-    So it does for the gate of another release, or with other limits; RuntimeError if a proxy does not say what it has.
+    Raises it also for the gate of another release or with other limits, and RuntimeError if a proxy does not reply.
     """
     try:
         controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-        proxies = list(ray.get(controller.get_proxies.remote(), timeout=_ASKED_S).values())
+        proxies = list(ray.get(controller.get_proxies.remote(), timeout=_REPLY_S).values())
         has_gate = bool(proxies) and all(_has_gate(proxy, limits) for proxy in proxies)
     except (RayError, ValueError) as error:  # the latter where there is no controller
         kind = type(error).__name__
@@ -179,8 +179,8 @@ def check_gate(limits: Limits) -> None:
 
 def _has_gate(proxy: Any, limits: Limits) -> bool:
     try:
-        options = ray.get(proxy._get_http_options.remote(), timeout=_ASKED_S)
-    except (RayTaskError, RaySystemError):  # it cannot be pickled: the middlewares are somebody else's
+        options = ray.get(proxy._get_http_options.remote(), timeout=_REPLY_S)
+    except (RayTaskError, RaySystemError):  # it cannot be pickled, so its middlewares are not ours
         return False
     return any(
         middleware.cls is Gate
@@ -191,17 +191,17 @@ def _has_gate(proxy: Any, limits: Limits) -> bool:
 
 
 def is_deployed() -> bool:
-    """Whether an application of our name is there, in whatever state."""
+    """Tell whether there is an application of our name, in whatever state."""
     return APP_NAME in serve.status().applications
 
 
 def deployed_mark() -> str | None:
-    """The mark of the application of our name that was deployed last; None if there is none, or nobody's mark on it.
+    """Return the mark of the application of our name that was deployed last; None if there is none, or no mark.
 
-    Neither Serve's status nor its deployment times (2.60) tell that an application was deployed over another.
+    Neither Serve's status nor its deployment times (2.60) show that an application was deployed over another.
     """
     controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-    details = ray.get(controller.get_serve_instance_details.remote(), timeout=_ASKED_S)
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=_REPLY_S)
     deployments = details["applications"].get(APP_NAME, {}).get("deployments", {})
     config = deployments.get(INGRESS_NAME, {}).get("deployment_config", {})
     mark: str | None = (config.get("user_config") or {}).get(_MARK)
@@ -209,13 +209,13 @@ def deployed_mark() -> str | None:
 
 
 def deploy(application: Any) -> DeploymentHandle:
-    """Run it on the Serve of this cluster, at "/"; returns when it is up. Raises RuntimeError if that fails."""
+    """Deploy the application on the Serve of this cluster at "/" and wait until it is up. Raises RuntimeError."""
     return serve.run(application, name=APP_NAME, route_prefix="/")
 
 
 def withdraw(drain_timeout_s: float) -> None:
-    """Take it away again; returns when what was in flight has finished, or had its time."""
-    serve.delete(APP_NAME, _blocking=False)  # it would not wait for more than a minute
+    """Remove the application; return when requests in flight have finished, or `drain_timeout_s` is over."""
+    serve.delete(APP_NAME, _blocking=False)  # blocking, it would wait for a minute at most
     gives_up_at = time.monotonic() + drain_timeout_s + _ENDING_S
     while is_deployed() and time.monotonic() < gives_up_at:
         time.sleep(_LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""Ingress: the application in a Ray Serve deployment, in front of the replicas."""
+"""Ingress: the application as a Ray Serve deployment, in front of the replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from pipeline.logs import LogSettings, set_up_logs
 
 
 class Ingress:
-    """Has the tokenizer and the keys, and asks the replicas for tokens. `ray.serve.ingress()` makes it a deployment."""
+    """The application with the tokenizer and the keys, which asks the replicas for tokens.
+
+    `ray.serve.ingress()` makes it a deployment.
+    """
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -28,32 +31,32 @@ class Ingress:
         edge_settings: EdgeSettings,
         log_settings: LogSettings,
         replicas: Any,
-        most_requests: int,
+        max_requests: int,
         engine_fingerprint: str = "",
     ) -> None:
-        """`replicas` is the handle of the replicas' deployment.
+        """Ask `replicas`, the handle of a deployment that takes at most `max_requests` requests at once.
 
-        They take so many requests at once, at most, and the fingerprint is theirs. As long as there are only replicas
-        of another model, which an update replaces, this takes: Ray Serve leaves requests to the ingress before.
+        Only replicas with the `engine_fingerprint` are asked. While an update has not brought one yet, this waits, so
+        that Ray Serve leaves requests to the ingress before it.
         """
         set_up_logs(log_settings)
         backend = Replicas(
             replicas,
             is_repeatable=settings.engine.verification == "coupled",
             fingerprint=engine_fingerprint,
-            most_requests=most_requests,
+            max_requests=max_requests,
         )
         metrics = ServingMetrics(service_settings.model, to_ray=True)
         codec = load_codec(settings)
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))
-        await backend.until_there()
+        await backend.wait_for_model()
         self._app = create_app(service, has_docs=edge_settings.has_docs)
-        install(self._app, edge_settings, metrics, most_requests)
+        install(self._app, edge_settings, metrics, max_requests)
 
     def reconfigure(self, config: dict[str, str]) -> None:
-        """Nothing: what is in it is for `endpoint.deployment.deployed_mark`."""
+        """Ignore the configuration, which is only read by `endpoint.deployment.deployed_mark`."""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Ray Serve runs."""
+        """Return the application that Ray Serve runs."""
         return self._app

@@ -14,6 +14,7 @@ from tests.text_pair import save_text_pair
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+pytest_plugins = ["tests.failures"]
 transformers.logging.set_verbosity_error()
 
 

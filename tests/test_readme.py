@@ -1,4 +1,4 @@
-"""What the README shows is run."""
+"""The examples in README.md and docs/python.md run, and the figures in README.md are those of the demo."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,40 @@ import duckdb
 import pytest
 import yaml
 
+from checks import figures
 from jobs.config.run import load_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def _blocks(language: str, document: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
+
+
+def test_the_readme_is_short_enough_to_scan() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_table_of_the_demo_is_the_sum_of_its_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figures.main([]) == 0
+    stale = tmp_path / "README.md"
+    stale.write_text(README.replace("| arithmetic | 60 | 5,285 |", "| arithmetic | 60 | 5,415 |"))
+    assert stale.read_text() != README
+    monkeypatch.setattr(figures, "README", stale)
+    assert figures.main([]) == 1
+    assert "python -m checks.figures out/demo" in capsys.readouterr().err
+
+
+def test_the_metrics_of_a_demo_are_the_sum_of_its_lines() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    lines = figures.read_lines()
+    columns = {"output": "num_output", "draft": "num_draft", "accepted": "num_accepted"}
+    for metric, column in columns.items():
+        (shown,) = re.findall(rf"ray_dray_{metric}_tokens_total{{.*}} (\S+)", text)
+        assert float(shown) == sum(int(line[f"{column}_tokens"]) for line in lines), metric
 
 
 def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
@@ -27,7 +53,7 @@ def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_the_python_examples_run(text_pair: tuple[str, str], ray_address: str) -> None:
-    engine_example, dataset_example, _ = _blocks("python")  # the last: tests/endpoint/test_documented.py
+    engine_example, dataset_example = _blocks("python", "docs/python.md")
     names: dict[str, object] = {}
     exec(engine_example.replace("path/to/target", text_pair[0]).replace("path/to/draft", text_pair[1]), names)
     for path in text_pair:

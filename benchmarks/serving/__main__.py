@@ -53,7 +53,7 @@ from benchmarks.serving.measures import (
 from decoding.engine.options import EngineOptions
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.bodies import Limits
+from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 

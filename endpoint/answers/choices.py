@@ -1,4 +1,4 @@
-"""Choices: what the deltas of a generation add up to, and the numbers that answers give of it."""
+"""Choices: what the deltas of a generation add up to, and the counts that answers give about them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.engine.deltas import Delta, Ending
+from actors.engine.deltas import Delta, Ending, counts_of_rounds
 from actors.engine.requests import Generation
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.text import Piece, TextStream
-from endpoint.answers.whole_text import WholeText
+from endpoint.answers.text import Piece, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
 from endpoint.service.backend import ask
 from endpoint.service.meter import FinishReason, Rounds, counts_of, num_drafts_of
@@ -24,7 +23,7 @@ from pipeline.logs import Event
 from pipeline.text.codec import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
-_CAUSES = ("not finite", "memory ran out", "dropped")  # what a log may say of a sample's error, whatever else it says
+_CAUSES = ("not finite", "memory ran out", "dropped")  # the words of a sample's error that a log may quote
 _log = logging.getLogger(__name__)
 
 
@@ -35,25 +34,34 @@ class Choice:
     index: int
     seed: int
     stream: TextStream | WholeText
-    logprobs: list[TokenLogprobs]
-    offsets: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     ending: Ending | None = None
-    has_begun: bool = False  # whether a chunk of it is out
-    rounds_so_far: Counter[tuple[int, int]] = field(default_factory=Counter)  # as its deltas tell them
+    has_begun: bool = False  # whether a chunk of it was sent
+    rounds_so_far: Counter[tuple[int, int]] = field(default_factory=Counter)  # according to its deltas
+
+    def add(self, delta: Delta) -> Growth:
+        """Add a delta and return what it changes."""
+        piece = self.stream.push(delta.token_ids, delta.num_accepted, delta.ending)
+        self.logprobs += delta.logprobs
+        self.offsets += piece.offsets
+        self.ending = delta.ending
+        self.rounds_so_far[delta.num_drafted, delta.num_accepted] += 1
+        return Growth(self, delta, piece)
 
     @property
     def text(self) -> str:
-        """What it says so far."""
+        """The text so far."""
         return self.stream.text
 
     @property
-    def num_tokens(self) -> int:
-        """Of its output."""
-        return len(self.stream.token_ids)
+    def token_ids(self) -> list[int]:
+        """The output tokens so far."""
+        return self.stream.token_ids
 
     @property
     def rounds(self) -> Rounds:
-        """By what was drafted in them, and how much of that stood."""
+        """The number of rounds by how many tokens were drafted and accepted in them."""
         return self.rounds_so_far if self.ending is None else self.ending.num_rounds_by_draft
 
     @property
@@ -62,14 +70,19 @@ class Choice:
         return None if self.ending is None else self.ending.finish_reason
 
     @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token id that ended it, if one did."""
+        return None if self.ending is None else self.ending.stop_reason
+
+    @property
     def mean_logprob(self) -> float:
-        """Of its tokens, where their log-probabilities are known."""
+        """The mean log-probability of its tokens, if that is known."""
         return sum(entry.logprob for entry in self.logprobs) / max(1, len(self.logprobs))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a delta adds to a choice."""
+    """A delta that was added to a choice, and the text that it shows."""
 
     choice: Choice
     delta: Delta
@@ -81,32 +94,28 @@ def make_choices(
     generation: Generation,
     new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText],
 ) -> list[Choice]:
-    """One for each sequence, nothing written yet; `new_stream` makes what its text comes from."""
+    """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
     params = generation.params
     return [
-        Choice(
-            prompt * params.n + sample,
-            generation.seeds[prompt],
-            new_stream(service.codec, params.stop),
-            [],
-            [],
-        )
+        Choice(prompt * params.n + sample, generation.seeds[prompt], new_stream(service.codec, params.stop))
         for prompt in range(len(generation.prompts))
         for sample in range(params.n)
     ]
 
 
-async def grow(service: Service, generation: Generation, choices: list[Choice]) -> AsyncIterator[list[Growth]]:
-    """Let the choices be written; what each step adds to them. Raises ApiError."""
+async def grow(service: Service, generation: Generation, choices: list[Choice]) -> AsyncIterator[Growth]:
+    """Generate, and yield how each step changes the choices. Raises ApiError."""
     meter = service.new_meter()
     reason: FinishReason = "cancelled"
     try:
         async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
-                for index in {delta.index: None for delta in deltas}:  # several of one are told together
+                for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
-                for delta in deltas:  # one at a time: two of them may be of one choice, and its state is of the newest
-                    yield [_grown(choices[delta.index], delta, generation.request_id)]
+                for delta in deltas:
+                    if delta.ending is not None and delta.ending.finish_reason == "error":
+                        raise _sample_failed(delta.ending, generation.request_id, delta.index)
+                    yield choices[delta.index].add(delta)
         if any(choice.ending is None for choice in choices):
             raise ApiError(500, "The model stopped early.", type="server_error", code="generation_failed")
         reason = "length" if any(choice.finish_reason == "length" for choice in choices) else "stop"
@@ -120,31 +129,48 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
         meter.finished(reason, _counts_of(generation, choices), num_drafts_of(choice.rounds for choice in choices))
 
 
+async def without_output(choices: list[Choice]) -> AsyncIterator[Growth]:
+    """Yield the end of choices that show only the echo of their prompt."""
+    ending = Ending(finish_reason="length", stop_reason=None, error=None, num_cached_tokens=0, **counts_of_rounds({}))
+    for choice in choices:
+        yield choice.add(Delta(choice.index, (), ending=ending))
+
+
 def _counts_of(generation: Generation, choices: list[Choice]) -> Counts:
-    """What was written, also by samples that nobody waited for; of the prompts those that something was written to."""
-    read = {choice.index // generation.params.n for choice in choices if choice.num_tokens or choice.ending is not None}
-    num_prompt_tokens = sum(len(generation.prompts[index]) for index in read)
-    return counts_of(num_prompt_tokens, [(choice.num_tokens, choice.rounds) for choice in choices])
+    """Count what was written, also for clients that left; a prompt counts only if something was written to it."""
+    begun = {choice.index // generation.params.n for choice in choices if choice.token_ids or choice.ending is not None}
+    num_prompt_tokens = sum(len(generation.prompts[index]) for index in begun)
+    return counts_of(num_prompt_tokens, [(len(choice.token_ids), choice.rounds) for choice in choices])
 
 
-def _grown(choice: Choice, delta: Delta, request_id: str) -> Growth:
-    ending = delta.ending
-    if ending is not None and ending.finish_reason == "error":
-        cause = next((words for words in _CAUSES if words in (ending.error or "")), "other")
-        _log.error(Event("generation failed", request_id=request_id, sample=choice.index, cause=cause))
-        raise generation_failed()
-    piece = choice.stream.push(delta.token_ids, delta.num_accepted, ending)
-    choice.logprobs += delta.logprobs
-    choice.offsets += piece.offsets
-    choice.ending = ending
-    choice.rounds_so_far[delta.num_drafted, delta.num_accepted] += 1
-    return Growth(choice, delta, piece)
+def _sample_failed(ending: Ending, request_id: str, sample: int) -> ApiError:
+    cause = next((words for words in _CAUSES if words in (ending.error or "")), "other")
+    _log.error(Event("generation failed", request_id=request_id, sample=sample, cause=cause))
+    return generation_failed()
+
+
+def draft_fields(growth: Growth, echo: str = "") -> dict[str, Any]:
+    """Return the fields of a chunk that say which part of its text was drafted, behind the `echo` of a prompt.
+
+    The counts of all chunks add up to those of the whole answer.
+    """
+    delta, spans = growth.delta, [(echo, False)] if echo else []
+    return {
+        "draft_spans": [
+            {"text": text, "is_accepted": is_drafted} for text, is_drafted in [*spans, *growth.piece.spans]
+        ],
+        "draft_counts": {
+            "num_tokens": len(delta.token_ids),
+            "num_draft_tokens": delta.num_drafted,
+            "num_accepted_tokens": delta.num_accepted,
+        },
+    }
 
 
 def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
-    """The counts of an answer. A prompt counts once, whatever the number of its samples."""
+    """Return the token counts of an answer. A prompt counts once, however many samples it has."""
     num_prompt = sum(len(prompt) for prompt in generation.prompts)
-    num_output = sum(choice.num_tokens for choice in choices)
+    num_output = sum(len(choice.token_ids) for choice in choices)
     firsts = [choice.ending for choice in choices if choice.index % generation.params.n == 0]
     num_cached = sum(ending.num_cached_tokens for ending in firsts if ending is not None)
     return {
@@ -156,9 +182,9 @@ def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
 
 
 def speculative_decoding(choices: Seq[Choice], num_speculative_tokens: int) -> dict[str, Any] | None:
-    """How the drafts of a single sample fared, with vLLM's names; None where there are several, or none was drafted.
+    """Return what speculation did for a single sample, with vLLM's names.
 
-    A step is a round in which something was drafted.
+    Return None for several samples, and where nothing was drafted. A step is a round in which something was drafted.
     """
     if len(choices) != 1 or choices[0].ending is None:
         return None
@@ -173,11 +199,11 @@ def speculative_decoding(choices: Seq[Choice], num_speculative_tokens: int) -> d
     for (drafted, accepted), count in rounds.items():
         by_accepted[accepted] += count
         by_draft.setdefault(drafted, Counter())[accepted] += count
-    most = max(num_speculative_tokens, *by_draft)
+    longest = max(num_speculative_tokens, *by_draft)
     return {
         "mean_acceptance_length": 1 + num_accepted / num_steps,
         "draft_acceptance_rate": num_accepted / num_drafted,
-        "acceptance_histogram": [by_accepted[accepted] for accepted in range(most + 1)],
+        "acceptance_histogram": [by_accepted[accepted] for accepted in range(longest + 1)],
         "acceptance_histogram_by_draft_length": {
             str(drafted): [counts[accepted] for accepted in range(drafted + 1)]
             for drafted, counts in sorted(by_draft.items())

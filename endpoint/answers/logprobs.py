@@ -1,4 +1,4 @@
-"""Log-probabilities as the two routes give them."""
+"""Log-probabilities in the forms of the two APIs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from decoding.sequence import TokenLogprobs
 from pipeline.text.codec import TextCodec
 
-_LEAST = -9999.0  # JSON knows no infinity
+_LOWEST = -9999.0  # JSON has no infinity
 
 
 def completion_logprobs(
     codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs | None], offsets: Seq[int]
 ) -> dict[str, Any]:
-    """Four lists with an entry for each token; None where nothing comes before a token.
+    """Return four lists with an entry for each token, which is None for a token that has no token before it.
 
-    The token itself is among its alternatives. Of those that are written alike the most likely one is given.
+    The token itself is among its alternatives. Of alternatives that are written alike the most likely one is shown.
     """
     tops: list[dict[str, float] | None] = []
     for token_id, entry in zip(token_ids, logprobs, strict=True):
@@ -36,7 +36,7 @@ def completion_logprobs(
 
 
 def chat_logprobs(codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs]) -> dict[str, Any]:
-    """A list with an object for each token."""
+    """Return a list with an object for each token."""
     content = [
         {
             **_chat_entry(codec, token_id, entry.logprob),
@@ -57,11 +57,14 @@ def _chat_entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, An
 
 
 def _written(codec: TextCodec, token_id: int) -> str:
-    """A token's text; a part of a character as OpenAI writes it, so that two of them are not written alike."""
+    """Return a token's text, or its bytes in OpenAI's notation if they are a part of a character.
+
+    The replacement character would be the same for all such tokens.
+    """
     text = codec.token_text(token_id)
     token_bytes = codec.token_bytes(token_id) if "\ufffd" in text else None
     return text if token_bytes is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST)
+    return max(logprob, _LOWEST)

@@ -1,4 +1,7 @@
-"""TextStream: a sample's text as its tokens come. Nothing that later tokens may change, nothing of a stop string."""
+"""The text of a sample: shown as its tokens arrive (TextStream), or once it has ended (WholeText).
+
+A stream shows nothing that later tokens may change, and nothing of a stop string.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """What may be shown now."""
+    """Text that may be shown now."""
 
     text: str
-    spans: tuple[tuple[str, bool], ...]  # the same text, in parts: whether a part was drafted
+    spans: tuple[tuple[str, bool], ...]  # the same text in parts, each with whether it was drafted
     offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins, or the run of bytes it is in
 
 
+_NOTHING = Piece("", (), ())
+
+
 class TextStream:
-    """The pieces joined are what `actors.engine.translation.output_text` says of all tokens."""
+    """Text in pieces, which join to what `actors.engine.translation.output_text` returns for all tokens."""
 
     def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True) -> None:
-        """Text that may be the beginning of one of these strings is held back until that is known.
+        """Hold back text that may begin one of the `stop` strings until that is decided.
 
-        Spans and offsets mean something only `by_token`; without, what comes together is decoded together. What several
-        tokens spell together counts as drafted if the last of them was.
+        Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
+        that several tokens spell together counts as drafted if the last of them was.
         """
         self.token_ids: list[int] = []
-        self.text = ""  # what was shown
+        self.text = ""  # shown so far
         self._codec, self._stop, self._by_token = codec, stop, by_token
         self._decoder = IncrementalDecoder(codec)
         self._held: list[tuple[str, bool]] = []  # decoded, not shown yet
@@ -42,7 +48,7 @@ class TextStream:
         self._is_drafted = False  # the newest token
 
     def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
-        """What these tokens, the first of which were drafted, bring to show; all the rest if the sample has ended."""
+        """Add tokens, the first `num_accepted` of which were drafted; return the text that can be shown now."""
         offsets = []
         if not self._by_token and token_ids:
             self._hold(self._decoder.push(token_ids), False)
@@ -56,10 +62,10 @@ class TextStream:
         if ending is None:
             return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
         whole = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
-        assert whole.startswith(self.text), "what is settled stays"
+        assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
         decoded = "".join(text for text, _ in self._held)
-        if rest.startswith(decoded):  # and what was held back for want of tokens behind it
+        if rest.startswith(decoded):  # and the characters that waited for more bytes
             self._hold(rest[len(decoded) :], self._is_drafted)
         elif not decoded.startswith(rest):
             self._held = [(rest, False)]
@@ -75,9 +81,9 @@ class TextStream:
             self._held.append((text, is_drafted))
 
     def _num_undecided(self) -> int:
-        """Characters at the end that a stop string may begin with.
+        """Count the characters at the end that may begin a stop string.
 
-        Any of U+FFFD may: `StopStrings` looks for those only where the text goes on behind them.
+        All U+FFFD at the end count: `StopStrings` searches for them only where other text follows.
         """
         if not self._stop:
             return 0
@@ -105,7 +111,26 @@ class TextStream:
         return Piece(text, tuple(shown), offsets)
 
 
+class WholeText:
+    """Text that is decoded once, as the offline job decodes it; until the sample ends nothing is shown.
+
+    It has the interface of a TextStream.
+    """
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = ()) -> None:
+        self.token_ids: list[int] = []
+        self.text = ""  # until the sample has ended
+        self._codec, self._stop = codec, stop
+
+    def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
+        """Add tokens; decode all of them if the sample has ended."""
+        self.token_ids += token_ids
+        if ending is not None:
+            self.text = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
+        return _NOTHING
+
+
 def warn_of_late_text(codec: TextCodec) -> None:
-    """Log it where a stream of this tokenizer's brings its text with its last chunk. Once, when it is loaded."""
+    """Log a warning for a tokenizer whose streams bring all text with their last chunk."""
     if not codec.decoder_rules.is_steady:
         _log.warning(Event("streamed text comes at the end", tokenizer=type(codec.tokenizer).__name__))

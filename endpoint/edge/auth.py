@@ -1,7 +1,7 @@
-"""API keys: who may ask. Every path is closed to those without one, unknown paths too, but for the few named public.
+"""API keys. Without one every path is closed, unknown paths too, except the few that are named public.
 
-Only digests of the keys are kept. All of them are compared each time, each in constant time, so that the time of an
-answer says nothing about a key.
+Only digests of the keys are kept. Each request is compared with all of them, each in constant time, so that the time
+of an answer says nothing about a key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from endpoint.http.bodies import CLOSE
-from endpoint.http.errors import ApiError
-from endpoint.http.held_bodies import has_body
-from endpoint.http.refusal import refuse
+from endpoint.http.errors import ApiError, refuse
+from endpoint.http.held_body import has_body
+from endpoint.http.limits import CLOSE
 from pipeline.logs import Event
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class Keys:
     """The keys that open the endpoint, as digests."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        """At least one key of 16 to 512 printable ASCII characters without spaces; ValueError otherwise."""
+        """Take at least one key of 16 to 512 printable ASCII characters without spaces; raises ValueError otherwise."""
         keys = list(keys)
         if not keys:
             raise ValueError("there is no API key; give at least one, or say that the endpoint is to be open")
@@ -46,16 +45,16 @@ class Keys:
         return f"Keys({len(self)})"
 
     def has(self, key: bytes) -> bool:
-        """Whether this is one of them."""
+        """Tell whether this is one of the keys."""
         digest = sha256(key).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # `any` would end early
 
 
 def load_keys(files: Sequence[str | Path] = (), variables: Sequence[str] = ()) -> Keys:
-    """The keys in files (one a line; blank lines and lines with # are skipped) and environment variables (by commas).
+    """Load keys from files (one in each line, except blank lines and lines with #) and environment variables.
 
-    ValueError names a file or variable that cannot be read, is not set, or holds something that is no key: never the
-    text itself.
+    A variable holds keys separated by commas. Raises ValueError for a file or variable that cannot be read, is not set,
+    or holds something that is no key; the message names the file or variable, never the text in it.
     """
     keys: list[str] = []
     for file in files:
@@ -82,10 +81,10 @@ def _checked(keys: list[str], source: str) -> list[str]:
 
 
 class Auth:
-    """Lets through who sends `Authorization: Bearer KEY`, and everybody to the public paths; refuses the rest."""
+    """Middleware that passes on requests with `Authorization: Bearer KEY` and those for public paths."""
 
     def __init__(self, app: ASGIApp, keys: Keys, public_paths: Iterable[str]) -> None:
-        """`public_paths` are exact, and open to GET and HEAD only, and to no body: that takes a key."""
+        """Open the `public_paths`, which match exactly, to GET and HEAD without a body; anything else takes a key."""
         self._app, self._keys, self._public_paths = app, keys, frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +115,7 @@ class Auth:
 
 
 def _bearer(scope: Scope) -> bytes | None:
-    """The key that the request came with; None if it came with none, or with several."""
+    """Return the key that the request came with; None if it came with none, or with several."""
     values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
     if len(values) != 1:
         return None

@@ -1,4 +1,4 @@
-"""What becomes of an exception: an answer in the OpenAI form: what to change, or that we failed, and no more."""
+"""Failures: how an exception becomes an answer in the OpenAI form, which names the wrong field or says no more."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.http.errors import ApiError
-from endpoint.http.refusal import refuse
-from endpoint.http.shown_name import shown_name
+from endpoint.http.errors import ApiError, refuse, shown_name
 from pipeline.failure_log import failure_event
 
 _log = logging.getLogger(__name__)
@@ -26,8 +24,7 @@ _MESSAGES = {
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _FIELD_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
-
-# Of pydantic's kinds of errors (https://docs.pydantic.dev/latest/errors/validation_errors/), in our words.
+# Our words for pydantic's kinds of errors (https://docs.pydantic.dev/latest/errors/validation_errors/).
 _WORDS = {
     "missing": "is required",
     "extra_forbidden": "there is no such field",
@@ -54,7 +51,7 @@ _WORDS = {
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer in the OpenAI form what the application raises on purpose; `Failures` answers the rest."""
+    """Install handlers for what the application raises on purpose; the middleware `Failures` answers the rest."""
 
     async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
@@ -76,23 +73,18 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def invalid_field(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """What pydantic found, as a 400 for its first field: `param` is the path of the field, as in messages[0].role.
+    """Return a 400 for the first field that pydantic found wrong; `param` is its path, as in messages[0].role.
 
-    The message has the field and what it must be, and nothing that the client sent but the names of its fields.
+    The message says what the field must be, and nothing that the client sent except the names of its fields.
     """
-    places = [(_path(error["loc"], body, is_missing=error["type"] == "missing"), error) for error in errors]
-    path = places[0][0]
-    said: list[str] = []
-    for place, error in places:
-        what = _said(error)
-        if place == path and what not in said:
-            said.append(what)
-    code = _FIELD_CODES.get(places[0][1]["type"], "invalid_value")
-    where = path or "the body"
-    return ApiError(400, f"{where}: {'; or: '.join(said[:4])}", param=path or None, code=code)
+    paths = [_path(error["loc"], body, is_missing=error["type"] == "missing") for error in errors]
+    first = [_in_our_words(error) for path, error in zip(paths, errors, strict=True) if path == paths[0]]
+    problems = "; or: ".join([*dict.fromkeys(first)][:4])
+    code = _FIELD_CODES.get(errors[0]["type"], "invalid_value")
+    return ApiError(400, f"{paths[0] or 'the body'}: {problems}", param=paths[0] or None, code=code)
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _in_our_words(error: Mapping[str, Any]) -> str:
     words = _WORDS.get(error["type"])
     if words is None:
         return str(error["msg"]).removeprefix("Value error, ")
@@ -101,7 +93,7 @@ def _said(error: Mapping[str, Any]) -> str:
 
 
 def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
-    """The way to the field in the body itself, without pydantic's own steps (the names of a union's members)."""
+    """Return the path of the field in the body, without pydantic's own steps (the names of a union's members)."""
     if not loc or loc[0] != "body":  # a query or a path parameter
         return shown_name(str(loc[-1])) if loc else ""
     path, value = "", body
@@ -125,17 +117,20 @@ def _answer(error: ApiError) -> JSONResponse:
 
 
 class BrokenAnswerError(Exception):
-    """An answer that had begun cannot be ended well: the server closes the connection, so nobody takes it for whole."""
+    """An answer that failed after it had begun. The server closes the connection, so the client sees the failure."""
 
 
 class Failures:
-    """Answers 500 for what nobody else answers. The log says where it came from; neither says what was asked."""
+    """Middleware that answers 500 for any other exception.
+
+    The log says where it was raised; neither the log nor the answer says what was asked.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on one request; BrokenAnswerError if it fails when its answer has begun."""
+        """Pass on one request. Raises BrokenAnswerError if it fails after its answer has begun."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -148,7 +143,7 @@ class Failures:
 
         try:
             await self._app(scope, receive, watched_send)
-        except Exception as error:  # noqa: BLE001 - nobody above may see its text, which can quote the request
+        except Exception as error:  # noqa: BLE001 - its text may quote the request, so it must not go further up
             request_id = scope.get("state", {}).get("request_id")
             route = getattr(scope.get("route"), "path", None)
             _log.error(

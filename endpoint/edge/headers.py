@@ -1,9 +1,9 @@
-"""Headers: those that would steer Ray Serve from outside are kept out, and each request has an id.
+"""Headers: the request's id, and the headers by which a client could steer Ray Serve.
 
-Ray Serve 2.60 takes orders from the client: `x-request-timeout-seconds` replaces the server's own time limit (0 ends
-it), and `x-request-disconnect-disabled` makes it generate on for somebody who has left. Both are read in its proxy,
-before the application (`ray/serve/_private/proxy.py`, `send_request_to_replica`). So they are removed in front of it
-(`endpoint/gate/gate.py`). If one reaches the application, there was no gate: the request is refused.
+Ray Serve 2.60 obeys the client: `x-request-timeout-seconds` replaces the server's own time limit (0 removes it), and
+`x-request-disconnect-disabled` lets it go on generating for a client that has left. Both are read in its proxy, before
+the application (`ray/serve/_private/proxy.py`, `send_request_to_replica`). So the gate removes them in front of the
+proxy (`endpoint/gate/gate.py`). If one reaches the application, there is no gate, and the request is refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.http.errors import ApiError
-from endpoint.http.refusal import refuse
+from endpoint.http.errors import ApiError, refuse
 
 STEERING_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 ROUTING_HEADERS = frozenset({b"serve_multiplexed_model_id", b"serve-multiplexed-model-id", b"x-session-id"})
@@ -24,9 +23,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:+/=@-]{1,128}")
 
 
 class RequestIds:
-    """Puts the request's id in `scope["state"]["request_id"]` and on the answer: the client's own, or a new one.
+    """Middleware that names each request: by the client's own id, or by a new one.
 
-    `scope["state"]["arrived_at"]` is when this process saw the request first, in seconds of its monotonic clock.
+    The id is put in `scope["state"]["request_id"]` and on the answer. `scope["state"]["arrived_at"]` is the time at
+    which the request came to this process, in seconds of its monotonic clock.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,7 +52,7 @@ class RequestIds:
 
 
 def request_id_of(scope: Scope) -> str:
-    """What `x-request-id` says, or a new id; an ApiError (400) if it is long or strange, or there are several."""
+    """Return the id in `x-request-id`, or a new one. Raises ApiError (400) for a malformed id and for several ids."""
     values = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
     if not values:
         return new_request_id()
@@ -62,12 +62,12 @@ def request_id_of(scope: Scope) -> str:
 
 
 def new_request_id() -> str:
-    """A random id."""
+    """Return a random id."""
     return uuid.uuid4().hex
 
 
 def with_request_id(send: Send, request_id: str) -> Send:
-    """A `send` whose answers have the id, once, and tell browsers not to guess at types."""
+    """Return a `send` that puts the id on the answer, once, and tells browsers not to guess at types."""
 
     async def send_with_id(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""The page `/metrics`, and the count of every answer."""
+"""The page `/metrics`, and the middleware that counts answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.http.held_bodies import refused_at_gate
+from endpoint.http.held_body import num_refused_at_gate
 from endpoint.service.metrics import FINISHED, HTTP_REQUESTS, ServingMetrics
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def install_metrics(app: FastAPI, metrics: ServingMetrics) -> None:
-    """Add `/metrics`."""
+    """Add `/metrics` to the application."""
 
     async def metrics_page() -> Response:
         return Response(metrics.page(), media_type=prometheus.CONTENT_TYPE_PLAIN_0_0_4)
@@ -23,9 +23,9 @@ def install_metrics(app: FastAPI, metrics: ServingMetrics) -> None:
 
 
 class RequestCounts:
-    """Counts every answer by route and status, those of the gate too when it tells of them.
+    """Middleware that counts answers by route and status, and the refusals that the gate reports.
 
-    A path that is no route counts as `other`, whatever it says.
+    Every path that is no route counts as `other`.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServingMetrics) -> None:
@@ -36,7 +36,7 @@ class RequestCounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        for path, num_refused in refused_at_gate(scope).items():
+        for path, num_refused in num_refused_at_gate(scope).items():
             self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
             self._metrics.add(FINISHED, num_refused, finished_reason="rejected")
         status = "none"  # the client left before there was an answer

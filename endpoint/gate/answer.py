@@ -1,4 +1,4 @@
-"""GateAnswer: what a client is told of what comes from behind the gate, and how it ends."""
+"""GateAnswer: how the gate passes an answer on to the client, and how it ends it."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Send
 
-from endpoint.http.bodies import refuse_and_linger
-from endpoint.http.errors import is_to_ask_again, model_unavailable
-from endpoint.http.held_bodies import BodyOnDemand
-from endpoint.http.refusal import finish, refuse
+from endpoint.gate.held_body import HeldBody
+from endpoint.http.bodies import refuse_and_drain
+from endpoint.http.errors import finish, is_model_replaced, model_unavailable, refuse
 
 
 class GateAnswer:
-    """Of one request: the application's as it is, the proxy's own in the form of the API."""
+    """The answer to one request: the application's unchanged, the proxy's own errors in the form of the API."""
 
-    def __init__(
-        self, send: Send, body: BodyOnDemand | None = None, not_let_in: Callable[[], None] | None = None
-    ) -> None:
-        """With `body`, to a request whose body is held back; `not_let_in` is called if nobody asks for it."""
-        self._send, self._body, self._not_let_in = send, body, not_let_in
+    def __init__(self, send: Send, body: HeldBody | None = None, on_unwanted: Callable[[], None] | None = None) -> None:
+        """Answer a request whose `body` is held back, if given; call `on_unwanted` if it is answered without it."""
+        self._send, self._body, self._on_unwanted = send, body, on_unwanted
         self._has_begun = self._is_over = False
-        self.asks_for_another = False  # process of the application: this one's engines are gone, by an update
-        self._closes = False  # behind a body that nobody wanted
+        self.needs_another_ingress = False  # an update has replaced the engines of the one that was asked
+        self._closes = False  # the connection, because the client may still be writing a body that is not wanted
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, or not."""
-        if self._body is not None and self._body.heard(message):
+        """Pass on one message from behind the gate, unless it is not meant for the client."""
+        if self._body is not None and self._body.handle(message):
             return
-        if message["type"] == "http.response.start" and is_to_ask_again(message):
-            self.asks_for_another = self._body is not None
+        if message["type"] == "http.response.start" and is_model_replaced(message):
+            self.needs_another_ingress = self._body is not None
         elif message["type"] == "http.response.start" and not _is_proxys_own(message):
             self._has_begun = True
             if self._body is not None:
-                self._body.let_go()
+                self._body.release()
             self._closes = self._body is not None and not self._body.is_wanted
             if self._closes:
-                if self._not_let_in is not None:
-                    self._not_let_in()
+                if self._on_unwanted is not None:
+                    self._on_unwanted()
                 MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
 
     async def end(self) -> None:
-        """The proxy is done. Where it died over the request it has said nothing at all."""
+        """End the answer when the proxy is done. Without an answer of the application, send an error of our own."""
         body = self._body
         if body is None:
             if not self._has_begun:
                 await refuse(self._send, model_unavailable())
         elif not self._has_begun:
-            await refuse_and_linger(body.incoming, self._send, body.error or model_unavailable())
-        elif self._closes or (body.error is not None and not self._is_over):  # or it ended with what the body broke
-            await body.incoming.let_pass()
+            await refuse_and_drain(body.incoming, self._send, body.error or model_unavailable())
+        elif self._closes or (body.error is not None and not self._is_over):  # the body broke the answer off
+            await body.incoming.drain()
             await finish(self._send)
 
 
 def _is_proxys_own(start: Message) -> bool:
-    """An error in plain text: no application can be reached (404, 503), or a process of it was lost."""
+    """Tell whether an answer is the proxy's own error in plain text.
+
+    It sends one if no application can be reached (404, 503), or if a process of the application was lost.
+    """
     status: int = start["status"]
     types = [bytes(value) for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
     return status >= 400 and any(value.startswith(b"text/plain") for value in types)

@@ -1,9 +1,32 @@
-"""Errors as the OpenAI API writes them: a status, and an object with message, type, param and code."""
+"""Errors of the endpoint: what can go wrong with a request, and the answer that the client gets.
+
+A client sees an ApiError and nothing else, in the OpenAI API's form. Every other exception becomes one on its way out:
+
+    ApiError                        as it says: status, message, type, param, code
+    ├ at the gate and the edge      400 401 404 405 408 413 414 415 429 431   gate/, edge/
+    ├ from a field of the body      400                                       requests/fields.py
+    └ from a prompt                 400 context_length_exceeded, 429          service/encoder.py
+    RequestValidationError          400  the first field that pydantic finds wrong    edge/failures.py
+    HTTPException                   404 unknown_url, 405 method_not_allowed           edge/failures.py
+    raised by a replica, or by Ray over one (service/backend.py, `as_api_error`)
+    ├ RefusedError                  400 invalid_value
+    ├ BusyError, BackPressureError  429 server_busy
+    ├ FailedError                   500 generation_failed
+    ├ EnginesLostError              500 engine_lost
+    ├ OtherModelError               503 model_unavailable, after the gate has looked for another ingress
+    ├ RayActorError, ...Unavailable 503 model_unavailable
+    └ DeadlineError                 504 deadline_exceeded
+    BrokenAnswerError               none: the answer had begun, so the connection is closed   edge/failures.py
+    any other Exception             500 without details; a stream that had begun ends with internal_error
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from starlette.types import Send
 
 _REPLACED = "x-dray-replaced"
 
@@ -21,58 +44,78 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`status` is the HTTP status, `param` the request's field that is wrong."""
+        """Take the HTTP `status`, and in `param` the field of the request that is wrong."""
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
         self.headers = dict(headers or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.status, self.message, self.type, self.param, self.code, self.headers)
+        return _unpickled, (self.status, self.message, self.type, self.param, self.code, self.headers)
 
     def envelope(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-def _again(
+def _unpickled(
     status: int, message: str, type: str, param: str | None, code: str | None, headers: dict[str, str]
 ) -> ApiError:
     return ApiError(status, message, type=type, param=param, code=code, headers=headers)
 
 
-def model_unavailable() -> ApiError:
-    """The answer where no process is there that could give one: they start, end, or were lost."""
+async def refuse(send: Send, error: ApiError, *, is_last: bool = True) -> None:
+    """Send an error as the whole answer. With `is_last` false the connection stays open until `finish` is called."""
+    body = json.dumps(error.envelope()).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw_headers})
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+async def finish(send: Send) -> None:
+    """End an answer whose last part said that more would come."""
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def shown_name(name: str, max_chars: int = 64) -> str:
+    """Return a name that a client sent as errors may show it: its first characters, escaped unless printable ASCII."""
+    return "".join(
+        character if character.isascii() and character.isprintable() else ascii(character)[1:-1]
+        for character in name[:max_chars]
+    )
+
+
+def model_unavailable(headers: Mapping[str, str] | None = None) -> ApiError:
+    """Return the error for a request that no process can answer now: they are starting, ending, or were lost."""
     return ApiError(
         503,
         "The model is not available now. Try again in a moment.",
         type="server_error",
         code="model_unavailable",
-        headers={"Retry-After": "1"},
+        headers={"Retry-After": "1", **(headers or {})},
     )
 
 
 def model_replaced() -> ApiError:
-    """The answer of a process whose engines an update has replaced: whoever hears it asks the one that came with them.
+    """Return the error of an ingress whose engines an update has replaced; only an ingress of the update can answer.
 
-    The gate does, so that clients do not see it, unless it takes too long.
+    The gate looks for such an ingress, so a client sees this error only if there is none for too long.
     """
-    error = model_unavailable()
-    error.headers[_REPLACED] = "1"
-    return error
+    return model_unavailable({_REPLACED: "1"})
 
 
-def is_to_ask_again(start: Mapping[str, Any]) -> bool:
-    """Whether an answer that begins so (an ASGI message) is that one."""
+def is_model_replaced(start: Mapping[str, Any]) -> bool:
+    """Tell whether an answer is a `model_replaced` error, by the ASGI message that begins it."""
     return start["status"] == 503 and any(bytes(name).lower() == _REPLACED.encode() for name, _ in start["headers"])
 
 
 def generation_failed() -> ApiError:
-    """The answer where the model failed over one request."""
+    """Return the error for a request that the model failed over."""
     return ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
 
 
 def server_busy(why: str) -> ApiError:
-    """The answer where a queue is full; nothing has been done."""
+    """Return the error for a request that found a queue full and was not begun."""
     return ApiError(
         429,
         f"The server is busy: {why}. Try again in a moment.",
@@ -83,7 +126,7 @@ def server_busy(why: str) -> ApiError:
 
 
 def context_exceeded(param: str, max_model_len: int, got: str) -> ApiError:
-    """The answer to a prompt that leaves no room for output; `got` says how long it is."""
+    """Return the error for a prompt that leaves no room for output; `got` says how long the prompt is."""
     return ApiError(
         400,
         f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {got}.",

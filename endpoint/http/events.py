@@ -20,7 +20,10 @@ _FAILURE = ApiError(500, "The server failed over this request.", type="server_er
 
 
 async def stream_response(chunks: AsyncIterator[dict[str, Any]], request_id: str) -> StreamingResponse:
-    """The chunks as events, once there is one: what fails before it is raised, so that it has a status of its own."""
+    """Return a response that sends the chunks as events; wait for the first of them.
+
+    What fails before the first chunk is raised, and so is answered with a status of its own.
+    """
     try:
         first = await anext(chunks)
     except StopAsyncIteration:
@@ -29,7 +32,7 @@ async def stream_response(chunks: AsyncIterator[dict[str, Any]], request_id: str
 
 
 async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], request_id: str) -> AsyncIterator[bytes]:
-    """Ends with [DONE], or with an error that is no success."""
+    """Yield the chunks as events, and then either [DONE] or an error."""
     async with aclosing(rest):  # type: ignore[type-var]
         yield event(first)
         try:
@@ -46,10 +49,10 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], re
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event."""
+    """Write one event."""
     return b"data: " + dumps(data) + b"\n\n"
 
 
 def dumps(data: Any) -> bytes:
-    """JSON in UTF-8, without spaces."""
+    """Write JSON in UTF-8, without spaces."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

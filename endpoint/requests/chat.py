@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
 from endpoint.requests.fields import LARGEST, wrong
 from endpoint.requests.generation import GenerationRequest
-from endpoint.requests.messages import Messages, as_rows
+from endpoint.requests.messages import Conversation, Messages
 
 
 class ChatRequest(GenerationRequest):
-    """Body of POST /v1/chat/completions. Messages that end with the assistant's are continued."""
+    """Body of POST /v1/chat/completions. If the last message is the assistant's, it is continued."""
+
+    id_prefix: ClassVar[str] = "chatcmpl-"
 
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
@@ -29,16 +31,12 @@ class ChatRequest(GenerationRequest):
         return self
 
     @property
-    def num_choices(self) -> int:
-        """Answers."""
-        return self.n or 1
-
-    def rows(self) -> list[dict[str, str]]:
-        """The messages as a row of the offline job has them."""
-        return as_rows(self.messages)
+    def prompts(self) -> dict[str, Conversation]:
+        """The one prompt: the messages, under the name of their field."""
+        return {"messages": Conversation.of(self.messages)}
 
     def params(self) -> SamplingParams:
-        """What each sample is drawn with; without a limit, as long as the context. Raises ApiError."""
+        """Return what each sample is drawn with; without a limit it may fill the context. Raises ApiError."""
         limit = self.max_completion_tokens or self.max_tokens or LARGEST
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self._params(max_tokens=limit, num_samples=self.num_choices, logprobs=logprobs)

@@ -7,15 +7,15 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
-from endpoint.requests.fields import LARGEST, wrong
+from endpoint.requests.fields import LARGEST, Prompt, wrong
 from endpoint.requests.generation import GenerationRequest
-from endpoint.requests.prompt_field import Prompt
 
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
     _own_unsupported: ClassVar[frozenset[str]] = frozenset({"suffix"})
+    id_prefix: ClassVar[str] = "cmpl-"
 
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
@@ -36,15 +36,10 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> dict[str, str | list[Any]]:
-        """Each prompt, a text or token ids, whatever form they came in, by its place in the body."""
+        """Each prompt, a text or token ids, by the path of its field in the body."""
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return {"prompt": self.prompt}
         return {f"prompt[{index}]": prompt for index, prompt in enumerate(self.prompt)}
-
-    @property
-    def num_choices(self) -> int:
-        """Answers to each prompt."""
-        return self.n or 1
 
     @property
     def num_samples(self) -> int:
@@ -52,14 +47,19 @@ class CompletionRequest(GenerationRequest):
         return self.best_of or self.num_choices
 
     @property
+    def needs_prompt_text(self) -> bool:
+        """Whether the answer shows the prompts."""
+        return bool(self.echo)
+
+    @property
     def generates(self) -> bool:
-        """Whether anything is to be written behind the prompt."""
+        """Whether any token is to be written behind the prompts; False where they are only scored or echoed."""
         return self.max_tokens != 0
 
     def params(self) -> SamplingParams:
-        """What each sample is drawn with. Raises ApiError."""
+        """Return what each sample is drawn with. Raises ApiError."""
         logprobs = self.logprobs
         if self.num_samples > self.num_choices:
-            logprobs = logprobs or 0  # to tell which is best
+            logprobs = logprobs or 0  # which choices are best is decided by them
         max_tokens = 16 if self.max_tokens is None else max(1, self.max_tokens)
         return self._params(max_tokens=max_tokens, num_samples=self.num_samples, logprobs=logprobs)

@@ -1,35 +1,136 @@
-"""What a field of a request may hold: the types that requests share, and the errors that name a field."""
+"""Fields of a request: the types that requests share, the checks of what a field holds, and the errors that name it."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from endpoint.http.errors import ApiError
 
 LARGEST = 2**31 - 1
+_MAX_PROMPTS = 4096
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 4, 1000
+_MAX_BIASES = 1024  # as in vLLM
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-ModelName = Annotated[str, Field(max_length=512)]
 
 
 def wrong(param: str, message: str) -> ApiError:
-    """The answer to a field that does not hold what it must."""
+    """Return the error for a field that does not hold what it must."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
 def unsupported(param: str) -> ApiError:
-    """The answer to a field that this server does not know how to honour."""
+    """Return the error for a field that this server knows but cannot honour."""
     return ApiError(
         400, f"{param}: this server does not support it; leave it out", param=param, code="unsupported_parameter"
     )
 
 
 def check_text(param: str, text: str) -> None:
-    """Raise ApiError for what no UTF-8 can hold."""
+    """Raise ApiError for text that UTF-8 cannot encode."""
     if not text.isascii() and _SURROGATE.search(text):
         raise wrong(param, "it holds half a surrogate pair, which is no character")
+
+
+def check_token_ids(param: str, token_ids: list[Any], vocab_size: int) -> None:
+    """Raise ApiError for the first entry that is no token id of the model. Check their number before calling this.
+
+    The usual case takes three passes at the speed of C; each entry is looked at only to name the one that is wrong.
+    """
+    if not token_ids:
+        return
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return
+    for index, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id <= LARGEST:
+            raise wrong(f"{param}[{index}]", f"a token id is an integer from 0 to {LARGEST}")
+        if token_id >= vocab_size:
+            raise outside_vocabulary(param, token_id, vocab_size)
+
+
+def outside_vocabulary(param: str, token_id: int, vocab_size: int) -> ApiError:
+    """Return the error for a token id that the model does not have."""
+    return wrong(param, f"token id {token_id} is outside the model's vocabulary of {vocab_size}")
+
+
+def _checked_prompt(value: Any) -> Any:
+    """Return a prompt that has one of the four forms, recognized by its first entry.
+
+    Token ids are checked later, when it is known that there are not too many of them.
+    """
+    if isinstance(value, str):
+        check_text("prompt", value)
+        return value
+    what = "expected a string, a list of strings, a list of token ids or a list of such lists"
+    if not isinstance(value, list):
+        raise wrong("prompt", what)
+    if not value:
+        raise wrong("prompt", "the list is empty")
+    form = type(value[0])
+    if form is int:
+        return value
+    if form not in (str, list):
+        raise wrong("prompt[0]", what)
+    if len(value) > _MAX_PROMPTS:
+        raise wrong("prompt", f"expected at most {_MAX_PROMPTS} prompts, got {len(value)}")
+    for index, entry in enumerate(value):
+        if type(entry) is not form:
+            raise wrong(f"prompt[{index}]", what)
+        if isinstance(entry, str):
+            check_text(f"prompt[{index}]", entry)
+        elif not entry:
+            raise wrong(f"prompt[{index}]", "the list is empty")
+    return value
+
+
+def _checked_ids(value: Any) -> Any:
+    """Return a list of token ids, whose entries are checked later."""
+    if not isinstance(value, list):
+        raise wrong("tokens", "expected a list")
+    return value
+
+
+def _checked_stop(value: Any) -> Any:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise wrong("stop", f"expected a string or a list of at most {_MAX_STOPS} strings")
+    if len(stops) > _MAX_STOPS:
+        raise wrong("stop", f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
+    for stop in stops:
+        check_text("stop", stop)
+        if not 1 <= len(stop) <= _MAX_STOP_CHARACTERS:
+            raise wrong("stop", f"expected strings of 1 to {_MAX_STOP_CHARACTERS} characters, got {len(stop)}")
+    return stops
+
+
+def _checked_bias(value: Any) -> Any:
+    if value is None:
+        return {}
+    what = "expected an object from token ids to numbers from -100 to 100"
+    if not isinstance(value, dict):
+        raise wrong("logit_bias", what)
+    if len(value) > _MAX_BIASES:
+        raise wrong("logit_bias", f"expected at most {_MAX_BIASES} tokens, got {len(value)}")
+    for key, bias in value.items():
+        is_id = key.isascii() and key.isdecimal() and len(key) <= len(str(LARGEST)) and int(key) <= LARGEST
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not is_id or not is_number or not -100 <= bias <= 100:
+            raise wrong("logit_bias", what)
+    if len({int(key) for key in value}) < len(value):
+        raise wrong("logit_bias", "it names a token twice (01 is 1)")
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+ModelName = Annotated[str, Field(max_length=512)]
+Stop = Annotated[list[str], BeforeValidator(_checked_stop)]
+LogitBias = Annotated[dict[str, float], BeforeValidator(_checked_bias)]
+# Never a union whose members are tried one by one: over millions of ids it would keep an error for each id and member.
+Prompt = Annotated[
+    str | list[str] | list[Any] | list[list[Any]],
+    PlainValidator(_checked_prompt, json_schema_input_type=str | list[str] | list[TokenId] | list[list[TokenId]]),
+]
+TokenIds = Annotated[list[Any], PlainValidator(_checked_ids, json_schema_input_type=list[TokenId])]

@@ -1,25 +1,25 @@
-"""What requests to generate share: sampling, endings, streaming. What is not supported is refused by name.
+"""GenerationRequest: the fields that completions and chats share. Unsupported fields are refused by name.
 
 https://platform.openai.com/docs/api-reference; the extensions have vLLM's names.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from decoding.sampling_params import SamplingParams
-from endpoint.http.errors import ApiError
-from endpoint.http.shown_name import shown_name
-from endpoint.requests.fields import LARGEST, ModelName, Number, TokenId, unsupported, wrong
-from endpoint.requests.sampling_fields import LogitBias, Stop
+from endpoint.http.errors import ApiError, shown_name
+from endpoint.requests.fields import LARGEST, LogitBias, ModelName, Number, Stop, TokenId, unsupported, wrong
+from endpoint.requests.messages import Conversation
 
-# Who asks, what for and how to bill it: nothing that could change the text. Taken, and of no effect.
+# Fields that say who asks, why, and how to bill it: they cannot change the text, so they are accepted and ignored.
 _NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-# Of what is not supported, values that ask for nothing.
-_ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+# Values of unsupported fields that ask for nothing, which are accepted.
+_EMPTY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -30,12 +30,12 @@ _ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 _UNSUPPORTED = frozenset(
-    {*_ASKS_NOTHING, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"}
+    {*_EMPTY_VALUES, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"}
 )
 
 
 class StreamOptions(BaseModel):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -44,10 +44,11 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What completions and chats share."""
+    """Body of a request to generate."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     _own_unsupported: ClassVar[frozenset[str]] = frozenset()
+    id_prefix: ClassVar[str]  # of the answer's id
 
     model: ModelName | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
@@ -68,12 +69,12 @@ class GenerationRequest(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    # And ours: each streamed chunk says which of its text was drafted.
+    # Our own extension: each streamed chunk says which part of its text was drafted.
     include_draft_spans: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_is_not_supported(cls, body: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             raise ApiError(400, "The body must be a JSON object.", code="invalid_value")
         known, kept = cls.model_fields, {}
@@ -83,7 +84,7 @@ class GenerationRequest(BaseModel):
             elif name in _NO_EFFECT or value is None:
                 continue
             elif name in _UNSUPPORTED or name in cls._own_unsupported:
-                if value not in _ASKS_NOTHING.get(name, ()):
+                if value not in _EMPTY_VALUES.get(name, ()):
                     raise unsupported(name)
             else:
                 shown = shown_name(name)
@@ -99,12 +100,36 @@ class GenerationRequest(BaseModel):
         return self
 
     @property
+    @abstractmethod
+    def prompts(self) -> Mapping[str, str | list[Any] | Conversation]:
+        """Each prompt by the path of its field in the body: a text, token ids or a conversation."""
+
+    @abstractmethod
+    def params(self) -> SamplingParams:
+        """Return what each sample is drawn with. Raises ApiError."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether any token is to be written behind the prompts."""
+        return True
+
+    @property
+    def needs_prompt_text(self) -> bool:
+        """Whether the text of prompts that came as token ids is needed."""
+        return False
+
+    @property
+    def num_choices(self) -> int:
+        """Choices in the answer to each prompt."""
+        return self.n or 1
+
+    @property
     def includes_usage(self) -> bool:
-        """Whether the stream ends with a chunk of counts."""
+        """Whether the stream ends with a chunk of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def _params(self, *, max_tokens: int, num_samples: int, logprobs: int | None) -> SamplingParams:
-        """Raises ApiError for what only holds together."""
+        """Return sampling parameters, or raise ApiError for fields that contradict each other."""
         given: dict[str, Any] = {
             name: value
             for name in (

@@ -1,26 +1,26 @@
-"""The messages of a chat: roles and text. Everything else that a message may have elsewhere is refused by name."""
+"""Messages of a chat: roles and text. Other contents that the OpenAI API knows are refused by name."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from endpoint.http.errors import ApiError
-from endpoint.http.shown_name import shown_name
+from endpoint.http.errors import ApiError, shown_name
 from endpoint.requests.fields import check_text, unsupported, wrong
 
-_MOST_MESSAGES = 65_536
+_MAX_MESSAGES = 65_536
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _ROLES = ("system", "developer", "user", "assistant")
 
 
 def _checked_messages(value: Any) -> Any:
-    """Messages whose content is text, as one string each."""
+    """Return the messages, the content of each as one string."""
     if not isinstance(value, list) or not value:
         raise wrong("messages", "expected a list of at least one message")
-    if len(value) > _MOST_MESSAGES:
-        raise wrong("messages", f"expected at most {_MOST_MESSAGES} messages, got {len(value)}")
+    if len(value) > _MAX_MESSAGES:
+        raise wrong("messages", f"expected at most {_MAX_MESSAGES} messages, got {len(value)}")
     return [_checked_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
@@ -28,9 +28,8 @@ def _checked_message(where: str, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise wrong(where, "expected an object with role and content")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and value not in (None, [], ""):  # as clients send answers back
-            shown = shown_name(name)
-            raise unsupported(f"{where}.{shown}")
+        if name not in _MESSAGE_FIELDS and value not in (None, [], ""):  # clients send answers back with empty fields
+            raise unsupported(f"{where}.{shown_name(name)}")
     role = message.get("role")
     if role in ("tool", "function"):
         raise ApiError(
@@ -58,27 +57,27 @@ def _checked_content(where: str, content: Any) -> str:
         raise wrong(where, "expected a string, or a list of text parts")
     texts = []
     for index, part in enumerate(content):
-        place = f"{where}[{index}]"
+        where_part = f"{where}[{index}]"
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong(place, 'expected an object with type "text" and a text')
+            raise wrong(where_part, 'expected an object with type "text" and a text')
         if part["type"] != "text":
             raise ApiError(
                 400,
-                f"{place}.type: this server takes text only",
-                param=f"{place}.type",
+                f"{where_part}.type: this server takes text only",
+                param=f"{where_part}.type",
                 code="unsupported_parameter",
             )
         if not isinstance(part.get("text"), str):
-            raise wrong(f"{place}.text", "expected a string")
+            raise wrong(f"{where_part}.text", "expected a string")
         if extra := sorted(part.keys() - {"type", "text"}):
-            raise unsupported(f"{place}.{shown_name(extra[0])}")
-        check_text(f"{place}.text", part["text"])
+            raise unsupported(f"{where_part}.{shown_name(extra[0])}")
+        check_text(f"{where_part}.text", part["text"])
         texts.append(part["text"])
     return "".join(texts)
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
+    """A text part of a message's content."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -87,7 +86,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message; the text parts of its content are joined."""
+    """A message, after the text parts of its content were joined."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -99,9 +98,15 @@ class ChatMessage(BaseModel):
 Messages = Annotated[list[ChatMessage], BeforeValidator(_checked_messages)]
 
 
-def as_rows(messages: list[ChatMessage]) -> list[dict[str, str]]:
-    """A developer's message is a system's: templates know that name."""
-    return [
-        {**message.model_dump(exclude_none=True), "role": "system" if message.role == "developer" else message.role}
-        for message in messages
-    ]
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as a row of the offline job has them, for the chat template."""
+
+    messages: list[dict[str, str]]
+
+    @classmethod
+    def of(cls, messages: list[ChatMessage]) -> Conversation:
+        """Convert messages. Chat templates know no developer, so a developer's message becomes a system's."""
+        roles = ("system" if message.role == "developer" else message.role for message in messages)
+        dumped = (message.model_dump(exclude_none=True) for message in messages)
+        return cls([{**message, "role": role} for message, role in zip(dumped, roles, strict=True)])

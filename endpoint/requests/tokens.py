@@ -6,9 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from endpoint.requests.fields import ModelName, check_text, wrong
-from endpoint.requests.messages import Messages, as_rows
-from endpoint.requests.prompt_field import TokenIds
+from endpoint.requests.fields import ModelName, TokenIds, check_text, wrong
+from endpoint.requests.messages import Conversation, Messages
 
 
 class TokenizeRequest(BaseModel):
@@ -28,9 +27,12 @@ class TokenizeRequest(BaseModel):
             check_text("prompt", self.prompt)
         return self
 
-    def rows(self) -> list[dict[str, str]]:
-        """The messages as a row of the offline job has them."""
-        return as_rows(self.messages or [])
+    @property
+    def text(self) -> tuple[str, str | Conversation]:
+        """The name of the field that is given, and what it holds."""
+        if self.prompt is not None:
+            return "prompt", self.prompt
+        return "messages", Conversation.of(self.messages or [])
 
 
 class DetokenizeRequest(BaseModel):

@@ -1,4 +1,4 @@
-"""Backend: where the application's tokens come from. Either replicas behind Ray Serve, or one in this process."""
+"""Backend: where the application's tokens come from, either replicas behind Ray Serve or one in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.engine.deadline import Deadline, DeadlineError
+from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.requests import (
     BusyError,
@@ -28,34 +28,34 @@ from actors.engine.requests import (
 )
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
-from endpoint.service.resumption import Resumption, Told
+from endpoint.service.resumption import Delivered, Resumption
 from pipeline.logs import Event
 
-_MOST_LOST = 3  # replicas that a request may lose while it waits, before it is the client's turn to try again
-_MOST_LOST_IN_FLIGHT = 2  # and while they write it: it may be the request that ends them
-_UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # while an update is rolled out, for a replica of the model wanted
-_NOBODY_S = 5.0  # without an answer to a question that takes no time: no replica is there
+_MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
+_MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
+_UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
+_NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """What the application asks. `actors.workers.replica.Replica` is one, for a server without Ray."""
+    """The questions that the application asks. `actors.workers.replica.Replica` answers them in its own process."""
 
     async def facts(self) -> EngineFacts:
-        """As `Replica.facts`."""
+        """Return the engine's limits and fingerprint."""
         ...
 
     def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """As `Replica.generate`."""
+        """Yield what the samples write, as they write it; the last delta of each has its ending."""
         ...
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """As `Replica.score`."""
+        """Return the log-probabilities of each prompt's tokens, except its first."""
         ...
 
     async def check_health(self) -> None:
-        """As `Replica.check_health`."""
+        """Raise what is wrong with the engine, if anything is."""
         ...
 
 
@@ -66,35 +66,39 @@ class EnginesLostError(RuntimeError):
 class Replicas:
     """Engines behind a Ray Serve deployment.
 
-    A request whose replica dies goes on with another one where the first had come to: both write the same text. Once:
-    who was in flight when two of them died may be what they died of. Whoever waited for a slot was not. While an
-    update is rolled out there are replicas of another model, which refuse: one that does not is looked for.
+    A request whose replica dies is continued by another one from where the first had stopped: both write the same text.
+    It is continued once, since a request that was in flight when two replicas died may be what killed them. A request
+    that only waited for a slot cannot be. While an update is rolled out, replicas of another model refuse a request,
+    and a replica of its own model is looked for.
     """
 
-    def __init__(self, handle: Any, *, is_repeatable: bool, fingerprint: str = "", most_requests: float = inf) -> None:
-        """`is_repeatable`: two engines write the same tokens (verification "coupled"), so that a text can go on.
+    def __init__(self, handle: Any, *, is_repeatable: bool, fingerprint: str = "", max_requests: float = inf) -> None:
+        """Ask the replicas behind `handle`, at most `max_requests` at once; more are refused here, which is faster.
 
-        `fingerprint` is that of the replicas which may write; empty: all of them may. Beyond `most_requests`, which all
-        replicas take together at most, who comes is refused here: that is sooner.
+        `is_repeatable` says that two engines write the same tokens (verification "coupled"), so that another one can
+        continue a text. Only replicas with this `fingerprint` may write; if it is empty, all of them may.
         """
         self._handle, self._is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
         self._streaming = handle.options(stream=True)
-        self._most_requests, self._num_requests = most_requests, 0
+        self._max_requests, self._num_requests = max_requests, 0
+        self._facts: EngineFacts | None = None  # once a replica has answered
 
     async def facts(self) -> EngineFacts:
-        """Of any replica of our model; all are alike. Raises OtherModelError."""
-        search = _Search()
-        while True:
+        """Return the facts of our model's engines, which are all alike. Raises OtherModelError."""
+        update = _UpdateRetries()
+        while self._facts is None:
             facts: EngineFacts = await self._handle.facts.remote()
             if self._fingerprint in ("", facts.fingerprint):
-                return facts
-            await search.go_on(OtherModelError("the facts are another model's"))
+                self._facts = facts
+            else:
+                await update.wait(OtherModelError("the facts are another model's"))
+        return self._facts
 
-    async def until_there(self) -> None:
-        """Return when a replica of our model is there, or none of another one either."""
+    async def wait_for_model(self) -> None:
+        """Wait while there are only replicas of another model. Return once one of ours is there, or none at all."""
         while True:
             try:
-                async with asyncio.timeout(_NOBODY_S):
+                async with asyncio.timeout(_NO_REPLICA_S):
                     await self.facts()
                 return
             except TimeoutError:
@@ -103,15 +107,68 @@ class Replicas:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """As `Backend.generate`."""
-        with self._taken():
-            async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
-                async for deltas in stream:
-                    yield deltas
+        """Yield deltas as `Backend.generate` does."""
+        generation = replace(generation, fingerprint=self._fingerprint)
+        delivered: dict[int, Delivered] = {}
+        losses, update = _Losses(generation.request_id), _UpdateRetries()
+        with self._counted():
+            while True:
+                # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
+                resumption, is_waiting = Resumption(delivered), True
+                response = self._streaming.generate_or_refuse.remote(generation)
+                is_over = False
+                try:
+                    async for item in response:
+                        if isinstance(item, Exception):
+                            is_over = True
+                            raise item
+                        is_waiting = item is Standing.WAITS
+                        if not isinstance(item, Standing) and (new := resumption.new(item)):
+                            yield new
+                    is_over = True
+                    return
+                except OtherModelError as error:
+                    await update.wait(error)
+                except (RayError, *_LOST) as error:
+                    is_over = True
+                    losses.add(error, is_waiting=is_waiting, is_repeatable=self._is_repeatable or not delivered)
+                    update = _UpdateRetries()
+                finally:
+                    if not is_over:  # the reader has left
+                        response.cancel()
+
+    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
+        """Return scores as `Backend.score` does.
+
+        A replica says nothing before it has the scores, so every request for scores counts as in flight.
+        """
+        scoring = replace(scoring, fingerprint=self._fingerprint)
+        losses, update = _Losses(scoring.request_id), _UpdateRetries()
+        with self._counted():
+            while True:
+                response = self._handle.score_or_refuse.remote(scoring)
+                try:
+                    answer: list[list[TokenLogprobs]] | Exception = await response
+                except (RayError, *_LOST) as error:
+                    losses.add(error, is_waiting=False, is_repeatable=True)
+                    continue
+                except asyncio.CancelledError:
+                    response.cancel()
+                    raise
+                if isinstance(answer, OtherModelError):
+                    await update.wait(answer)
+                elif isinstance(answer, Exception):
+                    raise answer
+                else:
+                    return answer
+
+    async def check_health(self) -> None:
+        """Check one replica as `Backend.check_health` does."""
+        await self._handle.check_health.remote()
 
     @contextmanager
-    def _taken(self) -> Iterator[None]:
-        if self._num_requests >= self._most_requests:
+    def _counted(self) -> Iterator[None]:
+        if self._num_requests >= self._max_requests:
             raise BusyError("every replica has as many requests as it takes")
         self._num_requests += 1
         try:
@@ -119,73 +176,15 @@ class Replicas:
         finally:
             self._num_requests -= 1
 
-    async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        generation = replace(generation, fingerprint=self._fingerprint)
-        told: dict[int, Told] = {}
-        losses, search = _Losses(generation.request_id), _Search()
-        while True:
-            # It waits until a replica says otherwise: for a replica at first, and then for a slot of it.
-            resumption, is_waiting = Resumption(told), True
-            response = self._streaming.generate_or_refuse.remote(generation)
-            is_over = False
-            try:
-                async for item in response:
-                    if isinstance(item, Exception):
-                        is_over = True
-                        raise item
-                    is_waiting = item is Standing.WAITS
-                    if not isinstance(item, Standing) and (new := resumption.new(item)):
-                        yield new
-                is_over = True
-                return
-            except OtherModelError as error:
-                await search.go_on(error)
-            except (RayError, *_LOST) as error:
-                is_over = True
-                losses.add(error, is_waiting=is_waiting, may_go_on=self._is_repeatable or not told)
-                search = _Search()
-            finally:
-                if not is_over:  # whoever asked has left
-                    response.cancel()
 
-    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """As `Backend.score`. A replica says nothing before the scores, so whoever asked is held to be in flight."""
-        with self._taken():
-            return await self._score(scoring)
-
-    async def _score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        scoring = replace(scoring, fingerprint=self._fingerprint)
-        losses, search = _Losses(scoring.request_id), _Search()
-        while True:
-            response = self._handle.score_or_refuse.remote(scoring)
-            try:
-                answer: list[list[TokenLogprobs]] | Exception = await response
-            except (RayError, *_LOST) as error:
-                losses.add(error, is_waiting=False, may_go_on=True)
-                continue
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-            if isinstance(answer, OtherModelError):
-                await search.go_on(answer)
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    async def check_health(self) -> None:
-        """As `Backend.check_health`, of one replica."""
-        await self._handle.check_health.remote()
-
-
-class _Search:
-    """For a replica of the model that is wanted, among those of an update."""
+class _UpdateRetries:
+    """Retries on other replicas while a rolling update is under way, for a limited time."""
 
     def __init__(self) -> None:
-        self._gives_up_at: float | None = None  # known with the first refusal
+        self._gives_up_at: float | None = None  # set by the first refusal
 
-    async def go_on(self, refusal: OtherModelError) -> None:
-        """Return when another one may be asked. Raises the refusal when that has been done for long enough."""
+    async def wait(self, refusal: OtherModelError) -> None:
+        """Return when another replica may be asked. Raises the refusal when retries have lasted long enough."""
         now = time.monotonic()
         self._gives_up_at = now + _UPDATE_PATIENCE_S if self._gives_up_at is None else self._gives_up_at
         if now >= self._gives_up_at:
@@ -194,59 +193,51 @@ class _Search:
 
 
 class _Losses:
-    """The replicas that one request was with and that were lost."""
+    """The replicas that were lost while they had one request."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id, self._num_lost, self._num_in_flight = request_id, 0, 0
 
-    def add(self, error: Exception, *, is_waiting: bool, may_go_on: bool) -> None:
-        """Another one. Raises what the replica raised, if it was not lost; EnginesLostError if there were enough."""
+    def add(self, error: Exception, *, is_waiting: bool, is_repeatable: bool) -> None:
+        """Return if the request may go to another replica after this error; raise if it may not.
+
+        Raises the replica's own exception if the replica was not lost, and EnginesLostError after too many losses.
+        """
         if isinstance(error, RayTaskError):
             cause = error.cause
             raise cause if isinstance(cause, Exception) else error
-        if not isinstance(error, _LOST) or not may_go_on:
+        if not isinstance(error, _LOST) or not is_repeatable:
             raise error
         self._num_lost += 1
         self._num_in_flight += not is_waiting
         _log.warning(Event("replica lost", request_id=self._request_id, waited=is_waiting, lost=self._num_lost))
-        if self._num_in_flight >= _MOST_LOST_IN_FLIGHT:
-            raise EnginesLostError(
-                f"request {self._request_id} was in flight when {_MOST_LOST_IN_FLIGHT} replicas died"
-            )
-        if self._num_lost >= _MOST_LOST:
+        if self._num_in_flight >= _MAX_LOST_IN_FLIGHT:
+            raise EnginesLostError(f"request {self._request_id} was in flight when {_MAX_LOST_IN_FLIGHT} replicas died")
+        if self._num_lost >= _MAX_LOST:
             raise error
 
 
 async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[Delta]]:
-    """The backend's deltas; what goes wrong comes as an ApiError, or as it is where nobody expects it."""
-    try:
+    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors."""
+    with api_errors():
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
             async for deltas in generation.deadline.until(stream):
                 yield deltas
-    except Exception as error:
-        raise as_api_error(error) from error
 
 
-async def ask_scores(backend: Backend, scoring: Scoring) -> list[list[TokenLogprobs]]:
-    """The backend's scores; errors as with `ask`."""
+@contextmanager
+def api_errors() -> Iterator[None]:
+    """Turn what the block raises into the ApiError that answers it; an unexpected exception is raised unchanged."""
     try:
-        async with scoring.deadline.enforced():
-            return await backend.score(scoring)
+        yield
     except Exception as error:
-        raise as_api_error(error) from error
-
-
-async def ask_facts(backend: Backend, deadline: Deadline) -> EngineFacts:
-    """The backend's facts; errors as with `ask`."""
-    try:
-        async with deadline.enforced():
-            return await backend.facts()
-    except Exception as error:
-        raise as_api_error(error) from error
+        if (answer := as_api_error(error)) is error:
+            raise
+        raise answer from error
 
 
 def as_api_error(error: Exception) -> Exception:
-    """The answer to what a backend raised; the exception itself where it is a fault of ours."""
+    """Return the answer to what a backend raised, or the exception itself where it is a fault of ours."""
     match error:
         case BusyError() | BackPressureError():
             return server_busy("too many requests wait already")
@@ -257,14 +248,14 @@ def as_api_error(error: Exception) -> Exception:
         case DeadlineError():
             return ApiError(
                 504,
-                f"The request was not done in {error.timeout_s:g} seconds, which is all that this server gives one.",
+                f"The request was not done in {error.timeout_s:g} seconds, the most that this server gives to one.",
                 type="timeout_error",
                 code="deadline_exceeded",
             )
         case EnginesLostError():
             return ApiError(
                 500,
-                "The engine that wrote this request was lost, and so was the one that went on with it. It is not tried "
+                "The engine that wrote this request was lost, and so was the one that continued it. It is not tried "
                 "again.",
                 type="server_error",
                 code="engine_lost",

@@ -1,4 +1,4 @@
-"""Encoder: the tokenizer in a thread of its own, so that a long text keeps nobody waiting, behind a bounded queue."""
+"""Encoder: the tokenizer in a thread of its own, behind a bounded queue, so that a long text delays no other work."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from endpoint.http.errors import ApiError, context_exceeded, server_busy
 from pipeline.errors import LongTextError, RowError, TemplateError
 from pipeline.text.codec import TextCodec
 
-_MOST_WAITING = 32 * 2**20  # characters and token ids of all who wait
-_LEAST_SIZE = 1024  # what even the shortest text counts as
-_MESSAGE_SIZE = 64  # and, of a chat, the shortest message
+_MAX_WAITING = 32 * 2**20  # characters and token ids in the queue
+_MIN_SIZE = 1024  # even the shortest text counts as so much
+_MESSAGE_SIZE = 64  # added to the text of each message of a chat
 _Result = TypeVar("_Result")
 
 
 class Encoder:
-    """Texts to token ids and back. Every method may raise ApiError: 429 when too much waits in front of it already."""
+    """Texts to token ids and back. Every method raises ApiError (429) when too much text is in the queue already."""
 
-    def __init__(self, codec: TextCodec, most_waiting: int = _MOST_WAITING) -> None:
-        """`most_waiting` characters (or ids) may wait and be worked on together; a single text always may."""
-        self._codec, self._most_waiting = codec, most_waiting
+    def __init__(self, codec: TextCodec, max_waiting: int = _MAX_WAITING) -> None:
+        """Let at most `max_waiting` characters (or ids) be in the queue and in work; a single text may always be."""
+        self._codec, self._max_waiting = codec, max_waiting
         self._size, self._sizing = 0, Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     async def encode(self, param: str, text: str, max_model_len: int) -> list[int]:
-        """The token ids of a plain prompt, the request field `param`; 400 if it cannot fit the context."""
+        """Return the token ids of a plain prompt, the request field `param`; 400 if it cannot fit the context."""
 
         def work() -> list[int]:
             try:
@@ -40,7 +40,7 @@ class Encoder:
         return await self._run(len(text), work)
 
     async def encode_chat(self, messages: list[dict[str, str]], max_model_len: int) -> tuple[str, list[int]]:
-        """What the chat template makes of messages, and its token ids; 400 if it cannot, or they cannot fit."""
+        """Return the chat template's text for messages, and its token ids; 400 if it refuses or they cannot fit."""
 
         def work() -> tuple[str, list[int]]:
             try:
@@ -51,21 +51,21 @@ class Encoder:
         return await self._run(sum(map(_size_of, messages)), work)
 
     async def decode(self, token_ids: Seq[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """Return the text of token ids without special tokens."""
         return await self._run(len(token_ids), lambda: self._codec.decode(token_ids))
 
     async def _run(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Have the thread do this work, on a text or ids of that size, when its turn comes."""
-        size = max(size, _LEAST_SIZE)
+        """Run work on a text or ids of that size in the thread, when its turn comes."""
+        size = max(size, _MIN_SIZE)
         with self._sizing:
-            if self._size and self._size + size > self._most_waiting:
+            if self._size and self._size + size > self._max_waiting:
                 raise server_busy("too much text waits to be read already")
             self._size += size
 
         waiting = [work]
 
-        def done(_: Future[_Result]) -> None:  # in either thread: who leaves takes along only what has not begun
-            waiting.clear()  # the thread's queue keeps what is cancelled until its turn comes
+        def done(_: Future[_Result]) -> None:  # in either thread; after a cancellation only if the work had not begun
+            waiting.clear()  # the thread's queue would keep cancelled work, and so its text, until its turn comes
             with self._sizing:
                 self._size -= size
 
@@ -76,7 +76,7 @@ class Encoder:
 
 
 def _size_of(message: Mapping[str, str]) -> int:
-    """Of its text, and of what there is to a message without any."""
+    """Count a message's text, and a constant for the message itself."""
     return len(message["content"]) + len(message.get("name", "")) + _MESSAGE_SIZE
 
 

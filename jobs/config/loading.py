@@ -27,7 +27,7 @@ from pydantic_settings import (
 from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
 
 _ENV_PREFIX = "DRAY_"
-_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS")  # decoding reads these itself
+_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
 _UNION_MEMBERS = ("str", "list[str]", "tuple[str, ...]")  # which pydantic puts behind a field's name in errors
 _Config = TypeVar("_Config")
 

@@ -13,7 +13,7 @@ from actors.workers.replica import ReplicaSettings
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.bodies import Limits
+from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from jobs.config.fields import Flat
 from jobs.config.loading import load

@@ -1,4 +1,4 @@
-"""A request in flight: what has come of it, when it has come so far, and how it ended."""
+"""Asked: a request in flight, with what it has received so far and how it ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Asked:
     """A completion that is being asked for. Belongs to one event loop."""
 
     def __init__(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> None:
-        """Ask now."""
+        """Send the request."""
         self.body = body
         self.status: int | None = None
         self.headers: httpx2.Headers | None = None
@@ -32,12 +32,12 @@ class Asked:
         await self._task
 
     async def reached(self, num_events: int) -> None:
-        """Return when so many events of its stream have come, or it is over."""
+        """Return when `num_events` events of its stream have come, or it is over."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_events >= num_events or self.is_over)
 
     async def leave(self) -> None:
-        """Close the connection, wherever it is."""
+        """Close the connection at once."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -72,7 +72,7 @@ class Asked:
 
 @asynccontextmanager
 async def all_over(asked: Iterable[Asked]) -> AsyncIterator[list[Asked]]:
-    """These requests; the block has ended when they have."""
+    """Yield the requests, and leave the block when all of them are over."""
     requests = list(asked)
     try:
         yield requests

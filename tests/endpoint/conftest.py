@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -12,27 +11,25 @@ from ray import serve
 
 from endpoint.deployment import start
 from endpoint.edge.auth import Keys
-from endpoint.http.bodies import Limits
-from tests.endpoint.deployed import Deployed, deployed_pair
-from tests.endpoint.pair_app import pair_served
-from tests.endpoint.server import Server, running_server, settings_of
+from endpoint.http.limits import Limits
+from tests.endpoint.in_process import Server, bundled_server, running_server, settings_of
+from tests.endpoint.on_serve.application import Served, serving
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
-BUNDLED = Path(__file__).parents[2] / "examples" / "tiny_pair"
 SERVE_LIMITS = Limits(max_body_bytes=100_000, body_timeout_s=2.0)
 
 
 @pytest.fixture(scope="session")
 def server(text_pair: tuple[str, str]) -> Iterator[Server]:
-    """Over an engine that drafts."""
+    """The application over an engine that drafts."""
     with running_server(settings_of(text_pair)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    """The official client."""
+    """The official client of that server."""
     with server.client() as client:
         yield client
 
@@ -46,9 +43,9 @@ def toy() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def whole() -> Iterator[int]:
-    """The port of the whole endpoint with its edge and its page, over the bundled pair; closed with `KEY`."""
-    with pair_served(str(BUNDLED / "target"), str(BUNDLED / "draft"), has_page=True) as port:
-        yield port
+    """The port of the whole endpoint with its page over the bundled pair, closed with `KEY`."""
+    with bundled_server() as server:
+        yield server.port
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +59,7 @@ def serve_port(ray_address: str) -> Iterator[int]:
 
 
 @pytest.fixture(scope="package")
-def deployed(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Deployed]:
+def deployed(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Served]:
     """The application on that Serve, with two replicas."""
-    with deployed_pair(serve_port, text_pair) as running:
+    with serving(serve_port, text_pair) as running:
         yield running

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.endpoint.pair_app import MODEL
+from tests.endpoint.in_process import BUNDLED_MODEL as MODEL
 from tests.endpoint.toy_app import KEY
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ class Target:
         return float(logprob), bool((logits_TV.argmax(-1) == wanted_T).all())
 
     def write(self, token_ids: list[int], num_tokens: int) -> str:
-        """Greedily."""
+        """Return the greedy text."""
         with torch.inference_mode():
             output = self.model.generate(torch.tensor([token_ids]), max_new_tokens=num_tokens, do_sample=False)
         return str(self.tokenizer.decode(output[0, len(token_ids) :], skip_special_tokens=True))
@@ -57,7 +57,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What lm-eval asked and got, by task."""
+    """The requests and answers of lm-eval, by task."""
     folder = tmp_path_factory.mktemp("lm_eval")
     server = f"base_url=http://127.0.0.1:{whole}/v1/completions,num_concurrent=4,max_retries=1"
     arguments = ["-m", "lm_eval", "run", "--model", "local-completions"]
@@ -136,7 +136,7 @@ def test_litellm_gets_chats_texts_streams_usage_and_errors(whole: int, tmp_path:
 
 
 def _run(arguments: list[str], folder: Path, **variables: str) -> str:
-    """What a program of the clients' environment prints; it cannot reach the hub."""
+    """Return what a program of the clients' environment prints; it cannot reach the hub."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "HF_DATASETS_CACHE": str(folder / "datasets")}
     ended = subprocess.run(
         [str(PYTHON), *arguments],

@@ -1,4 +1,4 @@
-"""What README and docs/serving.md say to ask is asked, and answered."""
+"""The examples of requests in README and docs/serving.md work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.endpoint.server import MODEL, Server
+from tests.endpoint.in_process import MODEL, Server
 from tests.endpoint.web import ask
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,8 @@ def test_the_example_of_the_official_client_writes_something(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_body_that_is_given_to_curl_is_a_request(server: Server, document: str) -> None:
+def test_the_curl_example_is_a_valid_request(server: Server, document: str) -> None:
     (body,) = re.findall(r"/v1/completions.*?-d '(.*?)'", (ROOT / document).read_text(), flags=re.DOTALL)
-    answer = ask(int(server.url.rpartition(":")[2]), "/v1/completions", {**json.loads(body), "model": MODEL})
+    answer = ask(server.port, "/v1/completions", {**json.loads(body), "model": MODEL})
     assert answer.status == 200
     assert json.loads(answer.body)["choices"][0]["text"]

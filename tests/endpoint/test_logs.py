@@ -1,4 +1,4 @@
-"""No line that the endpoint or an engine behind it logs holds what was asked, what was written, or an error's words."""
+"""Logs of the endpoint and its engines: no line holds a prompt, an output or an error's message."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from actors.engine.requests import EngineFacts, FailedError, Generation, Scoring
 from actors.workers.replica import Replica
 from decoding import Engine, SamplingParams
 from decoding.sequence import TokenLogprobs
-from tests.endpoint.server import Server, running_server, settings_of
+from tests.endpoint.in_process import Server, running_server, settings_of
 
 MARKER = "marker-of-a-prompt"
 
 
 class Failing:
-    """Fails over everything, and quotes it."""
+    """A backend that fails over every request, and quotes it."""
 
     def __init__(self) -> None:
         self.error: Exception | str = ""
@@ -65,7 +65,7 @@ def failing(text_pair: tuple[str, str]) -> Iterator[tuple[Server, Failing]]:
     ],
     ids=str,
 )
-def test_what_a_backend_fails_with_is_logged_without_its_words(
+def test_a_backends_failure_is_logged_without_its_message(
     failing: tuple[Server, Failing], caplog: pytest.LogCaptureFixture, error: Exception | str, stream: bool
 ) -> None:
     server, backend = failing
@@ -91,7 +91,7 @@ def test_what_a_backend_fails_with_is_logged_without_its_words(
         assert "test_logs.py" in caplog.text, "where it was raised"
 
 
-def test_a_replica_hands_serve_no_exception_that_it_would_log_with_its_words(
+def test_a_replica_hands_serve_no_exception_whose_message_serve_would_log(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -113,7 +113,7 @@ def test_a_replica_hands_serve_no_exception_that_it_would_log_with_its_words(
     assert caplog.text.count("engine failed") == 2
 
 
-def test_what_a_health_check_raises_says_only_of_which_type_the_failure_is(
+def test_a_failed_health_check_names_only_the_failures_type(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_fail, has_begun = threading.Event(), threading.Event()
@@ -146,7 +146,7 @@ def test_what_a_health_check_raises_says_only_of_which_type_the_failure_is(
     assert MARKER not in "".join(traceback.format_exception(error)) + caplog.text
 
 
-def test_what_another_process_raised_is_a_failure_and_a_process_that_was_lost_is_told_as_it_is(
+def test_another_processs_exception_is_a_failure_and_its_loss_is_raised_unchanged(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = Replica(settings_of(text_pair))
@@ -166,7 +166,7 @@ def test_what_another_process_raised_is_a_failure_and_a_process_that_was_lost_is
         asyncio.run(last_item(RayActorError()))
 
 
-def test_an_engine_that_cannot_be_made_anew_is_logged_without_the_errors_words(
+def test_an_engine_that_cannot_be_rebuilt_is_logged_without_the_errors_message(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.http.bodies import Limits
 from endpoint.http.errors import ApiError
+from endpoint.http.limits import Limits
 from endpoint.service.metrics import ServingMetrics
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"

@@ -14,7 +14,7 @@ import uvicorn
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An answer as it came back."""
 
     status: int
     headers: dict[str, str]  # of equal names the last one

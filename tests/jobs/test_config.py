@@ -159,7 +159,7 @@ def test_the_example_configs_are_valid(path: Path) -> None:
     assert load(path).generator_settings().models.target
 
 
-@pytest.mark.parametrize("name", ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS"])
+@pytest.mark.parametrize("name", ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH"])
 def test_variables_that_decoding_reads_itself_are_no_unknown_fields(
     yaml_file: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -1,7 +1,8 @@
 """The CPU kernels: compiled on first use by the machine's own C++ compiler and kept on disk.
 
 Where there is no compiler, torch's own operations do the same, slower. Compiling takes three seconds once a machine; a
-shorter job never waits for it twice, and DRAY_KERNELS=off goes without.
+shorter job never waits for it twice, and DRAY_KERNELS=off goes without. DRAY_KERNELS_MARCH names the processor to build
+for in the compiler's words (`native` by default). `x86-64-v3` builds the kernels without AVX-512.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ import torch
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
 _HEADERS = sorted(_SOURCE.parent.glob("*.h"))
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+_FLAGS = ("-O3", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
@@ -161,7 +162,8 @@ def _compiled(compiler: str) -> Path:
     """The shared library, from disk where this source was compiled for this processor before."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout.decode(errors="replace")
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
-    what = "\0".join((*sources, " ".join(_FLAGS), version, _processor()))
+    flags = (*_FLAGS, f"-march={os.environ.get('DRAY_KERNELS_MARCH', 'native')}")
+    what = "\0".join((*sources, " ".join(flags), version, _processor()))
     given = os.environ.get("DRAY_CACHE")
     folder = Path(given) if given else Path.home() / ".cache" / "dray"
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
@@ -170,7 +172,7 @@ def _compiled(compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / "kernels.so"
             subprocess.run(
-                [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
+                [compiler, *flags, str(_SOURCE), "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
             )
             built.replace(path)  # whole or not at all, whoever else compiles now
     return path

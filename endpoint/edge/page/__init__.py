@@ -1,4 +1,4 @@
-"""The web page at `/`: type a prompt, watch it stream, see which tokens the draft had right."""
+"""The web page at `/`, which streams an answer and shades the text of accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILES = {
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/page.css": ("page.css", "text/css"),
 }
-PATHS = tuple(_FILES)  # they hold no secret, and the page is where a key is typed: open without one
+PATHS = tuple(_FILES)  # open without a key: they hold no secret, and the page is where a key is typed
 HEADERS = {
     "content-security-policy": "; ".join(
         [

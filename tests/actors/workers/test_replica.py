@@ -15,7 +15,7 @@ from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.requests import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine, SamplingParams
-from tests.endpoint.server import settings_of
+from tests.endpoint.in_process import settings_of
 
 LONG = SamplingParams(max_tokens=80, ignore_eos=True)
 

@@ -1,6 +1,7 @@
 """The CPU kernels: built once, found again, and done without where they cannot be had."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -35,6 +36,15 @@ def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     written = library.stat().st_mtime_ns
     assert kernels.load(torch.bfloat16, 64, 128) is not None
     assert [p.stat().st_mtime_ns for p in fresh.iterdir()] == [written]
+
+
+def test_kernels_for_another_processor_are_kept_apart(fresh, monkeypatch):
+    needs_compiler()
+    kernels._built.cache_clear()
+    monkeypatch.setenv("DRAY_KERNELS_MARCH", "native" if os.environ.get("DRAY_KERNELS_MARCH") else "x86-64-v3")
+    if kernels.load(torch.float32, 16, 64) is None:
+        pytest.skip("the compiler of this processor does not know x86-64-v3")
+    assert len(list(fresh.iterdir())) == 2
 
 
 def test_without_a_compiler_there_are_none(fresh, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.endpoint.server import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server
 
 USER = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -44,7 +44,7 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
 
-def test_content_may_come_in_text_parts_and_a_developer_is_heard_as_the_system(
+def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_message(
     server: Server, client: openai.OpenAI
 ) -> None:
     request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
@@ -57,7 +57,7 @@ def test_content_may_come_in_text_parts_and_a_developer_is_heard_as_the_system(
     assert first.usage.prompt_tokens == second.usage.prompt_tokens
 
 
-def test_an_answer_can_be_sent_back_as_it_came(server: Server, client: openai.OpenAI) -> None:
+def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:
     first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)  # type: ignore[list-item]
     messages = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
     second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_an_answer_can_be_sent_back_as_it_came(server: Server, client: openai.Op
         ({}, None),
     ],
 )
-def test_the_length_is_the_newer_limit_or_the_older_one_or_what_the_context_leaves(
+def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(
     client: openai.OpenAI, limits: dict[str, int], expected: int | None
 ) -> None:
     answer = client.chat.completions.create(
@@ -138,7 +138,7 @@ def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
         assert "".join(span["text"] for span in spans) == choice.delta.content
 
 
-def test_fields_that_only_say_who_asks_are_taken(client: openai.OpenAI) -> None:
+def test_fields_that_only_identify_the_caller_are_accepted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "hello", "name": "ann"}],

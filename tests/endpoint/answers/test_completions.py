@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.endpoint.server import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server
 
 PROMPTS = ["hello world", "a small text", "one", " two three\n", "für 日本 🙂", "x" * 40]
 
@@ -82,7 +82,7 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
     assert streamed(client, **request)[0] == {row["sample"]: row["text"] for row in rows}
 
 
-def test_without_a_seed_texts_differ_and_the_seed_that_is_told_writes_them_again(client: openai.OpenAI) -> None:
+def test_without_a_seed_texts_differ_and_the_answered_seed_reproduces_them(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"model": MODEL, "prompt": ["one", "one"], "max_tokens": 20}
     first, second = (client.completions.create(**request) for _ in range(2))
     texts = [choice.text for answer in (first, second) for choice in answer.choices]
@@ -115,7 +115,7 @@ def test_choice_i_n_plus_j_is_sample_j_of_prompt_i(server: Server, client: opena
     assert [texts[index] for index in range(6)] == expected
 
 
-def test_sixteen_tokens_unless_more_are_asked_for_and_no_more_than_the_context(client: openai.OpenAI) -> None:
+def test_a_text_has_sixteen_tokens_by_default_and_never_exceeds_the_context(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="one", extra_body={"ignore_eos": True})
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
@@ -125,7 +125,7 @@ def test_sixteen_tokens_unless_more_are_asked_for_and_no_more_than_the_context(c
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_stop_strings_end_the_text_and_are_not_in_it_nor_is_a_part_of_one_streamed(
+def test_stop_strings_end_the_text_and_no_part_of_one_is_shown_or_streamed(
     server: Server, client: openai.OpenAI
 ) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 60}
@@ -145,7 +145,7 @@ def test_stop_strings_end_the_text_and_are_not_in_it_nor_is_a_part_of_one_stream
                 assert row["text"].startswith(text), "a chunk held more than the text before the stop string"
 
 
-def test_what_may_begin_a_stop_string_and_does_not_comes_later_but_comes(client: openai.OpenAI) -> None:
+def test_text_that_only_looked_like_the_start_of_a_stop_string_is_streamed_later(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 30}
     whole = client.completions.create(model=MODEL, **request).choices[0].text
     almost = [character + "\x00" for character in dict.fromkeys(whole)][:4]
@@ -214,7 +214,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(client: openai
 
 @pytest.mark.parametrize("prompt", ["hello world, one two", "für 日本 🙂", "o"])
 def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: openai.OpenAI, prompt: str) -> None:
-    """What lm-eval's local-completions asks for."""
+    """The request of lm-eval's local-completions is answered in full."""
     ids = server.service.codec.encode(prompt, is_chat=False)
     model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
     expected_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -255,9 +255,7 @@ def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, cl
     assert streamed(client, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
 
 
-def test_the_best_of_several_samples_are_those_whose_tokens_are_likeliest(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_best_of_returns_the_samples_whose_tokens_are_likeliest(server: Server, client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 9, "max_tokens": 12}
     rows = server.offline(**request, n=6, logprobs=0)
     rows.sort(key=lambda row: -sum(row["logprobs"]) / len(row["logprobs"]))
@@ -269,9 +267,7 @@ def test_the_best_of_several_samples_are_those_whose_tokens_are_likeliest(
     assert answer.usage.completion_tokens == sum(row["num_output_tokens"] for row in rows)
 
 
-def test_an_answer_says_how_its_drafts_fared_with_the_names_that_vllm_has(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_an_answer_reports_speculation_with_vllms_names(server: Server, client: openai.OpenAI) -> None:
     request: dict[str, Any] = {
         "prompt": "hello world",
         "temperature": 0,
@@ -315,7 +311,7 @@ def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: 
     assert not all(span["is_accepted"] for span in spans)
 
 
-def test_the_head_of_an_answer_names_the_model_and_what_it_runs_as(client: openai.OpenAI) -> None:
+def test_an_answer_names_the_model_and_the_fingerprint(client: openai.OpenAI) -> None:
     for name in (MODEL, "tiny"):
         answer = client.completions.create(model=name, prompt="one", max_tokens=1)
         assert (answer.object, answer.model, answer.system_fingerprint) == ("text_completion", MODEL, "fp_1")

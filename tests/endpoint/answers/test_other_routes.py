@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.endpoint.server import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server
 
 
 def test_the_model_is_listed_under_each_of_its_names(client: openai.OpenAI) -> None:
@@ -30,7 +30,7 @@ def test_tokens_of_a_text_and_back(server: Server, text: str) -> None:
     assert back == {"prompt": server.service.codec.decode(expected)}
 
 
-def test_messages_are_tokenized_as_a_chat_reads_them(server: Server, client: openai.OpenAI) -> None:
+def test_messages_are_tokenized_as_in_a_chat(server: Server, client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "hello <|end|>"}]
     answer = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()
     chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
@@ -40,7 +40,7 @@ def test_messages_are_tokenized_as_a_chat_reads_them(server: Server, client: ope
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, {"prompt": 5}])
-def test_there_is_one_thing_to_tokenize(server: Server, body: dict[str, Any]) -> None:
+def test_tokenize_takes_either_a_prompt_or_messages(server: Server, body: dict[str, Any]) -> None:
     assert httpx2.post(f"{server.url}/tokenize", json=body).status_code == 400
 
 
@@ -49,7 +49,7 @@ def test_a_token_id_that_the_model_does_not_have_is_refused(server: Server) -> N
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
 
 
-def test_health_is_that_of_the_process_and_readiness_that_of_the_engine(server: Server) -> None:
+def test_health_reports_the_process_and_readiness_the_engine(server: Server) -> None:
     assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{server.url}/health/ready").json() == {"status": "ready"}
     engine = server.service.backend._loop.engine  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def test_health_is_that_of_the_process_and_readiness_that_of_the_engine(server: 
     assert httpx2.get(f"{server.url}/health/ready").status_code == 200
 
 
-def test_the_version_is_told(server: Server) -> None:
+def test_the_version_is_reported(server: Server) -> None:
     assert set(httpx2.get(f"{server.url}/version").json()) == {"version"}
 
 

@@ -13,11 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.engine.deltas import Ending
 from actors.engine.translation import output_text
-from endpoint.answers.text import TextStream, warn_of_late_text
-from endpoint.answers.whole_text import WholeText
+from endpoint.answers.text import TextStream, WholeText, warn_of_late_text
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
-from tests.endpoint.conftest import BUNDLED
+from tests.endpoint.in_process import BUNDLED
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 STOPS = [(), (" ",), ("the", "one two"), ("ab", "abc", "b"), ("🙂", "é"), ("x" * 30, "\n\n")]
@@ -93,7 +92,7 @@ def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int
 
 
 def end_of(codec: TextCodec, tokens: list[int], stop: tuple[str, ...]) -> tuple[list[int], str | None]:
-    """What is kept of these tokens, and the stop string that ended them."""
+    """Return the tokens up to the stop string that ends them, and that string."""
     match = StopStrings(codec, stop).find(tokens, 0) if stop else None
     return (tokens[: match[0]], match[1]) if match else (tokens, None)
 
@@ -114,7 +113,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-def test_the_pieces_join_to_the_whole_text_and_never_show_what_is_taken_back(
+def test_the_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(
     any_codec: TextCodec, by_token: bool
 ) -> None:
     generator, num_stopped = random.Random(1), 0
@@ -149,7 +148,7 @@ def test_every_split_joins_to_the_same_text(any_codec: TextCodec, stop: tuple[st
             assert "".join(pieces) == whole, (kept, borders)
 
 
-def test_a_text_that_nobody_watches_is_decoded_once_and_whole(any_codec: TextCodec) -> None:
+def test_a_whole_text_is_decoded_once(any_codec: TextCodec) -> None:
     for stop in STOPS:
         for tokens in outputs(any_codec, 20, most=20, seed=4):
             kept, stop_reason = end_of(any_codec, tokens, stop)
@@ -174,7 +173,7 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     assert stream.push([one, two], 2, ending(None)).spans == (("é", True),)
 
 
-def test_bytes_that_a_word_settles_stay_the_bytes_own(byte_codec: TextCodec) -> None:
+def test_bytes_that_a_word_completes_keep_their_own_span(byte_codec: TextCodec) -> None:
     the, one, two = byte_codec.tokenizer.convert_tokens_to_ids(["▁the", "<0xC3>", "<0xA9>"])
     tokens = [the, one, two, the]
     for drafted, spans in ((3, (("theé", True), (" the", False))), (1, (("the", True), ("é the", False)))):
@@ -186,7 +185,7 @@ def test_bytes_that_a_word_settles_stay_the_bytes_own(byte_codec: TextCodec) -> 
     assert [piece.offsets for piece in pieces] == [(0,), (3,), (3,), (4,)]
 
 
-def test_what_settles_text_begins_where_the_text_before_it_ends(any_codec: TextCodec) -> None:
+def test_a_token_that_completes_text_begins_where_that_text_ends(any_codec: TextCodec) -> None:
     for tokens in outputs(any_codec, 60, most=30, seed=6):
         stream = TextStream(any_codec)
         offsets = [*stream.push(tokens[:9]).offsets, *stream.push(tokens[9:]).offsets]
@@ -201,7 +200,7 @@ def test_what_settles_text_begins_where_the_text_before_it_ends(any_codec: TextC
 
 @pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("size", [1, 3])
-def test_bytes_that_are_no_characters_are_decoded_a_few_times_each(codec: TextCodec, by_token: bool, size: int) -> None:
+def test_invalid_bytes_are_decoded_only_a_few_times_each(codec: TextCodec, by_token: bool, size: int) -> None:
     vocabulary, num_decoded, decode = codec.tokenizer.get_vocab().values(), 0, TextCodec.decode
     wrong = next(token_id for token_id in vocabulary if codec.token_bytes(token_id) == b"\x80")
 
@@ -219,7 +218,7 @@ def test_bytes_that_are_no_characters_are_decoded_a_few_times_each(codec: TextCo
 
 
 @pytest.mark.parametrize("decoder", [decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("ac", "x")])])
-def test_a_tokenizer_whose_ways_are_not_known_shows_its_text_at_the_end(
+def test_an_unknown_tokenizer_shows_its_text_at_the_end(
     decoder: decoders.Decoder, codec: TextCodec, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = toy(decoder, "a", "b", "c")
@@ -233,7 +232,7 @@ def test_a_tokenizer_whose_ways_are_not_known_shows_its_text_at_the_end(
         assert stream.push([], 0, ending(None)).text == odd.decode(tokens)
 
 
-def test_text_comes_as_soon_as_nothing_can_change_it(any_codec: TextCodec) -> None:
+def test_text_is_shown_as_soon_as_nothing_can_change_it(any_codec: TextCodec) -> None:
     """All tokenizers here but one have whole words, which are there at once."""
     (the,) = any_codec.tokenizer.convert_tokens_to_ids(
         [next(name for name in ("▁the", "the</w>", "the", "h") if name in any_codec.tokenizer.get_vocab())]
@@ -241,7 +240,7 @@ def test_text_comes_as_soon_as_nothing_can_change_it(any_codec: TextCodec) -> No
     assert TextStream(any_codec).push([the]).text == any_codec.decode([the]) != ""
 
 
-def test_an_ending_without_tokens_brings_what_was_held_back(codec: TextCodec) -> None:
+def test_an_ending_without_tokens_shows_the_text_that_was_held_back(codec: TextCodec) -> None:
     stream = TextStream(codec, ("one two three",))
     tokens = codec.encode("a one two", is_chat=True)
     assert stream.push(tokens).text == "a "
@@ -262,7 +261,7 @@ def test_offsets_are_where_each_token_begins(codec: TextCodec) -> None:
     assert offsets == [len(codec.decode(tokens[:n]).rstrip("\ufffd")) for n in range(len(tokens))]
 
 
-def test_a_stop_string_of_what_is_no_character_is_not_shown(codec: TextCodec) -> None:
+def test_a_stop_string_of_replacement_characters_is_not_shown(codec: TextCodec) -> None:
     vocabulary = codec.tokenizer.get_vocab().values()
     a, wrong, b = (next(i for i in vocabulary if codec.token_bytes(i) == byte) for byte in (b"a", b"\x80", b"b"))
     stop, tokens = ("a\ufffd\ufffd",), [b, a, wrong, wrong, wrong, b]

@@ -14,7 +14,7 @@ PROMPT = "Once upon a time"
 
 
 def main() -> None:
-    """Ask in every way."""
+    """Send every kind of request."""
     url, key, model = sys.argv[1:]
     chat = {"model": f"openai/{model}", "messages": MESSAGES, "seed": 5, "max_tokens": 24}
     text = {"model": f"text-completion-openai/{model}", "prompt": PROMPT, "seed": 5, "max_tokens": 24}

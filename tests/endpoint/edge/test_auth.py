@@ -1,4 +1,4 @@
-"""Who may ask: every path is closed without a key, and a key is nowhere to be read."""
+"""API keys: every path is closed without one, and no key is ever shown."""
 
 import hmac
 import logging
@@ -64,12 +64,12 @@ class Well:
 
 
 @pytest.mark.parametrize("path", UNKNOWN_PATHS)
-def test_a_path_that_is_no_route_is_closed_without_a_key_like_any_other(toy: int, path: str) -> None:
+def test_an_unknown_path_is_closed_without_a_key(toy: int, path: str) -> None:
     assert ask(toy, path).error["code"] == "missing_api_key"
 
 
 def test_every_route_but_health_is_closed_without_a_key() -> None:
-    """Of the application itself, over an engine that is well and is never asked for anything else."""
+    """The routes of the application itself, over an engine that is healthy."""
     service = Service(ServiceSettings(model="m"), NotImplemented, Well())
     app = create_app(service, has_docs=True)
     install(app, EdgeSettings(keys=Keys([KEY]), has_page=True, has_docs=True), ServingMetrics("m"))
@@ -84,7 +84,7 @@ def test_every_route_but_health_is_closed_without_a_key() -> None:
 
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_key_is_a_401_that_says_how_to_send_one(toy: int, headers: dict[str, str]) -> None:
+def test_a_wrong_key_gets_a_401_that_says_how_to_send_one(toy: int, headers: dict[str, str]) -> None:
     answer = ask(toy, "/v1/models/a", headers=headers)
     assert answer.status == 401
     assert answer.error["type"] == "invalid_request_error"
@@ -100,16 +100,16 @@ def test_two_authorization_headers_open_nothing(toy: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 @pytest.mark.parametrize("key", [KEY, OTHER_KEY])
-def test_each_key_opens_under_each_spelling_of_the_scheme(toy: int, scheme: str, key: str) -> None:
+def test_every_key_is_accepted_under_every_spelling_of_the_scheme(toy: int, scheme: str, key: str) -> None:
     assert ask(toy, "/v1/models/a", headers={"authorization": f"{scheme} {key}"}).status == 200
 
 
-def test_health_answers_everybody_who_asks_with_get(toy: int) -> None:
+def test_health_needs_no_key_for_get(toy: int) -> None:
     assert [ask(toy, path).status for path in HEALTH_PATHS] == [200, 200]
     assert ask(toy, "/health", {}).status == 401
 
 
-def test_without_keys_the_endpoint_is_open_and_only_when_it_was_said() -> None:
+def test_the_endpoint_is_open_only_if_it_is_told_to_have_no_keys() -> None:
     with served(toy_app(keys=None)) as port:
         assert ask(port, "/v1/models/a").status == 200
     with pytest.raises(ValueError, match="no API key"):
@@ -161,7 +161,7 @@ def test_keys_come_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", ["short", "sk-with a space in it", "sk-öne-that-is-right", "x" * 600, "", "# only\n"])
-def test_what_is_no_key_is_refused_without_being_shown(tmp_path: Path, text: str) -> None:
+def test_a_malformed_key_is_refused_without_being_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(ValueError, match="keys") as refused:
@@ -170,7 +170,7 @@ def test_what_is_no_key_is_refused_without_being_shown(tmp_path: Path, text: str
     assert refused.value.__cause__ is None
 
 
-def test_a_file_or_variable_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_or_variable_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere cannot be read: FileNotFoundError"):
         load_keys([tmp_path / "nowhere"])
     with pytest.raises(ValueError, match="NOT_SET"):

@@ -1,4 +1,4 @@
-"""What an error says: what to change, in the OpenAI form, and nothing of the request or of the server."""
+"""Errors in the OpenAI form: they say what to change, and show nothing of the request or of the server."""
 
 import logging
 from http.client import HTTPConnection, IncompleteRead
@@ -92,7 +92,7 @@ INVALID: dict[str, tuple[Any, str | None, str, str | None]] = {
 
 
 @pytest.mark.parametrize(("body", "param", "message", "code"), INVALID.values(), ids=INVALID.keys())
-def test_a_field_that_is_wrong_is_named_with_what_it_must_be(
+def test_an_error_names_the_wrong_field_and_what_it_must_be(
     toy: int, body: Any, param: str | None, message: str, code: str | None
 ) -> None:
     answer = ask(toy, "/v1/ask", body, headers=BEARER)
@@ -101,7 +101,7 @@ def test_a_field_that_is_wrong_is_named_with_what_it_must_be(
     assert SECRET.encode() not in answer.body
 
 
-def test_a_path_that_is_none_and_a_method_that_is_none_answer_in_the_same_form(toy: int) -> None:
+def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy: int) -> None:
     missing = ask(toy, f"/v1/{SECRET}", headers=BEARER)
     assert (missing.status, missing.error["code"]) == (404, "unknown_url")
     method = ask(toy, "/v1/ask", headers=BEARER, method="DELETE")
@@ -110,7 +110,7 @@ def test_a_path_that_is_none_and_a_method_that_is_none_answer_in_the_same_form(t
         assert SECRET.encode() not in answer.body
 
 
-def test_a_path_with_a_slash_too_many_is_no_redirect(toy: int) -> None:
+def test_a_path_with_a_slash_too_many_is_not_redirected(toy: int) -> None:
     assert ask(toy, "/v1/ask/", {}, headers=BEARER).status == 404
 
 
@@ -125,7 +125,7 @@ def test_an_http_error_of_the_framework_does_not_show_its_detail(toy: int) -> No
     assert SECRET.encode() not in answer.body
 
 
-def test_a_failure_is_a_500_with_the_request_id_and_nothing_of_what_was_asked(
+def test_a_failure_is_a_500_with_the_request_id_and_nothing_from_the_request(
     toy: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -144,9 +144,7 @@ def test_a_failure_is_a_500_with_the_request_id_and_nothing_of_what_was_asked(
     assert "toy_app.py" not in answer.body.decode()
 
 
-def test_an_answer_that_fails_when_it_has_begun_is_cut_off_and_not_ended_well(
-    toy: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_fails_after_it_has_begun_is_cut_off(toy: int, caplog: pytest.LogCaptureFixture) -> None:
     connection = HTTPConnection("127.0.0.1", toy, timeout=30)
     body = b'{"messages": [{"role": "user", "content": "%s"}]}' % SECRET.encode()
     with caplog.at_level(logging.DEBUG):
@@ -160,7 +158,7 @@ def test_an_answer_that_fails_when_it_has_begun_is_cut_off_and_not_ended_well(
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"])
-def test_documentation_is_not_there_unless_asked_for(toy: int, path: str) -> None:
+def test_documentation_is_served_only_if_it_is_switched_on(toy: int, path: str) -> None:
     assert ask(toy, path, headers=BEARER).status == 404
 
 

@@ -1,4 +1,4 @@
-"""Request ids, and the headers of Ray Serve's that no client may set."""
+"""Request ids, and the headers of Ray Serve that no client may set."""
 
 import pytest
 
@@ -10,19 +10,19 @@ from tests.endpoint.web import ask
     "request_id",
     ["a", "0f8fad5b-d9cb-469f-a165-70867728950e", "1-67891233-abcdef012345678912345678", "x" * 128, "a=b/c+d@e:f~g"],
 )
-def test_a_request_id_comes_back_as_it_was_sent(toy: int, request_id: str) -> None:
+def test_a_request_id_is_returned_unchanged(toy: int, request_id: str) -> None:
     assert ask(toy, "/health", headers={"X-Request-Id": request_id}).request_ids == (request_id,)
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "ü", "x" * 129, 'a"b', "<script>", "a\tb", "{}", "a;b"])
-def test_a_strange_request_id_is_refused_and_does_not_come_back(toy: int, request_id: str) -> None:
+def test_a_malformed_request_id_is_refused_and_not_returned(toy: int, request_id: str) -> None:
     answer = ask(toy, "/health", headers={"x-request-id": request_id})
     assert answer.status == 400
     assert answer.error["message"].startswith("x-request-id must be 1 to 128 letters")
     assert answer.request_ids != (request_id,)
 
 
-def test_each_answer_has_an_id_whatever_became_of_the_request(toy: int) -> None:
+def test_every_answer_has_a_request_id(toy: int) -> None:
     statuses = {
         200: ask(toy, "/health"),
         400: ask(toy, "/v1/ask", {}, headers=BEARER),
@@ -39,7 +39,7 @@ def test_each_answer_has_an_id_whatever_became_of_the_request(toy: int) -> None:
 
 @pytest.mark.parametrize("name", ["X-Request-Timeout-Seconds", "x-request-disconnect-disabled"])
 @pytest.mark.parametrize("value", ["1", "?1", "0", ""])
-def test_a_header_that_steers_serve_is_refused_where_no_gate_took_it_away(toy: int, name: str, value: str) -> None:
+def test_a_header_that_steers_serve_is_refused_without_a_gate(toy: int, name: str, value: str) -> None:
     answer = ask(toy, "/v1/models/a", headers={**BEARER, name: value})
     assert answer.status == 400
     assert answer.error["param"] == name.lower()

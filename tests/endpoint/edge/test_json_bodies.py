@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from endpoint.edge.json_bodies import parse_json
+from endpoint.edge.strict_json import parse_json
 from endpoint.http.errors import ApiError
 
 SECRET = "secret"
@@ -66,7 +66,7 @@ def test_a_trailing_comma_is_not_json() -> None:
         parse_json(b'{"a": 1,}', 32)
 
 
-def test_the_name_that_is_there_twice_is_the_param() -> None:
+def test_a_repeated_key_is_the_param_of_its_error() -> None:
     for body, param in ((b'{"top_p": 1, "top_p": 2}', "top_p"), (b'{"\\n": 1, "\\n": 2}', None)):
         with pytest.raises(ApiError) as refused:
             parse_json(body, 32)
@@ -86,17 +86,17 @@ def test_the_name_that_is_there_twice_is_the_param() -> None:
     ids=["empty", "an emoji", "many brackets side by side", "brackets in strings", "numbers", "strange names"],
 )
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_what_is_json_comes_back_as_python_reads_it(value: dict[str, Any], ascii_only: bool) -> None:
+def test_valid_json_is_parsed_as_python_parses_it(value: dict[str, Any], ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     assert parse_json(body, 32) == json.loads(body) == value
 
 
-def test_nesting_up_to_the_limit_is_taken() -> None:
+def test_nesting_up_to_the_limit_is_accepted() -> None:
     assert parse_json(b'{"a": ' + b"[" * 31 + b"]" * 31 + b"}", 32)
 
 
 @pytest.mark.parametrize("tail", [b'"' + b'\\"' * 400_000, b'"' + b"a" * 1_000_000 + b'"', b'"\\' * 300_000])
-def test_a_body_made_to_be_read_again_and_again_is_read_once(tail: bytes) -> None:
+def test_an_adversarial_body_is_scanned_in_linear_time(tail: bytes) -> None:
     """A reader that begins anew at every quote would take hours; this test would be ended for it."""
     with pytest.raises(ApiError):
         parse_json(b"[]" * 40 + tail, max_depth=32)

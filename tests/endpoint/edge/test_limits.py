@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.edge.auth import Keys
-from endpoint.edge.limits import BodyLimits
-from endpoint.http.bodies import Limits
+from endpoint.edge.bodies import BodyLimits
+from endpoint.http.limits import Limits
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -22,7 +22,7 @@ TEXT = json.dumps(GOOD).encode()
 
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For clients that only read, and would wait for the end of the connection."""
+    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
     monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
@@ -68,7 +68,7 @@ def test_a_length_beyond_the_limit_is_answered_before_the_body(toy: int, length:
 
 
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"0x10", b"ten", b"5, 6", b""])
-def test_a_length_that_is_no_number_is_a_400(toy: int, length: bytes) -> None:
+def test_a_malformed_content_length_is_a_400(toy: int, length: bytes) -> None:
     assert status_of(send_raw(toy, HEAD + b"Content-Length: " + length + b"\r\n\r\nabc")) == 400
 
 
@@ -80,19 +80,19 @@ def test_a_length_and_chunks_at_once_are_not_taken_for_two_requests(toy: int) ->
     assert status_of(received) == 400
 
 
-def test_a_length_longer_than_the_body_ends_with_the_time_limit(toy: int) -> None:
+def test_a_content_length_longer_than_the_body_ends_with_the_time_limit(toy: int) -> None:
     received = send_raw(toy, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert status_of(received) == 408
     assert b"did not arrive within 0.5 s" in received
 
 
-def test_what_comes_after_a_length_that_is_too_short_is_a_request_of_its_own_and_needs_a_key(toy: int) -> None:
+def test_bytes_behind_a_short_content_length_are_a_request_that_needs_a_key(toy: int) -> None:
     rest = b"GET /v1/models/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
     received = send_raw(toy, HEAD + b"Content-Length: %d\r\n\r\n" % len(TEXT) + TEXT + rest)
     assert [int(line[:3]) for line in received.split(b"HTTP/1.1 ")[1:]] == [200, 401]
 
 
-def test_a_body_that_comes_drop_by_drop_is_ended(toy: int) -> None:
+def test_a_body_that_arrives_byte_by_byte_is_cut_off(toy: int) -> None:
     pause = threading.Event()
     with socket.create_connection(("127.0.0.1", toy), timeout=30) as connection:
         connection.sendall(HEAD + b"Content-Length: 10000\r\n\r\n")
@@ -119,13 +119,13 @@ def test_slow_clients_do_not_keep_others_waiting(toy: int) -> None:
             connection.close()
 
 
-def test_whoever_has_no_key_is_answered_before_the_body_is_read(toy: int) -> None:
+def test_a_client_without_a_key_is_answered_before_the_body_is_read(toy: int) -> None:
     head = HEAD.replace(KEY.encode(), b"wrong")
     received = send_raw(toy, head + b"Connection: close\r\nContent-Length: 10000\r\n\r\n{")
     assert status_of(received) == 401
 
 
-def test_bodies_that_come_in_at_once_have_one_room_and_who_finds_none_is_to_try_again() -> None:
+def test_bodies_share_one_room_and_a_body_without_room_gets_a_429() -> None:
     limits = Limits(max_body_bytes=20_000, max_bodies=1)
     first, second = of_size(20_000), of_size(15_000)
     head = HEAD + b"Connection: close\r\n"
@@ -152,14 +152,14 @@ def test_a_compressed_body_is_refused(toy: int, encoding: str) -> None:
     "kind",
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json", "text/json"],
 )
-def test_a_body_that_does_not_say_it_is_json_is_refused(toy: int, kind: str) -> None:
+def test_a_body_that_is_not_declared_as_json_is_refused(toy: int, kind: str) -> None:
     assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-type": kind}).status == 415
 
 
 @pytest.mark.parametrize(
     "kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
 )
-def test_json_may_be_called_by_all_its_names(toy: int, kind: str) -> None:
+def test_every_spelling_of_the_json_content_type_is_accepted(toy: int, kind: str) -> None:
     assert ask(toy, "/v1/ask", TEXT, headers={**BEARER, "content-type": kind}).status == 200
 
 
@@ -179,20 +179,20 @@ def test_a_url_beyond_the_limit_is_a_414(toy: int) -> None:
     assert ask(toy, "/v1/models/a?" + "a" * 5000, headers=BEARER).status == 414
 
 
-def test_the_server_still_answers_after_all_this(toy: int) -> None:
+def test_the_server_still_answers_after_these_requests(toy: int) -> None:
     assert ask(toy, "/v1/ask", GOOD, headers=BEARER).status == 200
 
 
 @pytest.mark.parametrize(
     "wrong", [{"max_body_bytes": 0}, {"max_headers": -1}, {"body_timeout_s": 0}, {"body_timeout_s": float("inf")}]
 )
-def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_limits_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Limits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_body_fills_the_room_until_it_is_answered() -> None:
-    """Whoever waits for an engine keeps what was asked."""
+def test_a_body_takes_up_room_until_it_is_answered() -> None:
+    """A request that waits for an engine keeps its body in memory."""
     limits, num_asked = Limits(max_body_bytes=100, max_bodies=2), 0
 
     async def scenario() -> list[int]:

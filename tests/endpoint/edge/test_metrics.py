@@ -1,4 +1,4 @@
-"""What the endpoint counts, what `/metrics` shows of it, and what the documentation says."""
+"""Metrics: what the endpoint counts, what `/metrics` shows, and what the documentation says about it."""
 
 import re
 from collections.abc import Callable
@@ -164,7 +164,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def full_page() -> list[Sample]:
-    """Of metrics that have all counted something."""
+    """Return the page of metrics that have all counted something."""
     of = ServingMetrics("m")
     meter = RequestMeter(of)
     meter.tokens(2)
@@ -226,7 +226,7 @@ def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(q
 
 
 class Published:
-    """Stands in for Ray's side of a metric: remembers what it was told."""
+    """Ray's side of a metric, which remembers the values that it gets."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, dict[str, str]]] = []
@@ -242,7 +242,7 @@ class Published:
         self.told = [(value, {})]
 
 
-def test_ray_is_told_the_same(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_ray_gets_the_same_values(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     made: dict[str, Published] = {}
 
     def to_ray(metric: Metric, model_name: str) -> Published:

@@ -1,4 +1,4 @@
-"""What clients see of Serve's proxy behind the gate; here it is an application that answers as the proxy does."""
+"""The gate's answers for Serve's proxy, which is played by an application that answers as the proxy does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.types import Receive, Scope, Send
 
 from endpoint.gate.gate import Gate
-from endpoint.http.bodies import Limits
+from endpoint.http.limits import Limits
 from tests.endpoint.web import ask, served
 
 
 async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers by the path."""
+    """Answer by the path."""
     match scope["path"]:
         case "/text":
             await PlainTextResponse("all is well")(scope, receive, send)
@@ -37,18 +37,18 @@ def gate() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("path", ["/404", "/429", "/500", "/503", "/nothing"])
-def test_what_the_proxy_says_of_itself_is_that_the_model_is_not_available(gate: int, path: str) -> None:
+def test_the_proxys_own_errors_say_that_the_model_is_not_available(gate: int, path: str) -> None:
     answer = ask(gate, path)
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
     assert b"secret" not in answer.body
     assert len(answer.request_ids) == 1
 
 
-def test_what_the_application_says_comes_as_it_is(gate: int) -> None:
+def test_the_applications_answers_are_passed_on_unchanged(gate: int) -> None:
     assert ask(gate, "/text").body == b"all is well"
     assert (ask(gate, "/json").status, ask(gate, "/json").body) == (503, b'{"error":"of the application"}')
     assert ask(gate, "/stream").body == b"ab"
 
 
-def test_serves_health_is_what_serve_says_it_is(gate: int) -> None:
+def test_serves_health_answer_is_passed_on_unchanged(gate: int) -> None:
     assert (ask(gate, "/-/healthz").status, ask(gate, "/-/healthz").body) == (503, b"draining")

@@ -24,7 +24,7 @@ api = FastAPI()
 @serve.deployment(max_ongoing_requests=20)
 @serve.ingress(api)
 class Mirror:
-    """Shows what reaches an application behind Serve."""
+    """An application that shows what reaches it behind Serve."""
 
     def __init__(self) -> None:
         self._arrived, self._left, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -82,17 +82,17 @@ def behind_serve(serve_port: int) -> Iterator[int]:
     serve.delete("mirror")
 
 
-def test_the_client_sets_no_time_limit(behind_serve: int) -> None:
+def test_the_client_cannot_set_a_time_limit(behind_serve: int) -> None:
     assert ask(behind_serve, f"{AT}/late", headers={"X-Request-Timeout-Seconds": "0.01"}).status == 200
     assert ask(behind_serve, f"{AT}/late", headers={"x-request-timeout-seconds": "\xff"}).status == 200
 
 
-def test_a_client_that_leaves_is_noticed_whatever_it_asked_for(behind_serve: int) -> None:
+def test_a_client_that_leaves_is_noticed_despite_its_headers(behind_serve: int) -> None:
     request = f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
     with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
         connection.sendall(request.encode())
         assert ask(behind_serve, f"{AT}/arrived").status == 200
-    assert ask(behind_serve, f"{AT}/left").status == 200, "nobody noticed"
+    assert ask(behind_serve, f"{AT}/left").status == 200, "the application did not notice"
 
 
 def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:
@@ -111,14 +111,14 @@ def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) 
     assert not [name for name in steering if f'"{name.lower()}"' in names and name != "x-other"]
 
 
-def test_the_answer_has_one_request_id_and_it_is_the_clients(behind_serve: int) -> None:
+def test_the_answer_has_the_clients_request_id_once(behind_serve: int) -> None:
     assert ask(behind_serve, f"{AT}/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
     (made,) = ask(behind_serve, f"{AT}/headers").request_ids
     assert len(made) == 32
 
 
 @pytest.mark.parametrize("request_id", ["\xff", "a b", "x" * 200, "<script>"])
-def test_a_strange_request_id_is_refused_in_front_of_serve(behind_serve: int, request_id: str) -> None:
+def test_a_malformed_request_id_is_refused_in_front_of_serve(behind_serve: int, request_id: str) -> None:
     answer = ask(behind_serve, f"{AT}/headers", headers={"x-request-id": request_id})
     assert answer.status == 400
     assert answer.error["message"].startswith("x-request-id")
@@ -139,12 +139,12 @@ def test_a_slow_body_stops_at_the_gate(behind_serve: int) -> None:
     assert status_of(send_raw(behind_serve, head.encode())) == 408
 
 
-def test_of_serves_own_paths_only_its_health_is_there(behind_serve: int) -> None:
+def test_only_health_is_open_among_serves_own_paths(behind_serve: int) -> None:
     assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
     assert ask(behind_serve, "/-/healthz").status == 200
 
 
-def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serve: int) -> None:
+def test_without_an_application_clients_are_told_to_try_again(behind_serve: int) -> None:
     answer = ask(behind_serve, "/elsewhere/secret", {"prompt": "a"})
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
     assert b"secret" not in answer.body
@@ -155,16 +155,14 @@ def test_where_there_is_no_application_clients_are_told_to_try_again(behind_serv
     assert error.value.code == "model_unavailable"
 
 
-def test_where_the_application_dies_over_a_request_clients_are_told_so_without_its_words(behind_serve: int) -> None:
+def test_a_request_that_kills_the_application_gets_a_503_without_serves_words(behind_serve: int) -> None:
     serve.run(Mirror.options(name=INGRESS_NAME).bind(), name="mortal", route_prefix="/mortal")
     answer = ask(behind_serve, "/mortal/die")
     serve.delete("mortal")
     assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
 
 
-def test_what_is_in_flight_is_finished_while_new_requests_are_told_to_try_again(
-    behind_serve: int, tmp_path: Path
-) -> None:
+def test_requests_in_flight_finish_while_new_requests_get_a_503(behind_serve: int, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     with ThreadPoolExecutor(1) as pool:
         in_flight = pool.submit(ask, behind_serve, f"{AT}/finish?when_there_is={sign}")

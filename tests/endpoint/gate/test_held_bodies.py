@@ -10,8 +10,8 @@ import pytest
 
 from endpoint.edge.auth import Keys
 from endpoint.gate.gate import Gate
-from endpoint.http.held_bodies import ask_for_body
-from tests.endpoint.eager_proxy import EagerProxy
+from endpoint.http.held_body import ask_for_body
+from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
@@ -35,7 +35,7 @@ def port(proxy: EagerProxy) -> Iterator[int]:
 
 @pytest.fixture
 def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For clients that only read, and would wait for the end of the connection."""
+    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
     monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
@@ -51,7 +51,7 @@ def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["begun", "not begun", "chunked", "too large"],
 )
-def test_who_has_no_key_is_answered_without_the_body_and_cut_off(
+def test_a_client_without_a_key_is_answered_without_its_body_and_disconnected(
     proxy: EagerProxy, port: int, head: bytes, rest: bytes
 ) -> None:
     proxy.num_bytes = 0
@@ -61,7 +61,7 @@ def test_who_has_no_key_is_answered_without_the_body_and_cut_off(
     assert proxy.num_bytes == 0
 
 
-def test_who_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int) -> None:
+def test_a_client_that_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int) -> None:
     proxy.num_bytes = 0
     assert ask(port, "/v1/ask", b"x" * 64_000_000).error["code"] == "missing_api_key"
     assert proxy.num_bytes == 0
@@ -69,9 +69,7 @@ def test_who_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 @pytest.mark.parametrize("rest", [b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, CHUNKED + b"5\r\nxxxxx\r\n0\r\n\r\n"])
-def test_nobody_sends_a_body_to_a_path_that_needs_no_key(
-    proxy: EagerProxy, port: int, method: bytes, rest: bytes
-) -> None:
+def test_a_public_path_takes_no_body(proxy: EagerProxy, port: int, method: bytes, rest: bytes) -> None:
     proxy.num_bytes = 0
     received = send_raw(port, method + b" /health HTTP/1.1\r\nHost: h\r\n" + rest)
     assert status_of(received) == 413
@@ -81,7 +79,7 @@ def test_nobody_sends_a_body_to_a_path_that_needs_no_key(
 
 
 @pytest.mark.parametrize(("headers", "status"), [({}, 413), ({"content-encoding": "gzip"}, 415)])
-def test_who_writes_64_mb_with_a_key_reads_what_is_wrong_with_them(
+def test_a_client_that_writes_64_mb_with_a_key_reads_its_error(
     proxy: EagerProxy, port: int, headers: dict[str, str], status: int
 ) -> None:
     proxy.num_bytes = 0
@@ -89,7 +87,7 @@ def test_who_writes_64_mb_with_a_key_reads_what_is_wrong_with_them(
     assert proxy.num_bytes == 0
 
 
-def test_an_answer_that_the_proxy_breaks_off_over_a_body_is_ended() -> None:
+def test_an_answer_that_a_body_breaks_off_is_ended() -> None:
     async def hasty(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await ask_for_body(scope, send)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -101,7 +99,7 @@ def test_an_answer_that_the_proxy_breaks_off_over_a_body_is_ended() -> None:
         assert ask(port, "/v1/ask", b"x" * 64_000_000).body == b"ab"
 
 
-def test_with_a_key_the_body_comes_and_the_connection_stays(port: int) -> None:
+def test_a_body_with_a_key_is_let_in_and_the_connection_stays(port: int) -> None:
     answer = ask(port, "/v1/ask", TEXT, headers=BEARER)
     assert (answer.status, answer.body) == (200, b'{"num_messages":1}')
     assert "connection" not in answer.headers
@@ -111,7 +109,7 @@ def test_with_a_key_the_body_comes_and_the_connection_stays(port: int) -> None:
 
 
 @pytest.mark.usefixtures("lingers_briefly")
-def test_who_waits_to_be_told_to_go_on_is_told_only_with_a_key(port: int) -> None:
+def test_expect_100_continue_is_answered_only_with_a_key(port: int) -> None:
     expecting = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(TEXT)
     assert send_raw(port, WITH_KEY + expecting, TEXT).startswith(b"HTTP/1.1 100")
     assert send_raw(port, HEAD + expecting).startswith(b"HTTP/1.1 401")
@@ -127,17 +125,17 @@ def test_who_waits_to_be_told_to_go_on_is_told_only_with_a_key(port: int) -> Non
         (b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
     ],
 )
-def test_the_limits_of_a_body_hold_once_it_is_wanted(port: int, body: bytes, status: int) -> None:
+def test_the_limits_of_a_body_hold_after_it_was_asked_for(port: int, body: bytes, status: int) -> None:
     assert status_of(send_raw(port, WITH_KEY + body)) == status
     assert ask(port, "/v1/ask", TEXT, headers=BEARER).status == 200
 
 
-def test_the_application_that_dies_over_a_body_leaves_an_answer(port: int) -> None:
+def test_an_application_that_fails_over_a_body_still_answers(port: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
     assert ask(port, "/v1/fail", body, headers=BEARER).status == 500
 
 
-def test_who_waits_for_an_application_that_wants_nothing_is_told_to_try_again() -> None:
+def test_a_client_of_an_application_that_never_asks_for_the_body_gets_a_503() -> None:
     async def asleep(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await asyncio.Event().wait()
 
@@ -145,7 +143,7 @@ def test_who_waits_for_an_application_that_wants_nothing_is_told_to_try_again() 
         assert ask(port, "/v1/ask", TEXT).error["code"] == "model_unavailable"
 
 
-def test_applications_that_are_not_ours_get_their_bodies_unasked_and_say_what_they_say() -> None:
+def test_other_applications_get_bodies_at_once_and_answer_for_themselves() -> None:
     async def echo(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         message = await receive()
         status = 409 if message["body"] == b"no" else 200

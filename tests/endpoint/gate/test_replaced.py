@@ -8,10 +8,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.gate.gate import Gate
-from endpoint.http.errors import model_replaced
-from endpoint.http.held_bodies import ask_for_body
-from endpoint.http.refusal import refuse
-from tests.endpoint.eager_proxy import EagerProxy
+from endpoint.http.errors import model_replaced, refuse
+from endpoint.http.held_body import ask_for_body
+from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import LIMITS
 from tests.endpoint.web import ask, served
 
@@ -36,7 +35,7 @@ class Updated:
         await send({"type": "http.response.body", "body": message["body"]})
 
 
-def test_another_process_is_asked_with_the_same_body_and_the_client_sees_only_its_answer() -> None:
+def test_another_ingress_gets_the_same_body_and_the_client_sees_only_its_answer() -> None:
     application = Updated(2)
     with served(Gate(EagerProxy(application), LIMITS)) as port:
         answer = ask(port, "/v1/completions", TEXT)
@@ -45,7 +44,7 @@ def test_another_process_is_asked_with_the_same_body_and_the_client_sees_only_it
             assert ask(port, "/v1/completions", TEXT).body == TEXT
 
 
-def test_where_none_comes_the_client_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_another_ingress_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.gate.gate._PATIENCE_S", 0)
     application = Updated(1)
     with served(Gate(EagerProxy(application), LIMITS)) as port:

@@ -16,11 +16,8 @@ import httpx2
 import openai
 import pytest
 
-from actors.engine.translation import decode_row, encode_row
 from actors.workers.generator import load_codec
-from decoding import Engine, EngineOptions
-from tests.endpoint.server import settings_of
-from tests.pipeline.made_up import input_row
+from tests.endpoint.in_process import load_plain, offline_rows, settings_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
@@ -70,37 +67,36 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
             process.wait(120)
 
 
-def offline(pair: tuple[str, str], prompt: str, **overrides: Any) -> str:
-    settings = settings_of(pair)
-    codec = load_codec(settings)
-    encoded = encode_row(input_row(prompt=prompt, overrides=overrides), 0, codec, settings)
-    for _ in Engine.load(pair[0], None, EngineOptions(drafter="none", max_model_len=250)).stream(encoded.sequences):
-        pass
-    return str(decode_row(encoded, codec)[0]["text"])
+def offline(pair: tuple[str, str], requests: list[dict[str, Any]]) -> list[str]:
+    """Return the text that the target alone writes for each request."""
+    settings = settings_of(pair, max_model_len=250)
+    rows = offline_rows(load_plain(settings), load_codec(settings), settings, requests)
+    return [samples[0]["text"] for samples in rows]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_it_serves_the_targets_own_text_and_ends_when_what_is_in_flight_has_finished(
+def test_it_serves_the_targets_own_text_and_ends_after_the_requests_in_flight(
     text_pair: tuple[str, str], placement: str
 ) -> None:
     with serving(text_pair, *PLACEMENTS[placement]) as (process, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-        answer = client.completions.create(model="target", prompt="hello", seed=4, max_tokens=40)
-        assert answer.choices[0].text == offline(text_pair, "hello", seed=4, max_tokens=40)
+        short: dict[str, Any] = {"prompt": "hello", "seed": 4, "max_tokens": 40}
+        answer = client.completions.create(model="target", **short)
+        assert [answer.choices[0].text] == offline(text_pair, [short])
         scored = client.completions.create(model="target", prompt="one two", max_tokens=0, echo=True, logprobs=1)
         assert scored.choices[0].logprobs is not None
-        request: dict[str, Any] = {"seed": 5, "max_tokens": 220, "extra_body": {"ignore_eos": True}}
-        stream = client.completions.create(model="target", prompt="hello", stream=True, **request)
+        long: dict[str, Any] = {"prompt": "hello", "seed": 5, "max_tokens": 220}
+        stream = client.completions.create(model="target", stream=True, extra_body={"ignore_eos": True}, **long)
         text = next(stream).choices[0].text
         process.send_signal(signal.SIGTERM)
         text += "".join(chunk.choices[0].text for chunk in stream)
-        assert text == offline(text_pair, "hello", seed=5, max_tokens=220, ignore_eos=True)
+        assert [text] == offline(text_pair, [{**long, "ignore_eos": True}])
         assert process.wait(120) == 0
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"{url}/health")
 
 
-def test_a_command_without_a_model_says_so_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_command_without_a_model_fails_before_it_starts_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.serve", f"--models.target={tmp_path}", "--models.device=cpu"]
     command += ["--serve.open"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -120,7 +116,7 @@ print("serving" if serve.status().proxies else "shut down", flush=True)
 """
 
 
-def test_a_serve_without_the_gate_that_somebody_else_started_is_refused_and_left_alone(
+def test_another_programs_serve_without_the_gate_is_refused_and_left_alone(
     text_pair: tuple[str, str],
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

@@ -1,4 +1,4 @@
-"""Deploying on a cluster that others use, too: what is left where it fails, and what is not touched."""
+"""Deploying on a cluster that others use, too: what a failure leaves behind, and what it does not touch."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ THE_LIMITS = (
 )
 
 
-@serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0}, graceful_shutdown_wait_loop_s=0.1)
+@serve.deployment(autoscaling_config={"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1})
 class Tiny:
-    """An application that does nothing."""
+    """An application that does nothing, without a process: it is deployed and withdrawn at once."""
 
     def reconfigure(self, config: dict[str, str]) -> None:
-        """For the mark in it."""
+        """Accept a configuration, for the mark in it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bystander(serve_port: int) -> Iterator[None]:
-    """Somebody else's application on the same Serve."""
+    """The application of another program on the same Serve."""
     serve.run(Tiny.bind(), name="bystander", route_prefix="/bystander")
     yield
     assert "bystander" in serve.status().applications, "it is not ours"
@@ -60,7 +60,7 @@ def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExce
     return run
 
 
-def test_an_application_that_does_not_come_up_is_taken_away(
+def test_an_application_that_does_not_come_up_is_withdrawn(
     run: Callable[[BaseException], Exit], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(RuntimeError("a replica does not start")) is Exit.FAILED
@@ -68,13 +68,15 @@ def test_an_application_that_does_not_come_up_is_taken_away(
     assert not is_deployed()
 
 
-def test_so_is_one_that_is_interrupted_on_its_way_up(run: Callable[[BaseException], Exit]) -> None:
+def test_an_application_that_is_interrupted_while_it_comes_up_is_withdrawn(
+    run: Callable[[BaseException], Exit],
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(KeyboardInterrupt())
     assert not is_deployed()
 
 
-def test_one_that_was_there_before_stays(run: Callable[[BaseException], Exit]) -> None:
+def test_an_application_that_was_deployed_before_stays(run: Callable[[BaseException], Exit]) -> None:
     serve.run(Tiny.bind(), name=APP_NAME, route_prefix="/tiny")
     try:
         assert run(RuntimeError("the new one does not start")) is Exit.FAILED
@@ -83,7 +85,7 @@ def test_one_that_was_there_before_stays(run: Callable[[BaseException], Exit]) -
         withdraw(0.0)
 
 
-def test_a_serve_that_has_the_gate_is_deployed_on_and_another_is_refused(
+def test_a_serve_with_the_gate_is_used_and_one_without_it_is_refused(
     run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_gate(SERVE_LIMITS)
@@ -93,7 +95,7 @@ def test_a_serve_that_has_the_gate_is_deployed_on_and_another_is_refused(
     assert not is_deployed()
 
 
-def test_so_is_one_whose_gate_is_of_another_release_or_has_other_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_of_another_release_or_with_other_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="other limits"):
         check_gate(replace(SERVE_LIMITS, max_body_bytes=SERVE_LIMITS.max_body_bytes + 1))
     monkeypatch.setattr("endpoint.deployment.PROTOCOL", 0)
@@ -101,7 +103,7 @@ def test_so_is_one_whose_gate_is_of_another_release_or_has_other_limits(monkeypa
         check_gate(SERVE_LIMITS)
 
 
-def test_one_that_does_not_answer_is_not_said_to_have_no_gate(
+def test_a_serve_that_does_not_reply_is_not_reported_as_having_no_gate(
     run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def late(*arguments: Any, **options: Any) -> Any:
@@ -113,17 +115,17 @@ def test_one_that_does_not_answer_is_not_said_to_have_no_gate(
     assert "cannot be asked" in capsys.readouterr().err
 
 
-def test_the_command_that_ends_takes_only_what_it_deployed_last_with_it(
+def test_a_command_that_ends_withdraws_only_what_it_deployed_last(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serve_port: int
 ) -> None:
     def deploy(mark: str) -> None:
         tiny = Tiny.options(name=INGRESS_NAME, user_config={"mark": mark})
         serve.run(tiny.bind(), name=APP_NAME, route_prefix="/tiny")
 
-    def told_to_end() -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_wait", told_to_end)
+    monkeypatch.setattr(command, "_wait", interrupted)
     try:
         deploy("first")
         deploy("second")  # over it, by another command
@@ -137,7 +139,7 @@ def test_the_command_that_ends_takes_only_what_it_deployed_last_with_it(
             withdraw(0.0)
 
 
-def test_serve_itself_ends_a_request_that_nobody_takes_after_the_endpoints_own_deadline(
+def test_serves_time_limit_is_longer_than_the_endpoints_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []

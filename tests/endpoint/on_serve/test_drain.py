@@ -1,4 +1,4 @@
-"""`python -m jobs.serve` told to end while it serves: what it took is finished, and nothing new is taken."""
+"""`python -m jobs.serve` after SIGTERM: requests in flight finish, and new ones are refused."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.engine.translation import decode_row, encode_row
-from actors.workers.generator import load_codec
-from decoding import Engine, EngineOptions
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.on_serve.test_command import serving
-from tests.endpoint.server import settings_of
-from tests.pipeline.made_up import input_row
+from tests.endpoint.on_serve.test_command import offline, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 _NUM_REQUESTS, _NUM_SLOTS = 20, 8
 _BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
 
 
-def test_after_sigterm_twenty_requests_in_flight_end_well_and_new_ones_are_refused(text_pair: tuple[str, str]) -> None:
+def test_after_sigterm_twenty_requests_in_flight_finish_and_new_ones_are_refused(text_pair: tuple[str, str]) -> None:
     async def scenario(process: subprocess.Popen[str], url: str) -> tuple[list[Asked], list[int]]:
         limits = httpx2.Limits(max_connections=None)
         bodies = [{**_BODY, "seed": seed, "stream": seed % 2 == 0} for seed in range(_NUM_REQUESTS)]
@@ -42,7 +37,7 @@ def test_after_sigterm_twenty_requests_in_flight_end_well_and_new_ones_are_refus
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"{url}/health")
     assert [(one.status, one.error) for one in asked if not one.has_succeeded] == []
-    assert [one.text for one in asked] == _offline(text_pair, [one.body["seed"] for one in asked])
+    assert [one.text for one in asked] == offline(text_pair, [one.body for one in asked])
     assert set(late) <= {200, 503}  # none that was taken was dropped, either
 
 
@@ -63,17 +58,3 @@ async def _ask_until_refused(client: httpx2.AsyncClient) -> list[int]:
             return statuses
         statuses.append(answer.status_code)
     return statuses
-
-
-def _offline(pair: tuple[str, str], seeds: list[int]) -> list[str]:
-    settings = settings_of(pair)
-    codec = load_codec(settings)
-    overrides = {name: value for name, value in _BODY.items() if name != "prompt"}
-    encoded = [
-        encode_row(input_row(prompt=_BODY["prompt"], overrides={**overrides, "seed": seed}), 0, codec, settings)
-        for seed in seeds
-    ]
-    plain = Engine.load(pair[0], None, EngineOptions(drafter="none", max_model_len=250))
-    for _ in plain.stream([sequence for row in encoded for sequence in row.sequences]):
-        pass
-    return [str(decode_row(row, codec)[0]["text"]) for row in encoded]

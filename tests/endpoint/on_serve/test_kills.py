@@ -1,4 +1,4 @@
-"""Replicas that are killed while they write: a text comes whole and exact, or with an error, never cut short."""
+"""Replicas that are killed while they write: a text is whole and exact, or ends with an error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import random
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import LONG, Deployed, kill, replica_pids
+from tests.endpoint.on_serve.application import LONG, Served, kill, replica_pids
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 _NUM_REQUESTS = 6  # that one replica has room for
 
 
 @pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed: Deployed, num_kills: int) -> None:
+def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed: Served, num_kills: int) -> None:
     moments = random.Random(num_kills)
     asked: list[Asked] = []
     for number in range(num_kills):
@@ -32,7 +32,7 @@ def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed:
     deployed.wait_until_idle()
 
 
-async def _killed_once(deployed: Deployed, number: int, moments: random.Random) -> list[Asked]:
+async def _killed_once(deployed: Served, number: int, moments: random.Random) -> list[Asked]:
     bodies = [{**LONG, "seed": 100 * number + index, "stream": index > 1} for index in range(_NUM_REQUESTS)]
     async with deployed.raw_client() as client, all_over(Asked(client, body) for body in bodies) as asked:
         streams = asked[2:]

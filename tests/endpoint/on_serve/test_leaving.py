@@ -1,4 +1,4 @@
-"""Clients that leave, at any moment: what they had is free again, and nobody else notices."""
+"""Clients that leave at any moment: their slots are free again, and no other text changes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import httpx2
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import LONG, Deployed
+from tests.endpoint.on_serve.application import LONG, Served
 
 pytestmark = pytest.mark.ray
 _NUM_AT_A_TIME = 6  # with the two that stay no more than one replica takes
-_LATEST = 12  # events of somebody else's stream after which the last ones have left
+_LATEST = 12  # events of another stream after which the last clients have left
 
 
 class Companions:
-    """Streams of which there is always one: a clock for the others, and those whose texts must not change."""
+    """Streams, one at a time: a clock for the clients that leave, and texts that must not change."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.asked: list[Asked] = []
         self._client = client
 
     async def events(self, num_events: int) -> None:
-        """Return when so many more events have come."""
+        """Return when `num_events` more events have come."""
         while num_events > 0:
             now, before = self.asked[-1], self.asked[-1].num_events
             await now.reached(before + num_events)
@@ -46,7 +46,7 @@ class Companions:
 
 
 @pytest.mark.parametrize("num_leaving", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_whoever_leaves_frees_what_it_had_and_changes_no_other_text(deployed: Deployed, num_leaving: int) -> None:
+def test_a_client_that_leaves_frees_its_slot_and_changes_no_other_text(deployed: Served, num_leaving: int) -> None:
     moments = random.Random(num_leaving)
 
     async def leave(client: httpx2.AsyncClient, seed: int, clock: Companions, in_turn: asyncio.Semaphore) -> bool:
@@ -68,7 +68,7 @@ def test_whoever_leaves_frees_what_it_had_and_changes_no_other_text(deployed: De
             return have_left, [*staying, *companions.asked]
 
     have_left, others = asyncio.run(scenario())
-    assert sum(have_left) >= num_leaving / 2  # in the midst of something; few were done, or refused
+    assert sum(have_left) >= num_leaving / 2  # while they were served; few were done, or refused
     deployed.wait_until_idle()
     assert all(one.has_succeeded for one in others)
     assert [[one.text] for one in others] == deployed.offline_of([{**LONG, "seed": o.body["seed"]} for o in others])

@@ -1,4 +1,4 @@
-"""More requests than fit: each is answered with the exact text, or refused in the API's form, and nothing is lost."""
+"""More requests than fit: each gets the exact text or an error in the API's form, and none is lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import openai
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import CAPACITY, LONG, NUM_SLOTS, Deployed
-from tests.endpoint.server import MODEL
+from tests.endpoint.in_process import MODEL
+from tests.endpoint.on_serve.application import CAPACITY, LONG, NUM_SLOTS, Served
 
 pytestmark = pytest.mark.ray
 
 
-def test_of_four_times_what_fits_each_is_answered_exactly_or_refused_with_429(deployed: Deployed) -> None:
+def test_under_four_times_the_capacity_each_request_gets_the_exact_text_or_a_429(deployed: Served) -> None:
     bodies = [{**LONG, "seed": seed, "stream": seed % 2 == 0} for seed in range(4 * CAPACITY)]
 
     async def scenario() -> list[Asked]:
@@ -40,8 +40,8 @@ def test_of_four_times_what_fits_each_is_answered_exactly_or_refused_with_429(de
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_of_four_times_what_fits_succeed_when_they_ask_again_as_the_official_client_does(
-    deployed: Deployed,
+def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_clients_retries(
+    deployed: Served,
 ) -> None:
     num_requests = 4 * CAPACITY
 

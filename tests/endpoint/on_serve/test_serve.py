@@ -10,8 +10,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.endpoint.deployed import Deployed
-from tests.endpoint.server import MODEL
+from tests.endpoint.in_process import MODEL
+from tests.endpoint.on_serve.application import Served
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask as ask_raw
 from tests.endpoint.web import send_raw, status_of
@@ -23,7 +23,7 @@ def text_of(chunks: Any) -> str:
     return "".join(choice.text for chunk in chunks for choice in chunk.choices)
 
 
-def test_whole_streamed_and_offline_texts_are_one_from_any_replica(deployed: Deployed) -> None:
+def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed: Served) -> None:
     with deployed.client() as client:
         for request in ({"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8, "n": 2}):
             expected = deployed.offline("hello world", max_tokens=30, **request)
@@ -55,7 +55,7 @@ def test_whole_streamed_and_offline_texts_are_one_from_any_replica(deployed: Dep
 
 
 @pytest.mark.slow
-def test_requests_side_by_side_do_not_change_each_others_text(deployed: Deployed) -> None:
+def test_requests_side_by_side_do_not_change_each_others_text(deployed: Served) -> None:
     prompts = ["hello", "one two", "small text", "a", "three", "world", "for a", "two"]
 
     def ask(client: openai.OpenAI, prompt: str) -> str:
@@ -67,7 +67,7 @@ def test_requests_side_by_side_do_not_change_each_others_text(deployed: Deployed
 
 
 @pytest.mark.slow
-def test_what_is_wrong_and_what_is_unknown_come_in_the_apis_form(deployed: Deployed) -> None:
+def test_errors_come_in_the_form_of_the_api(deployed: Served) -> None:
     with deployed.client() as client:
         with pytest.raises(openai.BadRequestError) as bad:
             client.completions.create(model=MODEL, prompt="a", suffix="b")

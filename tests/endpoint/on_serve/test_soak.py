@@ -1,4 +1,4 @@
-"""Three minutes of work, leaving and refusals: no process grows."""
+"""Three minutes of load with clients that leave and requests that are refused: no process grows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from endpoint.gate.gate import INGRESS_NAME
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import CAPACITY, LONG, Deployed, pids, replica_pids
+from tests.endpoint.on_serve.application import CAPACITY, LONG, Served, pids, replica_pids
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 _SECONDS, _EVERY_S, _BURST_EVERY_S = 180, 1.0, 5.0
@@ -27,7 +27,7 @@ _MOST_GROWTH = {"memory": 16 * 2**20, "descriptors": 8, "threads": 4}  # from th
 
 @dataclass(frozen=True)
 class Sample:
-    """Of one process at one moment."""
+    """The resources of one process at one moment."""
 
     seconds: float
     memory: int  # bytes of its own
@@ -93,7 +93,7 @@ class Load:
 
 
 def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(
-    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+    deployed: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offline = deployed.offline_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
     texts = {seed: text for seed, (text,) in enumerate(offline)}

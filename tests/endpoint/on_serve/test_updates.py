@@ -10,11 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from decoding import Engine
 from endpoint.deployment import deploy, withdraw
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.deployed import LONG, MAX_WAITING, Deployed, replica_pids
-from tests.endpoint.server import MODEL
+from tests.endpoint.in_process import MODEL, load_plain
+from tests.endpoint.on_serve.application import LONG, MAX_WAITING, Served, replica_pids
 
 pytestmark = pytest.mark.ray
 _NUM_CLIENTS = 4
@@ -22,7 +21,7 @@ _NUM_CLIENTS = 4
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed: Deployed) -> None:
+def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed: Served) -> None:
     before = replica_pids()
     asked = asyncio.run(_asked_during(deployed, deployed.application(max_waiting=MAX_WAITING + 1)))
     failed = [(one.status, one.error) for one in asked if not one.has_succeeded]
@@ -35,11 +34,11 @@ def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deploy
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_text(
-    deployed: Deployed, text_pair: tuple[str, str]
+    deployed: Served, text_pair: tuple[str, str]
 ) -> None:
     models = replace(deployed.settings.models, target=text_pair[1], draft=None)
     other = replace(deployed.settings, models=models)
-    written = Deployed(deployed.port, other, Engine.load(text_pair[1], None, deployed.plain.options))
+    written = Served(deployed.port, other, load_plain(other, num_slots=16))
     for application, before, after in (
         (deployed.application(other, fingerprint="fp_other"), deployed, written),
         (deployed.application(), written, deployed),
@@ -55,8 +54,8 @@ def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_tex
         assert [answer.choices[0].text] == after.offline("hello", max_tokens=9, seed=5)
 
 
-def test_what_is_in_flight_when_the_application_is_taken_away_is_finished(deployed: Deployed) -> None:
-    """The last test over this application: it is gone afterwards."""
+def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed: Served) -> None:
+    """This is the last test over this application, which is gone afterwards."""
     bodies = [{**LONG, "seed": seed, "stream": seed > 1} for seed in range(8)]
 
     async def scenario() -> tuple[list[Asked], Asked]:
@@ -77,8 +76,8 @@ def test_what_is_in_flight_when_the_application_is_taken_away_is_finished(deploy
     assert late.error["code"] == "model_unavailable"
 
 
-async def _asked_during(deployed: Deployed, application: Any) -> list[Asked]:
-    """What some clients asked for, one after the other, while it was deployed; and one request that had begun."""
+async def _asked_during(deployed: Served, application: Any) -> list[Asked]:
+    """Deploy under load, and return all requests: those during the deployment, and one that had begun before."""
     seeds = itertools.count()
 
     async def keep_asking(client: httpx2.AsyncClient, updating: asyncio.Future[object]) -> list[Asked]:

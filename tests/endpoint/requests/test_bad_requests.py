@@ -1,21 +1,32 @@
-"""Every bad request of the table gets its whole error, and the server is as well afterwards as before."""
+"""Bad requests: each one of the table gets its whole error, and the server works as before."""
 
 import json
+from dataclasses import replace
 
+import openai
 import pytest
 
-from tests.endpoint.bad_bodies import BAD_BODIES
-from tests.endpoint.bad_chats import BAD_CHATS
-from tests.endpoint.bad_completions import BAD_COMPLETIONS
-from tests.endpoint.bad_requests import HELLO, Bad
+from endpoint.requests.generation import GenerationRequest
+from tests.endpoint.in_process import CONTEXT, MODEL
+from tests.endpoint.requests.bad_bodies import BAD_BODIES
+from tests.endpoint.requests.bad_chats import BAD_CHATS
+from tests.endpoint.requests.bad_completions import BAD_COMPLETIONS
+from tests.endpoint.requests.bad_requests import CHAT, HELLO, HI, Bad
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
-BAD_REQUESTS = [*BAD_COMPLETIONS, *BAD_CHATS, *BAD_BODIES]
+SHARED_FIELDS = GenerationRequest.model_fields.keys()
+SHARED = [  # completions whose wrong fields a chat has as well, where they get the same error
+    replace(bad, name=f"{bad.name}, in a chat", path=CHAT, body={**HI, **changed})
+    for bad in BAD_COMPLETIONS
+    if (changed := {name: value for name, value in bad.body.items() if HELLO.get(name) is not value})
+    and changed.keys() <= SHARED_FIELDS
+]
+BAD_REQUESTS = [*BAD_COMPLETIONS, *BAD_CHATS, *SHARED, *BAD_BODIES]
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=[bad.name for bad in BAD_REQUESTS])
-def test_a_bad_request_is_told_what_is_wrong_with_it(whole: int, bad: Bad) -> None:
+def test_a_bad_request_gets_its_whole_error(whole: int, bad: Bad) -> None:
     answer = ask(whole, bad.path, bad.body, method=bad.method, headers={**BEARER, **dict(bad.headers)})
     expected = {"message": bad.message, "type": "invalid_request_error", "param": bad.param, "code": bad.code}
     assert (answer.status, answer.error) == (bad.status, expected)
@@ -24,10 +35,10 @@ def test_a_bad_request_is_told_what_is_wrong_with_it(whole: int, bad: Bad) -> No
 
 
 def test_the_names_in_the_table_differ() -> None:
-    assert len({bad.name for bad in BAD_REQUESTS}) == len(BAD_REQUESTS) > 200
+    assert len({bad.name for bad in BAD_REQUESTS}) == len(BAD_REQUESTS) > 300
 
 
-def test_after_all_of_them_the_server_writes_what_it_wrote_before(whole: int) -> None:
+def test_the_server_writes_the_same_after_the_bad_requests(whole: int) -> None:
     def text() -> str:
         answer = ask(whole, "/v1/completions", {**HELLO, "max_tokens": 20, "temperature": 0}, headers=BEARER)
         assert answer.status == 200
@@ -37,3 +48,22 @@ def test_after_all_of_them_the_server_writes_what_it_wrote_before(whole: int) ->
     for bad in BAD_REQUESTS[::7]:
         ask(whole, bad.path, bad.body, method=bad.method, headers={**BEARER, **dict(bad.headers)})
     assert text() == before
+
+
+def test_a_streamed_request_is_refused_like_any_other(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="x " * 500, stream=True)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "a"}], stream=True)
+
+
+def test_a_prompt_may_leave_one_token_of_the_context_or_none_if_it_is_only_scored(
+    client: openai.OpenAI,
+) -> None:
+    answer = client.completions.create(model=MODEL, prompt=[5] * (CONTEXT - 1), temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 1
+    scored = client.completions.create(model=MODEL, prompt=[5] * CONTEXT, max_tokens=0, echo=True, logprobs=0)
+    assert scored.choices[0].logprobs is not None
+    assert len(scored.choices[0].logprobs.token_logprobs or []) == CONTEXT

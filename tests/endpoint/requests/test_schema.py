@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from endpoint.app import create_app
-from tests.endpoint.pair_app import pair_served
+from tests.endpoint.in_process import BUNDLED_MODEL, closed_server
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import Answer, ask
 
@@ -35,8 +35,8 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module")
 def port(text_pair: tuple[str, str]) -> Iterator[int]:
-    with pair_served(*text_pair, max_model_len=96) as port:
-        yield port
+    with closed_server(text_pair, BUNDLED_MODEL, max_model_len=96) as server:
+        yield server.port
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
     check()
 
 
-def test_these_were_thousands_and_many_of_them_were_answered_with_text(
-    port: int, statuses: Counter[tuple[str, int]]
-) -> None:
+def test_there_were_thousands_of_requests_and_many_got_a_text(port: int, statuses: Counter[tuple[str, int]]) -> None:
     assert statuses.total() >= 2000
     assert all(statuses[name, 200] >= 100 for name in WRITING), statuses
     assert ask(port, "/health/ready").status == 200

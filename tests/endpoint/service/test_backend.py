@@ -1,4 +1,4 @@
-"""Requests whose replica dies: they go on with another one, or say that they cannot."""
+"""Requests whose replica dies: they resume on another one, or end with an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from actors.engine.requests import (
 )
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
-from endpoint.service.backend import EnginesLostError, Replicas, as_api_error, ask, ask_facts
+from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
 
 ENDING = Ending("length", None, None, 0, 2, 2, 2, {})
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
@@ -36,7 +36,7 @@ def delta(index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: b
 
 
 class Handle:
-    """What a deployment handle looks like, over replicas that say what they are told and die when they are told."""
+    """A deployment handle over replicas that follow a script, death included."""
 
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
@@ -66,11 +66,11 @@ async def read(handle: Handle, *, is_repeatable: bool = True, fingerprint: str =
     return [delta async for deltas in replicas.generate(GENERATION) for delta in deltas]
 
 
-def told(deltas: list[Delta], index: int) -> list[int]:
+def tokens_of(deltas: list[Delta], index: int) -> list[int]:
     return [token for delta in deltas if delta.index == index for token in delta.token_ids]
 
 
-def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
+def test_generation_resumes_where_the_dead_replica_stopped() -> None:
     handle = Handle(
         [[delta(0, 1, 2, 3, accepted=2), delta(1, 8)], [delta(0, 4)], ActorDiedError()],
         [Standing.WAITS, ActorDiedError()],
@@ -81,13 +81,13 @@ def test_a_text_goes_on_where_the_replica_that_died_had_come_to() -> None:
         ],
     )
     deltas = asyncio.run(read(handle))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1, 2, 3, 4, 5, 6], [8, 9])
     assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
     assert [(delta.token_ids, delta.num_accepted) for delta in deltas if delta.index == 0][2] == ((5,), 0)
     assert handle.num_cancelled == 0
 
 
-def test_the_counts_of_a_text_that_went_on_elsewhere_are_those_of_what_was_told() -> None:
+def test_the_counts_of_a_resumed_text_are_those_of_its_deltas() -> None:
     handle = Handle(
         [[delta(0, 1, 2, 3, accepted=2, drafted=3), delta(1, 8, drafted=2)], ActorDiedError()],
         [
@@ -114,14 +114,14 @@ def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
         [[delta(1, 8, 9, ends=True)], [delta(0, 1, ends=True)]],
     )
     deltas = asyncio.run(read(handle))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1], [8, 9])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1], [8, 9])
     assert [delta.index for delta in deltas if delta.ending is not None] == [0, 1]
     longer = Handle([[delta(0, 1, ends=True)], ActorDiedError()], [[delta(0, 1)], [delta(0, 2)]])
     with pytest.raises(RuntimeError, match="does not write what it had written"):
         asyncio.run(read(longer))
 
 
-def test_a_text_that_ends_before_what_was_told_is_no_success() -> None:
+def test_a_resumed_text_that_ends_too_early_is_an_error() -> None:
     handle = Handle([[delta(0, 1, 2, 3)], ActorDiedError()], [[delta(0, 1, 2, ends=True)]])
     with pytest.raises(RuntimeError, match="does not write what it had written"):
         asyncio.run(read(handle))
@@ -131,29 +131,29 @@ def test_a_text_that_ends_before_what_was_told_is_no_success() -> None:
 @pytest.mark.parametrize(
     "lost", [[Standing.BEGINS], [Standing.WAITS, Standing.BEGINS]], ids=["begun", "waited, then begun"]
 )
-def test_who_is_in_flight_when_two_replicas_die_is_given_up(lost: list[Any], is_repeatable: bool) -> None:
+def test_a_request_in_flight_when_two_replicas_die_is_given_up(lost: list[Any], is_repeatable: bool) -> None:
     handle = Handle(*[[*lost, ActorDiedError()] for _ in range(3)])
     with pytest.raises(EnginesLostError):
         asyncio.run(read(handle, is_repeatable=is_repeatable))
     assert len(handle.deadlines) == 2
 
 
-def test_so_is_who_wrote_already() -> None:
+def test_a_request_with_tokens_when_two_replicas_die_is_given_up() -> None:
     handle = Handle(*[[Standing.WAITS, [delta(0, 1)], ActorDiedError()] for _ in range(3)])
     with pytest.raises(EnginesLostError):
         asyncio.run(read(handle))
     assert len(handle.deadlines) == 2
 
 
-def test_who_waited_while_replicas_died_is_not_held_guilty_and_the_client_may_try_again_in_the_end() -> None:
+def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_third() -> None:
     waited = [[Standing.WAITS, ActorDiedError()], [ActorDiedError()], [Standing.WAITS, ActorDiedError()]]
     done = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
-    assert told(asyncio.run(read(Handle(*waited[:2], done))), 0) == [1]
+    assert tokens_of(asyncio.run(read(Handle(*waited[:2], done))), 0) == [1]
     with pytest.raises(ActorDiedError):
         asyncio.run(read(Handle(*waited, done)))
 
 
-def test_a_prompt_whose_replicas_die_over_its_scores_is_given_up_like_any_other() -> None:
+def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> None:
     class Dying(Handle):
         def __init__(self) -> None:
             super().__init__()
@@ -168,21 +168,21 @@ def test_a_prompt_whose_replicas_die_over_its_scores_is_given_up_like_any_other(
     assert len(handle.deadlines) == 2
 
 
-def test_what_is_not_repeatable_goes_on_only_if_nothing_was_told() -> None:
+def test_generation_that_is_not_repeatable_resumes_only_before_its_first_token() -> None:
     again = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
-    assert told(asyncio.run(read(Handle([ActorDiedError()], again), is_repeatable=False)), 0) == [1]
+    assert tokens_of(asyncio.run(read(Handle([ActorDiedError()], again), is_repeatable=False)), 0) == [1]
     with pytest.raises(ActorDiedError):
         asyncio.run(read(Handle([[delta(0, 1)], ActorDiedError()], again), is_repeatable=False))
 
 
-def test_another_text_is_never_put_behind_what_was_told() -> None:
+def test_another_text_is_never_appended_to_delivered_tokens() -> None:
     handle = Handle([[delta(0, 1, 2)], ActorDiedError()], [[delta(0, 1, 3)]])
     with pytest.raises(RuntimeError, match="does not write what it had written"):
         asyncio.run(read(handle))
 
 
 class Mixed(Handle):
-    """Replicas of two models, as in a rolling update: each says its fingerprint and then what it has to say."""
+    """Replicas of two models, as in a rolling update: each run has a fingerprint."""
 
     def __init__(self, *runs: tuple[str, list[Any]]) -> None:
         super().__init__()
@@ -210,18 +210,18 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_text_goes_on_only_with_a_replica_of_the_model_that_began_it() -> None:
+def test_generation_resumes_only_on_a_replica_of_the_same_model() -> None:
     own = [[delta(0, 1, 2)], [delta(0, 3, ends=True), delta(1, 8, ends=True)]]
     other = [[delta(0, 9, ends=True), delta(1, 9, ends=True)]]
     handle = Mixed(("new", other), ("old", [[delta(0, 1)], ActorDiedError()]), ("new", other), ("old", own))
     deltas = asyncio.run(read(handle, fingerprint="old"))
-    assert (told(deltas, 0), told(deltas, 1)) == ([1, 2, 3], [8])
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([1, 2, 3], [8])
     assert handle.num_tries == 4
     assert handle.num_cancelled == 0
 
 
 @pytest.mark.usefixtures("hurried")
-def test_facts_and_scores_are_those_of_the_model_that_is_wanted() -> None:
+def test_facts_and_scores_come_from_the_wanted_model() -> None:
     facts = asyncio.run(Replicas(Mixed(("new", [8]), ("old", [96])), is_repeatable=True, fingerprint="old").facts())
     assert facts.max_model_len == 96
     scoring = Scoring(request_id="r", prompts=((1, 2),), num_top=0)
@@ -232,23 +232,25 @@ def test_facts_and_scores_are_those_of_the_model_that_is_wanted() -> None:
 @pytest.mark.usefixtures("hurried")
 def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> None:
     handle = Mixed(("old", [8]), ("old", [8]), ("new", [96]), ("new", [96]))
-    asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").until_there())
+    replicas = Replicas(handle, is_repeatable=True, fingerprint="new")
+    asyncio.run(replicas.wait_for_model())
+    assert asyncio.run(replicas.facts()).max_model_len == 96, "known from then on, without another question"
     assert handle.num_tries == 3
 
 
-def test_it_does_not_wait_where_there_is_no_replica_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("endpoint.service.backend._NOBODY_S", 0)
+def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.service.backend._NO_REPLICA_S", 0)
 
-    class Nobody(Handle):
+    class Absent(Handle):
         async def remote(self) -> None:
             await asyncio.Event().wait()
 
-    handle = Nobody()
+    handle = Absent()
     handle.facts = handle  # type: ignore[attr-defined]
-    asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").until_there())
+    asyncio.run(Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model())
 
 
-def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_replica_of_the_model_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.service.backend._UPDATE_PATIENCE_S", 0)
     replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
 
@@ -256,14 +258,13 @@ def test_where_no_replica_of_the_model_is_left_the_client_may_try_again(monkeypa
         async for _ in ask(replicas, GENERATION):
             pass
 
-    with pytest.raises(ApiError) as gone:
-        asyncio.run(read_on())
-    assert (gone.value.status, gone.value.code) == (503, "model_unavailable")
-    with pytest.raises(ApiError):
-        asyncio.run(ask_facts(replicas, Deadline.after(60.0)))
+    for question in (read_on, replicas.facts):
+        with pytest.raises(ApiError) as gone, api_errors():
+            asyncio.run(question())
+        assert (gone.value.status, gone.value.code) == (503, "model_unavailable")
 
 
-def test_who_leaves_has_the_replica_cancelled() -> None:
+def test_a_client_that_leaves_cancels_the_replicas_work() -> None:
     async def scenario() -> Handle:
         handle = Handle([[delta(0, 1)], [delta(0, 2)]])
         stream = Replicas(handle, is_repeatable=True).generate(GENERATION)
@@ -275,7 +276,7 @@ def test_who_leaves_has_the_replica_cancelled() -> None:
 
 
 @pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), DeadlineError(1.0)])
-def test_a_refusal_is_raised_as_what_it_is(refusal: Exception) -> None:
+def test_a_refusal_is_raised_unchanged(refusal: Exception) -> None:
     with pytest.raises(type(refusal)):
         asyncio.run(read(Handle([refusal])))
 
@@ -299,7 +300,7 @@ def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -
     assert "secret" not in answer.message
 
 
-def test_a_fault_of_ours_stays_what_it_is() -> None:
+def test_an_unexpected_exception_is_raised_unchanged() -> None:
     class Broken:
         async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
             raise ZeroDivisionError
@@ -318,7 +319,7 @@ async def read_by_client(handle: Handle, generation: Generation) -> None:
         pass
 
 
-def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("actors.engine.deadline.time.monotonic", lambda: now)
 
@@ -335,13 +336,13 @@ def test_what_one_replica_had_of_the_time_the_next_one_has_not(monkeypatch: pyte
     with pytest.raises(ApiError) as late:
         asyncio.run(read_by_client(handle, replace(GENERATION, deadline=Deadline.after(0.0))))
     assert late.value.status == 504
-    assert len(handle.deadlines) == 2, "nobody was asked"
+    assert len(handle.deadlines) == 2, "no replica was asked"
 
 
-def test_beyond_what_all_replicas_take_nobody_is_asked_until_one_has_left() -> None:
+def test_requests_beyond_the_limit_are_refused_until_one_has_left() -> None:
     async def scenario() -> None:
         handle = Handle([[delta(0, 5)], [delta(0, ends=True)]], [[delta(0, 6, ends=True)]])
-        replicas = Replicas(handle, is_repeatable=True, most_requests=1)
+        replicas = Replicas(handle, is_repeatable=True, max_requests=1)
         first = replicas.generate(GENERATION)
         assert await anext(first) == [delta(0, 5)]
         with pytest.raises(BusyError):

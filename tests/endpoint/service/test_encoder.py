@@ -1,4 +1,4 @@
-"""Prompts on their way to token ids: how much may wait, what is refused unread, and what nobody asked for."""
+"""Prompts on their way to token ids: how much may wait, and what is refused unread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 import httpx2
 import pytest
 
+from actors.engine.deadline import NO_DEADLINE
 from actors.engine.requests import EngineFacts
 from endpoint.http.errors import ApiError
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.tokens import DetokenizeRequest
 from endpoint.service.encoder import Encoder
 from endpoint.service.service import Service, ServiceSettings
-from tests.endpoint.server import CONTEXT, Server
+from tests.endpoint.in_process import CONTEXT, Server
 
 
 class Codec:
-    """Encodes when it is let, in a thread that it remembers; decodes only where a test says so."""
+    """A codec that encodes when `may_encode` is set, and remembers the threads in which it decoded."""
 
     def __init__(self) -> None:
         self.may_encode, self.has_begun = threading.Event(), threading.Event()
@@ -46,7 +47,7 @@ class Codec:
 
 
 class Backend:
-    """Only says how long the context is."""
+    """A backend that only knows its facts."""
 
     async def facts(self) -> EngineFacts:
         return EngineFacts(96, 300, 3)
@@ -64,15 +65,15 @@ def service_of(codec: Codec) -> Service:
 
 
 class Unreadable(list[int]):
-    """As long as it is, and nobody may look what it holds."""
+    """A list whose length may be read, and whose entries may not."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("it is read")
 
 
-def test_text_beyond_what_may_wait_is_refused_until_there_is_room(codec: Codec) -> None:
+def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec: Codec) -> None:
     async def scenario() -> None:
-        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
         first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
         await asyncio.to_thread(codec.has_begun.wait, 60)
         with pytest.raises(ApiError) as caught:
@@ -86,9 +87,9 @@ def test_text_beyond_what_may_wait_is_refused_until_there_is_room(codec: Codec) 
     asyncio.run(scenario())
 
 
-def test_many_short_texts_are_too_much_as_well(codec: Codec) -> None:
+def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
     async def scenario() -> None:
-        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
         asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
         await asyncio.to_thread(codec.has_begun.wait, 60)
         refused = [task for task in asked if task.done()]
@@ -100,9 +101,9 @@ def test_many_short_texts_are_too_much_as_well(codec: Codec) -> None:
     asyncio.run(scenario())
 
 
-def test_who_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
+def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
     async def scenario() -> None:
-        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
         asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
         await asyncio.to_thread(codec.has_begun.wait, 60)
         asked[3].cancel()
@@ -116,10 +117,10 @@ def test_who_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
 
 
 class Text(str):
-    """One that can be waited for to go."""
+    """Text that can have weak references."""
 
 
-def test_who_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
+def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
     async def scenario() -> None:
         encoder = Encoder(codec)  # type: ignore[arg-type]
         first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
@@ -140,9 +141,9 @@ def test_who_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
     asyncio.run(scenario())
 
 
-def test_a_chat_of_many_messages_with_little_in_them_counts_as_many(codec: Codec) -> None:
+def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -> None:
     async def scenario() -> None:
-        encoder = Encoder(codec, most_waiting=5000)  # type: ignore[arg-type]
+        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
         chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
         first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
         await asyncio.to_thread(codec.has_begun.wait, 60)
@@ -157,17 +158,17 @@ def test_a_chat_of_many_messages_with_little_in_them_counts_as_many(codec: Codec
 def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
     service = service_of(codec)
     with pytest.raises(ApiError, match="the prompt has 5000"):
-        asyncio.run(service.encode("prompt", Unreadable([1] * 5000)))
+        asyncio.run(service.encode("prompt", Unreadable([1] * 5000), NO_DEADLINE))
     with pytest.raises(ApiError, match="expected at most 96 token ids, which is this model's context, got 5000"):
-        asyncio.run(service.decode("tokens", Unreadable([1] * 5000)))
+        asyncio.run(service.decode("tokens", Unreadable([1] * 5000), NO_DEADLINE))
 
 
-def test_the_text_of_token_ids_is_made_only_if_it_is_asked_for_and_by_the_encoders_thread(codec: Codec) -> None:
+def test_token_ids_are_decoded_only_on_request_and_in_the_encoders_thread(codec: Codec) -> None:
     service = service_of(codec)
-    assert asyncio.run(service.encode("prompt", [1, 2])).text == ""
+    assert asyncio.run(service.encode("prompt", [1, 2], NO_DEADLINE)).text == ""
     assert codec.threads == []
-    assert asyncio.run(service.encode("prompt", [1, 2], has_text=True)).text == "text"
-    assert asyncio.run(service.decode("tokens", [1, 2])) == "text"
+    assert asyncio.run(service.encode("prompt", [1, 2], NO_DEADLINE, needs_text=True)).text == "text"
+    assert asyncio.run(service.decode("tokens", [1, 2], NO_DEADLINE)) == "text"
     assert [name.startswith("encoder") for name in codec.threads] == [True, True]
 
 
@@ -181,7 +182,7 @@ def test_the_text_of_token_ids_is_made_only_if_it_is_asked_for_and_by_the_encode
         ({"tokens": ["a"] * 300_000}, DetokenizeRequest),
     ],
 )
-def test_the_form_of_a_request_is_told_without_memory_for_each_token_id(body: dict[str, Any], form: Any) -> None:
+def test_the_form_of_a_request_is_recognized_without_memory_for_each_token_id(body: dict[str, Any], form: Any) -> None:
     tracemalloc.start()
     try:
         form.model_validate(body)
@@ -191,7 +192,7 @@ def test_the_form_of_a_request_is_told_without_memory_for_each_token_id(body: di
 
 
 @pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
-def test_a_text_that_cannot_fit_is_told_its_length_and_never_shown(server: Server, path: str) -> None:
+def test_the_error_for_a_text_that_cannot_fit_shows_its_length_and_not_the_text(server: Server, path: str) -> None:
     text = "marker " * 20_000
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     answer = httpx2.post(f"{server.url}/{path}", json=body)
@@ -208,7 +209,7 @@ FAILED = "The chat template of this model failed over these messages."
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "expected"),
     [
         (f"{{{{ raise_exception('{ALTERNATE}') }}}}", REFUSED),
         (f'{{{{ raise_exception("{ALTERNATE}") }}}}', REFUSED),
@@ -221,12 +222,10 @@ FAILED = "The chat template of this model failed over these messages."
         ("{{ messages[0]['content'] | tojson(indent='x' * 3, bogus=1) }}", FAILED),
     ],
 )
-def test_a_templates_own_words_are_told_and_nothing_else_of_its_failure(
-    server: Server, template: str, told: str
-) -> None:
+def test_an_error_quotes_a_templates_own_words_and_nothing_else(server: Server, template: str, expected: str) -> None:
     encoder = Encoder(replace(server.service.codec, chat_template=template))
     with pytest.raises(ApiError) as caught:
         asyncio.run(encoder.encode_chat([{"role": "user", "content": "marker of a prompt"}], 96))
     assert (caught.value.status, caught.value.param) == (400, "messages")
-    assert caught.value.message == told
+    assert caught.value.message == expected
     assert "marker" not in caught.value.message

@@ -19,11 +19,12 @@ from actors.engine.requests import BusyError, EngineFacts, FailedError, Generati
 from decoding.sequence import TokenLogprobs
 from endpoint.service.meter import FinishReason
 from pipeline.counts import Counts
-from tests.endpoint.server import MODEL, Server, running_server, settings_of
+from tests.endpoint.in_process import MODEL, Server, running_server, settings_of
+from tests.jobs.runs import wait_until
 
 
 class Backend:
-    """Says two tokens, and then does what it is told."""
+    """A backend that yields two tokens, and then does what `then` does."""
 
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
@@ -57,7 +58,7 @@ class Backend:
 
 
 class Meter:
-    """Remembers what it was told; the newest of all is what a test looks at."""
+    """A meter that remembers its calls; a test looks at the newest one."""
 
     made: ClassVar[list[Meter]] = []
 
@@ -97,7 +98,7 @@ ERRORS: list[tuple[Exception, int, str, str]] = [
 
 @pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS)
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_an_error_in_mid_stream_is_an_error_event_and_no_success(
+def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(
     served: tuple[Server, Backend], path: str, error: Exception, status: int, code: str, reason: str
 ) -> None:
     server, backend = served
@@ -144,7 +145,7 @@ def test_scoring_is_refused_as_generating_is(served: tuple[Server, Backend]) -> 
     ],
 )
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_what_the_engine_fails_with_while_scoring_is_no_fault_of_the_request_and_is_not_shown(
+def test_a_failure_while_scoring_is_a_server_error_without_its_message(
     served: tuple[Server, Backend], error: Exception, status: int, code: str | None, max_tokens: int
 ) -> None:
     server, backend = served
@@ -156,9 +157,9 @@ def test_what_the_engine_fails_with_while_scoring_is_no_fault_of_the_request_and
     assert "marker" not in answer.text
 
 
-def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[Server, Backend]) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_generation(served: tuple[Server, Backend]) -> None:
     server, backend = served
-    is_waiting, num_closed = asyncio.Event(), backend.num_closed
+    is_waiting, num_closed = threading.Event(), backend.num_closed
 
     async def wait() -> None:
         is_waiting.set()
@@ -168,20 +169,16 @@ def test_a_client_that_leaves_a_stream_ends_what_was_asked_for_it(served: tuple[
     body = {"prompt": "a", "stream": True, "max_tokens": 9}
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-        asyncio.run_coroutine_threadsafe(is_waiting.wait(), server.loop).result(30)
+        assert is_waiting.wait(30)
 
-    async def closed() -> None:
-        while backend.num_closed == num_closed:
-            await asyncio.sleep(0.01)
-
-    asyncio.run_coroutine_threadsafe(closed(), server.loop).result(30)
+    wait_until(lambda: backend.num_closed > num_closed, 30)
     meter = Meter.made[-1]
     assert meter.reasons == ["cancelled"]
     assert (meter.counts.num_prompt_tokens, meter.counts.num_output_tokens) == (1, 2), "what was written for it counts"
     assert (meter.counts.num_draft_tokens, meter.counts.num_accepted_tokens, meter.num_drafts) == (1, 1, 1)
 
 
-def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Backend]) -> None:
+def test_a_meter_gets_every_token_and_the_counts(served: tuple[Server, Backend]) -> None:
     server, backend = served
     backend.then = lambda: None
     with server.client() as client:
@@ -194,7 +191,7 @@ def test_a_meter_hears_of_every_token_and_of_the_counts(served: tuple[Server, Ba
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_what_comes_together_is_told_once_and_in_order(served: tuple[Server, Backend], path: str) -> None:
+def test_deltas_that_arrive_together_are_sent_once_and_in_order(served: tuple[Server, Backend], path: str) -> None:
     """A busy reader gets several deltas of a choice at once, the last of which ends it."""
     server, backend = served
     backend.then, backend.is_hurried = (lambda: None), True
@@ -209,7 +206,7 @@ def test_what_comes_together_is_told_once_and_in_order(served: tuple[Server, Bac
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_generation_that_stops_without_an_end_is_no_success(served: tuple[Server, Backend], stream: bool) -> None:
+def test_a_generation_without_an_ending_is_an_error(served: tuple[Server, Backend], stream: bool) -> None:
     server, backend = served
     backend.then, backend.has_end = (lambda: None), False
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": stream, "max_tokens": 9})
@@ -223,7 +220,7 @@ def test_a_generation_that_stops_without_an_end_is_no_success(served: tuple[Serv
 def hurried(served: tuple[Server, Backend]) -> Iterator[tuple[Server, Backend]]:
     """The same, where a request has 0.3 seconds in all."""
     server, backend = served
-    settings, server.service._facts = server.service.settings, []
+    settings = server.service.settings
     server.service.settings = replace(settings, request_timeout_s=0.3)
     backend.then = asyncio.Event().wait  # for ever
     yield server, backend
@@ -236,7 +233,7 @@ def asked(server: Server, *, stream: bool, max_tokens: int = 9) -> httpx2.Respon
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_waiting_for_an_engine_to_ask_is_within_the_deadline(hurried: tuple[Server, Backend], stream: bool) -> None:
+def test_waiting_for_an_engine_ends_at_the_deadline(hurried: tuple[Server, Backend], stream: bool) -> None:
     server, backend = hurried
     backend.knows_facts = False
     answer = asked(server, stream=stream)
@@ -245,7 +242,7 @@ def test_waiting_for_an_engine_to_ask_is_within_the_deadline(hurried: tuple[Serv
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_waiting_for_the_encoder_is_within_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
+def test_waiting_for_the_encoder_ends_at_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
     server, _ = hurried
     is_free = threading.Event()
     encoding = server.service._encoder._thread.submit(is_free.wait)
@@ -257,7 +254,7 @@ def test_waiting_for_the_encoder_is_within_the_deadline(hurried: tuple[Server, B
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
-def test_waiting_for_a_token_is_within_the_deadline_and_who_writes_it_is_told_to_end(
+def test_waiting_for_a_token_ends_at_the_deadline_and_so_does_its_generation(
     hurried: tuple[Server, Backend],
 ) -> None:
     server, backend = hurried

@@ -1,0 +1,41 @@
+"""`python -m checks.paths`: every file that a document names exists.
+
+MkDocs checks links (`make docs`). This checks the paths between backticks, in documents that describe the repository as
+it is. Decision records, the lab book and the changelog describe it as it was.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_HISTORY = ("CHANGELOG.md", "docs/adr/0", "docs/log.md", "benchmarks/results/")
+_PATH = re.compile(
+    r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|sh|svg|png|csv|jsonl)|(?:{})/(?:[\w-]+/)*)`".format(
+        "actors|benchmarks|checks|decoding|endpoint|examples|jobs|k8s|pipeline|tests"
+    )
+)
+
+
+def main() -> int:
+    """Print each path that a document names and that does not exist; return 1 if there is one, else 0."""
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    documents = [name for name in tracked.splitlines() if not name.startswith(_HISTORY) and (ROOT / name).is_file()]
+    found = [line for name in documents for line in missing(name, (ROOT / name).read_text())]
+    print("\n".join(found) or f"all paths in {len(documents)} documents exist")
+    return bool(found)
+
+
+def missing(document: str, text: str) -> Iterator[str]:
+    """Yield one `file:line: message` for each path between backticks that does not exist."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for path in _PATH.findall(line):
+            bases = (ROOT, (ROOT / document).parent, ROOT / "tests", ROOT / "k8s")
+            if not any((base / path).exists() for base in bases):
+                yield f"{document}:{number}: there is no {path}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""HeldBody: the body of one request, held back at the gate until the application asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Message, Receive, Scope
+
+from endpoint.http.bodies import Bodies, Incoming
+from endpoint.http.errors import ApiError
+from endpoint.http.held_body import EXTENSION, WANTED
+
+
+class HeldBody:
+    """One request's body between the client and the proxy."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        bodies: Bodies,
+        on_wanted: Callable[[int | None], None],
+        refused: dict[str, int],
+    ) -> None:
+        """Call `on_wanted` when the application asks for the body, with the number of requests that it takes at once.
+
+        The application is told how many requests were `refused` at the gate, by path.
+        """
+        self._on_wanted, self._refused = on_wanted, refused
+        self.incoming = Incoming(receive)
+        self.error: ApiError | None = None  # why the body was not taken, though the application asked for it
+        self._own_scope, self._receive, self._bodies = scope, receive, bodies
+        self._wanted = asyncio.Event()
+        self._is_handed_on = False
+        self._body: bytes | None = None  # once it is here, until `release`
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the application has asked for the body."""
+        return self._wanted.is_set()
+
+    def rewind(self) -> None:
+        """Hold the body back again, so that another ingress can be asked the same."""
+        self._wanted.clear()
+        self._is_handed_on, self._refused = False, {}
+
+    def release(self) -> None:
+        """Drop the body: no other ingress will be asked."""
+        if self._body is not None:
+            self._bodies.release(self._body)
+            self._body = None
+
+    @property
+    def scope(self) -> Scope:
+        """The request's scope as the application is to see it."""
+        extensions = self._own_scope.get("extensions") or {}
+        return {**self._own_scope, "extensions": {**extensions, EXTENSION: {"refused": self._refused}}}
+
+    def handle(self, message: Message) -> bool:
+        """Return True if a message of the application asks for the body, and so is no part of its answer."""
+        if message["type"] != WANTED:
+            return False
+        self._on_wanted(message.get("max_requests"))
+        self._wanted.set()
+        return True
+
+    async def receive(self) -> Message:
+        """Return what the proxy is to receive: the whole body once it is wanted, then whatever follows.
+
+        The proxy is told that the client has left if the body breaks a limit, or is not asked for within the time that
+        a body may take, so that the proxy ends what it has begun.
+        """
+        if self._is_handed_on:
+            return await self._receive()
+        try:  # there may be no ingress that could ask
+            async with asyncio.timeout(self._bodies.limits.body_timeout_s):
+                await self._wanted.wait()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if self._body is None:
+            try:
+                self._body = await self._bodies.read(self._own_scope, self.incoming)
+            except ApiError as error:
+                self.error = error
+        if self._body is None:
+            return {"type": "http.disconnect"}
+        self._is_handed_on = True
+        return {"type": "http.request", "body": self._body, "more_body": False}

@@ -1,0 +1,125 @@
+"""The real application and edge over an engine of this process, behind a real HTTP server: everything but Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from actors.engine.translation import decode_row, encode_row
+from actors.settings import GeneratorSettings, ModelSettings
+from actors.workers.generator import load_codec
+from actors.workers.replica import Replica
+from decoding import Engine, EngineOptions
+from endpoint.app import create_app
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings, install
+from endpoint.http.limits import Limits
+from endpoint.service.backend import Backend
+from endpoint.service.metrics import ServingMetrics
+from endpoint.service.request_meter import RequestMeter
+from endpoint.service.service import Service, ServiceSettings
+from pipeline.text.codec import TextCodec
+from tests.endpoint.toy_app import KEY
+from tests.endpoint.web import served
+from tests.pipeline.made_up import input_row
+
+MODEL, CONTEXT = "tests/tiny", 96
+BUNDLED, BUNDLED_MODEL = Path(__file__).parents[2] / "examples" / "tiny_pair", "some/pair"
+
+
+def settings_of(pair: tuple[str, str], **options: Any) -> GeneratorSettings:
+    """Return the settings of an engine that drafts; its text must be that of one that does not."""
+    values = {"num_slots": 4, "num_speculative_tokens": 3, "draft_length": "fixed", "max_model_len": CONTEXT}
+    return GeneratorSettings(
+        models=ModelSettings(target=pair[0], draft=pair[1], device="cpu", dtype="float32"),
+        engine=EngineOptions(**{**values, **options}),
+    )
+
+
+def load_plain(settings: GeneratorSettings, **changes: Any) -> Engine:
+    """Load the target alone, which writes the texts that all others are compared with."""
+    values = {"num_slots": 4, "drafter": "none", "max_model_len": settings.engine.max_model_len}
+    return Engine.load(
+        settings.models.target, None, EngineOptions(**{**values, **changes}), device="cpu", dtype="float32"
+    )
+
+
+def offline_rows(plain: Engine, codec: TextCodec, settings: Any, requests: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return the generation rows that the offline job writes for each request, which run side by side."""
+    encoded = []
+    for request in requests:
+        own = {name: request.get(name) for name in ("prompt", "messages")}
+        overrides = {name: value for name, value in request.items() if name not in (*own, "stream")}
+        encoded.append(encode_row(input_row(**own, overrides=overrides), 0, codec, settings))
+    for _ in plain.stream([sequence for row in encoded for sequence in row.sequences]):
+        pass
+    return [decode_row(row, codec) for row in encoded]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server, and what its texts are compared with."""
+
+    port: int
+    service: Service
+    settings: GeneratorSettings
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @cached_property
+    def plain(self) -> Engine:
+        """The target alone."""
+        return load_plain(self.settings)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """Return the official client, which does not try again."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, **options)
+
+    def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[Any]:
+        """Return the generation rows that the offline job writes for a row, by the target alone."""
+        request = {"prompt": prompt, "messages": messages, **overrides}
+        return offline_rows(self.plain, self.service.codec, self.settings, [request])[0]
+
+
+@contextmanager
+def running_server(
+    settings: GeneratorSettings,
+    backend: Backend | None = None,
+    service_settings: ServiceSettings | None = None,
+    edge_settings: EdgeSettings | None = None,
+) -> Iterator[Server]:
+    """Run the server until the block ends; without other settings it is open and small."""
+    service_settings = service_settings or ServiceSettings(
+        model=MODEL, aliases=("tiny",), fingerprint="fp_1", max_choices=16
+    )
+    edge_settings = edge_settings or EdgeSettings(keys=None, has_docs=True)
+    metrics = ServingMetrics(service_settings.model)
+    backend = backend or Replica(settings)
+    service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
+    app = create_app(service, has_docs=edge_settings.has_docs)
+    install(app, edge_settings, metrics)
+    with served(app) as port:
+        yield Server(port, service, settings)
+
+
+@contextmanager
+def closed_server(pair: tuple[str, str], model: str, max_model_len: int | None = None) -> Iterator[Server]:
+    """Run the server with its page, closed with `KEY` and with standard limits."""
+    settings = settings_of(pair, num_speculative_tokens=4, max_model_len=max_model_len)
+    edge_settings = EdgeSettings(keys=Keys([KEY]), limits=Limits(), has_page=True)
+    with running_server(settings, None, ServiceSettings(model=model), edge_settings) as server:
+        yield server
+
+
+def bundled_server(model: str = BUNDLED_MODEL) -> Any:
+    """Run `closed_server` over the bundled pair, as a context manager."""
+    return closed_server((str(BUNDLED / "target"), str(BUNDLED / "draft")), model)

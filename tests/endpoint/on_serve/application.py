@@ -1,0 +1,188 @@
+"""The application on Ray Serve: real processes, real HTTP, and what its texts are compared with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+from ray.serve.context import _get_global_client
+
+from actors.engine.loop import EngineNumbers
+from actors.settings import GeneratorSettings
+from actors.workers.generator import load_codec
+from actors.workers.replica import Replica, ReplicaSettings
+from decoding import Engine
+from decoding.sequence import Sequence
+from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
+from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings
+from endpoint.service.service import ServiceSettings
+from pipeline.logs import LogSettings
+from tests.endpoint.in_process import MODEL, load_plain, offline_rows, settings_of
+from tests.endpoint.toy_app import BEARER, KEY
+from tests.endpoint.web import ask
+from tests.jobs.runs import wait_until
+
+CONTEXT, MAX_WAITING, NUM_SLOTS, NUM_REPLICAS = 256, 4, 4, 2
+CAPACITY = NUM_REPLICAS * (NUM_SLOTS + MAX_WAITING)  # requests that are taken at once
+LONG: dict[str, Any] = {"prompt": "hello world", "max_tokens": 240, "ignore_eos": True}  # a text as long as fits
+POISON, SLOW = 97, 98  # token ids in a prompt for a FragileReplica
+_STEP_SECONDS = 0.1
+_DRAIN_S = 10
+
+
+class FragileReplica(Replica):
+    """A replica that ends its process in the step that reads `POISON`; that step and one with `SLOW` take 0.1 s."""
+
+    def __init__(self, *arguments: Any, **values: Any) -> None:
+        """Load the models as a Replica does."""
+        super().__init__(*arguments, **values)
+        engine = self._loop.engine
+        step = engine.step
+
+        def watched() -> list[Sequence]:
+            token_ids = {
+                token_id
+                for sequence in (*engine.in_flight, *engine.up_next(()))
+                for token_id in sequence.prompt_token_ids
+            }
+            if not token_ids.isdisjoint({POISON, SLOW}):
+                time.sleep(_STEP_SECONDS)  # a large model's step takes as long
+            if POISON in token_ids:
+                os._exit(9)
+            return step()
+
+        engine.step = watched  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The deployed endpoint, and the target alone."""
+
+    port: int
+    settings: GeneratorSettings
+    plain: Engine
+    num_replicas: int = NUM_REPLICAS
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """Return the official client, which does not try again unless it is told to."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, **options})
+
+    def raw_client(self) -> httpx2.AsyncClient:
+        """Return a client with as many connections as are wanted."""
+        limits = httpx2.Limits(max_connections=None)
+        return httpx2.AsyncClient(base_url=self.url, headers=BEARER, timeout=300, limits=limits)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of an ingress's samples with these labels; 0 while it has counted nothing."""
+        page = ask(self.port, "/metrics", headers=BEARER).body.decode()
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[str]:
+        """Return the texts of the samples that the offline job writes for a row, by the target alone."""
+        return self.offline_of([{"prompt": prompt, "messages": messages, **overrides}])[0]
+
+    def offline_of(self, requests: list[dict[str, Any]]) -> list[list[str]]:
+        """Return the same for several rows, which run side by side."""
+        rows = offline_rows(self.plain, load_codec(self.settings), self.settings, requests)
+        return [[sample["text"] for sample in samples] for samples in rows]
+
+    def application(self, settings: GeneratorSettings | None = None, **replica_settings: Any) -> Any:
+        """Return what `deploy` takes, of this model unless another one's `settings` are given."""
+        return make_application(
+            settings or self.settings,
+            ServiceSettings(model=MODEL),
+            EdgeSettings(keys=Keys([KEY])),
+            ReplicaSettings(**{"max_waiting": MAX_WAITING, "fingerprint": "fp_own", **replica_settings}),
+            DeploymentSettings(
+                min_replicas=self.num_replicas, max_replicas=self.num_replicas, num_cpus=0.5, drain_timeout_s=_DRAIN_S
+            ),
+            LogSettings(level="warning"),
+        )
+
+    def wait_until_idle(self) -> None:
+        """Return when no engine has anything to do."""
+        wait_until(lambda: all(n.num_running == n.num_waiting == 0 for n in engine_numbers()), every_s=0.1)
+
+    def wait_until_whole(self) -> None:
+        """Return when all replicas are there and answer."""
+        wait_until(lambda: len(replica_pids()) == len(engine_numbers()) == self.num_replicas, 180, every_s=0.1)
+
+
+@contextmanager
+def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served]:
+    """Deploy the endpoint on the Serve at `port`, until the block ends; `options` are the engine's."""
+    settings = settings_of(pair, **{"num_slots": NUM_SLOTS, "max_model_len": CONTEXT, **options})
+    running = Served(port, settings, load_plain(settings, num_slots=16))
+    deploy(running.application())
+    try:
+        yield running
+    finally:
+        take_away()
+
+
+@contextmanager
+def serving_fragile(port: int, pair: tuple[str, str], num_replicas: int, **options: Any) -> Iterator[Served]:
+    """Deploy the endpoint over fragile replicas that let many requests wait, until the block ends."""
+    settings = settings_of(pair, **{"max_model_len": CONTEXT, **options})
+    running = Served(port, settings, load_plain(settings), num_replicas)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("endpoint.deployment.Replica", FragileReplica)
+        application = running.application(max_waiting=40)
+    deploy(application)
+    try:
+        yield running
+    finally:
+        take_away()
+
+
+def take_away() -> None:
+    """Withdraw the application, if it is there."""
+    if APP_NAME in serve.status().applications:
+        withdraw(drain_timeout_s=_DRAIN_S)
+
+
+def engine_numbers() -> list[EngineNumbers]:
+    """Return what each replica's engine does now; replicas that have just died are left out."""
+    replicas = serve.get_deployment_handle("Replica", APP_NAME)
+    numbers = replicas.broadcast("numbers").results(timeout_s=60, return_exceptions=True)
+    return [number for number in numbers if isinstance(number, EngineNumbers)]
+
+
+def pids(deployment: str) -> list[int]:
+    """Return the processes of a deployment that Serve takes for running."""
+    applications = _get_global_client().get_serve_details()["applications"]
+    replicas = applications[APP_NAME]["deployments"][deployment]["replicas"]
+    return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
+
+
+def replica_pids() -> list[int]:
+    """Return the processes that have an engine."""
+    return pids("Replica")
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process still runs."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def kill(pid: int) -> None:
+    """End a process as the kernel does when memory runs out."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,88 @@
+"""A headless Chromium, and the page in it as a person uses it."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys as Press
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+
+@contextmanager
+def chromium() -> Iterator[Chrome]:
+    """Run Debian's Chromium. Raises AssertionError if it is not installed, since nothing else tests the page."""
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert browser is not None, "the page is tested in a browser: apt-get install chromium chromium-driver"
+    assert driver is not None, "the page is tested through a driver: apt-get install chromium chromium-driver"
+    options = ChromeOptions()
+    options.binary_location = browser
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = Chrome(options=options, service=Service(driver))
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+class Page:
+    """The page at a port."""
+
+    def __init__(self, chrome: Chrome, port: int) -> None:
+        """Open the page anew, in a window of an ordinary size."""
+        self.chrome, self.port = chrome, port
+        chrome.set_window_size(1200, 800)
+        chrome.get(f"http://127.0.0.1:{port}/")
+        chrome.get_log("browser")  # of the page before
+
+    def find(self, name: str) -> WebElement:
+        """Return the element with this id."""
+        return self.chrome.find_element(By.ID, name)
+
+    def text(self, name: str) -> str:
+        """Return all text of the element."""
+        return str(self.find(name).get_property("textContent"))
+
+    def fill(self, **values: Any) -> None:
+        """Type into fields; `max_tokens` is the one with the id max-tokens."""
+        for name, value in values.items():
+            element = self.find(name.replace("_", "-"))
+            if element.tag_name != "select":
+                element.clear()
+            if len(str(value)) > 1000:  # pasted
+                self.chrome.execute_script("arguments[0].value = arguments[1]", element, value)
+            else:
+                element.send_keys(str(value))
+
+    def send(self) -> None:
+        """Send the form by its keyboard shortcut."""
+        self.find("prompt").send_keys(Press.CONTROL, Press.ENTER)
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        """Wait until the condition holds."""
+        WebDriverWait(self.chrome, 60, poll_frequency=0.02).until(lambda _: is_so(), what)
+
+    def until_ended(self) -> str:
+        """Wait until the answer has ended, and return the page's status."""
+        self.until(lambda: self.find("send").is_enabled() and self.text("status"), "the answer does not end")
+        return self.text("status")
+
+    def spans(self) -> list[tuple[str, bool]]:
+        """Return the pieces of the text, each with whether it is shaded."""
+        script = "return [...document.querySelectorAll('#output > *')].map((e) => [e.textContent, e.className])"
+        return [(text, kind == "drafted") for text, kind in self.chrome.execute_script(script)]
+
+    def complaints(self) -> list[str]:
+        """Return the browser's log of errors, such as a violated Content-Security-Policy."""
+        return [entry["message"] for entry in self.chrome.get_log("browser")]
+
+    def style(self, selector: str, name: str) -> str:
+        """Return a computed style."""
+        script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
+        return str(self.chrome.execute_script(script, selector, name))
