@@ -197,25 +197,34 @@ def _explain(error: ValidationError, kind: type) -> str:
     got: dict[str, str] = {}
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"] if part not in _UNION_MEMBERS)
-        if problem["type"] == "missing":
-            what = "is required"
-        elif problem["type"] == "extra_forbidden":
-            near = get_close_matches(name, names, n=1)
-            what = f"is not a field{f'; did you mean {near[0]}?' if near else ''} (see --help)"
-        else:
-            what, got[name] = problem["msg"].lower(), f", got {problem['input']!r}"
+        match problem["type"]:
+            case "missing":
+                what = "is required"
+            case "extra_forbidden":
+                near = get_close_matches(name, names, n=1, cutoff=0.8)
+                what = f"is not a field{f'; did you mean {near[0]}?' if near else ''} (see --help)"
+            case "model_type":
+                what = f"is a section, whose fields are set one by one, such as {_first(kind, name)}"
+            case _:
+                what = problem["msg"].lower()
+        if problem["type"] not in ("missing", "extra_forbidden"):
+            got[name] = f", got {problem['input']!r}"
         problems.setdefault(name, []).append(what)
     lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]
     return "\n".join(["the configuration is wrong:", *lines])
 
 
+def _first(kind: type, section: str) -> str:
+    """Return the name of a section's first field."""
+    return next(each.name for each in all_fields(kind) if each.name.startswith(f"{section}."))
+
+
 def _explain_arguments(message: str, kind: type) -> str:
     """Return what is wrong with the command line, from the message of pydantic-settings."""
-    for section in filter(lambda each: each.is_section, level_fields(kind)):
-        if f'error parsing value for field "{section.name}"' in message:
-            first = next(level_fields(section.annotation)).name
-            flag = f"--{section.name}"
-            return f"{flag} is a section; set its fields, such as {flag}.{first} (--help lists them all)"
+    for section in (each.name for each in level_fields(kind) if each.is_section):
+        if f'error parsing value for field "{section}"' in message:
+            first = f"--{_first(kind, section)}"
+            return f"--{section} is a section; set its fields, such as {first} (--help lists them all)"
     flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:

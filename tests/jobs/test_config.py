@@ -113,7 +113,8 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file: Path) -> 
         ("--input.format=xml", "input.format: input should be 'auto', 'parquet'.*got 'xml'"),
         ("--run.rows_per_unit=0", "run.rows_per_unit: input should be greater than or equal to 1, got '0'"),
         ("--actors.num_cpus=0", "actors.num_cpus must be above 0, got 0"),
-        ("--engine=3", "--engine is a section; set its fields, such as --engine.drafter"),
+        ("--engine=3", "engine: is a section, whose fields are set one by one, such as engine.drafter"),
+        ("--engine=x", "--engine is a section; set its fields, such as --engine.drafter"),
     ],
 )
 def test_a_wrong_flag_is_named(yaml_file: Path, flag: str, message: str) -> None:
