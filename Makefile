@@ -114,7 +114,7 @@ bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about 
 bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
-picture: setup  ## take the picture of the endpoint's page that README shows; needs Debian's chromium and chromium-driver
+picture: setup  ## take the picture of the endpoint's page that docs/serving.md shows; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)

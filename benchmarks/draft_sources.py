@@ -32,7 +32,7 @@ _WAYS: list[tuple[DrafterName, DraftLength]] = [
 
 
 def read_prompts(path: Path, target: str) -> list[list[int]]:
-    """Token ids of every prompt of a JSONL file, as `jobs.generate` makes them."""
+    """Return the token ids of every prompt of a JSONL file, as `jobs.generate` makes them."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     texts = [
@@ -45,7 +45,7 @@ def read_prompts(path: Path, target: str) -> list[list[int]]:
 
 
 def templated_prompts(num_prompts: int, vocab_size: int) -> list[list[int]]:
-    """A common head of 48 random tokens, then 16 of each prompt's own."""
+    """Return prompts that share 48 random tokens and end with 16 of their own."""
     generator = torch.Generator().manual_seed(0)
     head = torch.randint(vocab_size, (48,), generator=generator).tolist()
     return [head + torch.randint(vocab_size, (16,), generator=generator).tolist() for _ in range(num_prompts)]

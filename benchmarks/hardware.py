@@ -17,7 +17,7 @@ _REPEATS = 5
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes a second of a large torch copy; bytes read and bytes written are both counted."""
+    """Return bytes per second of a large torch copy; bytes read and bytes written are both counted."""
     num_bytes = num_bytes or _COPY_BYTES[device.type]
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
@@ -25,7 +25,7 @@ def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
 
 
 def read_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes a second of a large matrix-vector product, which does little but read the matrix."""
+    """Return bytes per second of a large matrix-vector product, which does little but read the matrix."""
     num_bytes = num_bytes or _COPY_BYTES[device.type]
     matrix = torch.ones(num_bytes // 4 // 4096, 4096, dtype=torch.float32, device=device)
     vector = torch.ones(4096, dtype=torch.float32, device=device)
@@ -38,7 +38,7 @@ def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def describe_machine(device: torch.device) -> dict[str, object]:
-    """Processor, threads and memory."""
+    """Return processor, threads and memory."""
     facts: dict[str, object] = {
         "processor": _processor(),
         "cpus": os.cpu_count(),
@@ -51,7 +51,7 @@ def describe_machine(device: torch.device) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
+    """Return the versions of what the figures depend on."""
     found = {"python": platform.python_version()}
     for name in ("torch", "transformers"):
         found[name] = importlib.metadata.version(name)

@@ -74,9 +74,9 @@ def make_pair(
     languages: Sequence[float] = (),
     device: str = "cpu",
 ) -> Found:
-    """The greedy acceptance measured on the pair that now lies in folder/target and folder/draft.
+    """Write a pair to folder/target and folder/draft, and return the greedy acceptance measured on it.
 
-    With `languages` (a rate each) the `acceptance` is theirs, the best one's. A ValueError if a rate cannot be.
+    With `languages` (a rate for each) it returns that of the best one. Raises ValueError if a rate cannot be reached.
     """
     for rate in (acceptance, *languages):
         if not 0 < rate < 1:
@@ -98,14 +98,14 @@ def make_pair(
 
 @torch.inference_mode()
 def greedy_acceptance(target: PreTrainedModel, draft: PreTrainedModel, prompts_BT: torch.Tensor) -> float:
-    """How often the draft's next token is the target's, over the texts that the target writes after these prompts."""
+    """Return how often the draft's next token is the target's, over texts that the target writes after the prompts."""
     return _agreement(draft, _continued(target, prompts_BT), prompts_BT.shape[1])
 
 
 def _layered(
     shape: Shape, dtype: torch.dtype, num_languages: int
 ) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
-    """A target, its first layers, and what scales the later layers' share."""
+    """Return a target, a draft of its first layers, and what scales the later layers' share."""
     target = _random_model(shape)
     if num_languages:
         _add_languages(target, num_languages)
@@ -129,7 +129,7 @@ def _layered(
 def _nested(
     shape: Shape, dtype: torch.dtype, seed: int
 ) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
-    """A draft, a target that holds it in the corner of its weights, and what scales the noise around it.
+    """Return a target, a draft that it holds in the corner of its weights, and what scales the noise around it.
 
     Without noise the target's hidden state is the draft's followed by zeros; its norms divide by the root of all
     dimensions, so their weights are smaller by the root of the ratio.
@@ -159,7 +159,7 @@ def _nested(
 
 
 def _corner(name: str, weight: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, tuple[torch.Tensor | slice, ...]]:
-    """The draft's weight and where it stands in the target's: its KV heads keep their query heads."""
+    """Return the draft's weight and its place in the target's; its KV heads keep their query heads."""
     assert shape.draft is not None
     assert shape.head_size is not None
     group, draft_group = shape.heads // shape.kv_heads, shape.draft.heads // shape.draft.kv_heads
@@ -275,13 +275,13 @@ def _bisect(scale: Callable[[float], None], rate: Callable[[], float], goal: flo
 
 @torch.inference_mode()
 def _agreement(model: PreTrainedModel, text_BT: torch.Tensor, first: int) -> float:
-    """How often the model's likeliest next token is the one that stands there, from position `first` on."""
+    """Return how often the model's likeliest next token is the text's own, from position `first` on."""
     picks_BT = model(text_BT[:, :-1]).logits[:, first - 1 :].argmax(-1)
     return float((picks_BT == text_BT[:, first:]).float().mean())
 
 
 def _continued(model: PreTrainedModel, prompts_BT: torch.Tensor) -> torch.Tensor:
-    """The prompts and what the model writes after them, greedily."""
+    """Return the prompts and what the model writes after them, greedily."""
     model.generation_config.pad_token_id = 0
     text_BT: torch.Tensor = model.generate(
         prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=_TEXT_LENGTH, do_sample=False
@@ -291,7 +291,7 @@ def _continued(model: PreTrainedModel, prompts_BT: torch.Tensor) -> torch.Tensor
 
 
 def _prompts(vocab_size: int, num_languages: int, device: str) -> torch.Tensor:
-    """Random texts, as many of each language."""
+    """Return random texts, an equal number of each language."""
     generator = torch.Generator().manual_seed(1)
     num = max(num_languages, 1)
     size = _NUM_TEXTS if num == 1 else 8 * num
@@ -312,7 +312,7 @@ def cached_pair(
     device: str = "cpu",
     seed: int = 0,
 ) -> Path:
-    """The folder of such a pair, made if it is not there yet. pair.json, written last, says what it is."""
+    """Return the folder of such a pair, which is made if there is none. pair.json, written last, says what it is."""
     rates = "-".join(f"{rate:g}" for rate in languages) or f"{acceptance:g}"
     folder = cache / f"{size}-{rates}-{dtype}-{seed}"
     description = folder / "pair.json"

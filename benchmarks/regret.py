@@ -1,8 +1,8 @@
 """What adaptive draft lengths lose by having to learn: `python -m benchmarks.regret`, simulated, without models.
 
-Drafted tokens stand by chance, at a rate that is the row's own; a round costs what a table says. Printed is the speed
-of the adaptive schedule over that of the best common length, which in life nobody knows beforehand. So 1.00 is a
-schedule that knows everything about rows that are all alike, and rows that are not alike can bring more than that.
+Drafted tokens are accepted by chance, at a rate of the row's own, and a round costs what a table says. The command
+prints the speed of the adaptive schedule over that of the best common length, which is not known beforehand in
+practice. So 1.00 is a schedule that knows everything about rows that are all alike; rows that differ can give more.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _mean_speed(case: Case, length: int | None, options: argparse.Namespace) -> float:
-    """Tokens a second with this common length; None: adaptive."""
+    """Return tokens per second with this common length, or with adaptive lengths if it is None."""
     return statistics.mean(
         _speed(
             AdaptiveSchedule(_COSTS, _MOST) if length is None else FixedSchedule(length), case, options.new_tokens, seed

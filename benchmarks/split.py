@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def share_hidden(self) -> float | None:
-        """Of the draft actor's time; None where there is none."""
+        """Share of the draft actor's time that is hidden; None without a draft actor."""
         sides = zip(self.wait_seconds, self.draft_seconds, strict=True)
         shares = [1 - min(wait / draft, 1.0) for wait, draft in sides if draft]
         return median(shares) if shares else None
@@ -126,20 +126,20 @@ class Side:
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """Raises RuntimeError without a draft actor: what is measured then is no split."""
+        """Raise RuntimeError without a draft actor: what is measured then is no split."""
         if self._links is not None and not self._links.are_up:
             self._links.close()
             raise RuntimeError(f"{self.measured.name}: its draft actor is out of reach")
 
     def _numbers(self) -> tuple[LinkNumbers, float]:
-        """What crossed so far, and how long the draft actor was busy."""
+        """Return what travelled so far, and how long the draft actor was busy."""
         if self._links is None:
             return LinkNumbers(), 0.0
         return self._links.numbers, sum(numbers["draft_seconds"] for numbers in self._links.actor_numbers())
 
 
 def main(arguments: Seq[str] | None = None) -> int:
-    """0, or 2 for what cannot be measured."""
+    """Measure, and return 0, or 2 if something cannot be measured."""
     given = _parse(arguments)
     try:
         options = BenchOptions(
@@ -172,7 +172,7 @@ def main(arguments: Seq[str] | None = None) -> int:
 
 
 def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Seq[str]) -> list[Measured]:
-    """Every configuration at every batch, measured as often as the options say."""
+    """Measure every configuration at every batch, as often as the options say."""
     pair = options.pair or cached_pair(options.cache, options.size, options.acceptance, options.dtype)
     corpus = make_corpus(options, pair)
     found: list[Measured] = []

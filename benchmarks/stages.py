@@ -82,7 +82,7 @@ def _sharded(target: str, count: int, num_threads: int, num_ranks: int = 1) -> I
 
 
 def _measured(options: argparse.Namespace, model: ShardedModel | None, num_lanes: int) -> float:
-    """Tokens a second, the median of a few runs."""
+    """Return tokens per second, the median of a few runs."""
     engine = Engine.load(
         options.target,
         options.draft,
@@ -113,7 +113,7 @@ class _Echo:
 
 
 def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
-    """Milliseconds and bytes of one hop between two actors, for rows of one token and of five."""
+    """Print milliseconds and bytes of one hop between two actors, for rows of one token and of five."""
     hidden_size = load_config(target).get_text_config().hidden_size
     first, second = (ray.remote(num_cpus=0)(_Echo).remote() for _ in range(2))
     for num_tokens in (num_rows, 5 * num_rows, 1024):
@@ -133,7 +133,7 @@ def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
 
 
 def _hop(first: Any, second: Any, value: object) -> float:
-    """Milliseconds that a second actor adds behind a first one."""
+    """Return the milliseconds that a second actor adds to a first one."""
     reference = ray.put(value)
     times: list[list[float]] = [[], []]
     for _ in range(30):

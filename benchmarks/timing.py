@@ -7,7 +7,7 @@ import torch
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
-    """Seconds of `work`, the mean where it is done several times in a row without waiting in between."""
+    """Return the seconds of `work`, the mean if it is done several times in a row without waiting in between."""
     synchronize(device)
     started = time.perf_counter()
     for _ in range(times):

@@ -28,7 +28,7 @@ CLOSE_CALL = 1e-4
 
 
 def make_rows(num_rows: int, names: list[str]) -> Rows:
-    """Rows of a few tokens whose sampling parameters go through `names` in turn."""
+    """Return rows of a few tokens whose sampling parameters go through `names` in turn."""
     sequences = tuple(
         Sequence.create([1, 2, 3], SamplingParams(**SAMPLING[names[row % len(names)]]), row=row)  # type: ignore[arg-type]
         for row in range(num_rows)
@@ -38,7 +38,7 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
 
 
 def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> Verdict:
-    """All that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
+    """Do all that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
     drafted_BK = torch.zeros(len(rows.sequences), 0, dtype=torch.long)
     for step in range(NUM_DRAFT_TOKENS):
         token_ids_B1 = rows.pick(draft_logits_BKV[:, step : step + 1], drafted_BK, step).token_ids_BJ
@@ -52,7 +52,7 @@ def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJ
 def make_logits(
     num_rows: int, vocab_size: int, dtype: torch.dtype, exponent: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The draft's [B, K, V] and the target's [B, J, V]."""
+    """Return the draft's logits [B, K, V] and the target's [B, J, V]."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_rows, NUM_DRAFT_TOKENS + 1, vocab_size)
     ranks_BJV = torch.rand(shape, generator=generator).argsort(-1) + 1
@@ -62,7 +62,7 @@ def make_logits(
 
 
 def median_ms(run: Callable[[], object], repeats: int) -> float:
-    """The median time of a call, in milliseconds."""
+    """Return the median time of a call, in milliseconds."""
     run()
     times = []
     for _ in range(repeats):

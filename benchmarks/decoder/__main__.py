@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure_all(options: BenchOptions, given: Namespace, command: str) -> list[Report]:
-    """One report, or one for each acceptance rate of the sweep; each is written as soon as it is there."""
+    """Return one report, or one for each acceptance rate of the sweep; write each as soon as it is complete."""
     if not given.sweep:
         return [_measured(options, command, given.json, given.chart)]
     if options.pair:

@@ -48,7 +48,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def require_matplotlib() -> None:
-    """A ValueError that says what to install, before any work."""
+    """Raise a ValueError that says what to install, before any work is done."""
     try:
         import matplotlib  # noqa: F401  asked for, not used
     except ImportError as error:

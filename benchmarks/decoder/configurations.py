@@ -30,7 +30,7 @@ class Configuration:
     is_default: bool = True
 
     def runs_at(self, batch: int) -> bool:
-        """Whether this way of generating exists at this batch size."""
+        """Tell whether this way of generating exists at this batch size."""
         return batch == 1 if self.batch_1_only else not (self.mode == "batched" and batch == 1)
 
 
@@ -66,9 +66,10 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
 
 
 def select(patterns: Sequence[str]) -> list[Configuration]:
-    """The configurations that one of the names or globs fits, the default ones without any.
+    """Return the configurations that match one of the names or globs; without any, the default ones.
 
-    A glob takes default configurations only, unless it fits none of them. A ValueError names a pattern that fits none.
+    A glob matches default configurations only, unless it matches none of them. Raises ValueError if a pattern matches
+    none.
     """
     if not patterns:
         return [configuration for configuration in CONFIGURATIONS if configuration.is_default]

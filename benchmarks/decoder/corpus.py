@@ -34,11 +34,11 @@ class Corpus:
     seed: int
 
     def rows(self, num_rows: int) -> list[tuple[int, ...]]:
-        """The prompts of the first rows; the samples of a prompt stand together."""
+        """Return the prompts of the first rows; the samples of a prompt are neighbours."""
         return [self.prompts[row // self.samples] for row in range(num_rows)]
 
     def sequences(self, num_rows: int) -> list[Sequence]:
-        """Fresh sequences of the first rows, all of the same length: there is no end token."""
+        """Return fresh sequences of the first rows, all of the same length: there is no end token."""
         params = SamplingParams(temperature=self.temperature, max_tokens=self.new_tokens, ignore_eos=True)
         return [
             Sequence.create(prompt, params, run_seed=self.seed, row=row // self.samples, sample=row % self.samples)
@@ -52,7 +52,7 @@ class Corpus:
 
 
 def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
-    """The corpus of these options for this pair, or a ValueError if they do not go together."""
+    """Return the corpus of these options for this pair; raise ValueError if they contradict each other."""
     num_prompts = -(-max(options.num_rows(batch) for batch in options.batches) // options.samples)
     tokenizer = _tokenizer(pair)
     config = AutoConfig.from_pretrained(pair / "target")
@@ -90,7 +90,7 @@ def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
 def _random_tokens(
     rng: random.Random, vocab_size: int, lengths: tuple[int, int], num_languages: int = 1, language: int = 0
 ) -> list[int]:
-    """Tokens of one language: those whose ids are equal modulo the number of languages."""
+    """Return tokens of one language: those whose ids are equal modulo the number of languages."""
     language %= num_languages
     return [rng.randrange(vocab_size // num_languages) * num_languages + language for _ in range(rng.randint(*lengths))]
 

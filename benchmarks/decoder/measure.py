@@ -109,7 +109,7 @@ class _Bench:
         return [missing[index] if index in missing else next(done) for index in range(len(wanted))]
 
     def _repeat(self, entries: list[_Entry]) -> None:
-        """Each repeat visits the batches in random order, and within a batch the configurations."""
+        """Run the repeats; each visits the batches in random order, and within a batch the configurations."""
         for repeat in range(self._options.repeats):
             rng = random.Random(self._options.seed * 1000 + repeat)
             batches = sorted({entry.runner.batch for entry in entries})
@@ -148,7 +148,7 @@ class _Bench:
         return _Entry(runner, result, outputs, [], [])
 
     def _reference(self) -> list[list[int]] | None:
-        """Greedy text of the first rows as transformers writes it, each alone."""
+        """Return the greedy text of the first rows as transformers writes it, each row alone."""
         num_rows = min(self._options.reference, max(self._options.num_rows(b) for b in self._options.batches))
         if self._corpus.temperature or not num_rows:
             return None

@@ -29,7 +29,7 @@ def measure_memory(
     dtype: str,
     threads: int,
 ) -> Memory:
-    """The bytes that a fresh process needs for this run, above those of its imports."""
+    """Return the bytes that a fresh process needs for this run, above those of its imports."""
     task = {
         "corpus": asdict(corpus) | {"prompts": corpus.prompts[: -(-num_rows // corpus.samples)]},
         "num_rows": num_rows,
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _models_in(part: object) -> list[LanguageModel]:
-    """The models that an engine holds, or a drafter of its, or a drafter of that one, each once."""
+    """Return the models of an engine, of its drafter and of the drafters inside that one, each once."""
     found: dict[int, LanguageModel] = {}
     for value in vars(part).values():
         if isinstance(value, LanguageModel):

@@ -76,12 +76,12 @@ class BenchOptions:
         select(self.only)  # a ValueError if a pattern names nothing
 
     def num_rows(self, batch: int) -> int:
-        """Rows at this batch: two for each slot, so that slots are refilled; few at batch 1, which is slow."""
+        """Return the rows at this batch: two for each slot, so that slots are refilled; few at batch 1."""
         rows = min(self.prompts, max(self.few, 2 * batch))
         return -(-rows // self.samples) * self.samples
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the options as JSON can hold them."""
         return {
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -89,7 +89,7 @@ class BenchOptions:
 
 
 def parse(arguments: Sequence[str] | None, prog: str) -> tuple[BenchOptions, argparse.Namespace]:
-    """The options of a command line and where to write; ends the process with a message if they are not valid."""
+    """Return the options of a command line and where to write; end the process with a message if one is wrong."""
     parser = make_parser(prog)
     given = parser.parse_args(arguments)
     values = {name: value for name, value in vars(given).items() if name not in ("json", "chart", "list", "sweep")}
@@ -102,7 +102,7 @@ def parse(arguments: Sequence[str] | None, prog: str) -> tuple[BenchOptions, arg
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
-    """The command line of the benchmark."""
+    """Return the parser of the benchmark's command line."""
     defaults = BenchOptions()
     parser = argparse.ArgumentParser(
         prog=prog,

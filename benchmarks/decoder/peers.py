@@ -44,7 +44,7 @@ class Worker:
         )
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer; a PeerError if it died."""
+        """Return the worker's answer; raise PeerError if it died."""
         stdin, stdout = self._pipes
         with suppress(BrokenPipeError):  # a worker that is gone gives no answer
             stdin.write(json.dumps(question) + "\n")
@@ -87,7 +87,7 @@ class Peers:
     _workers: dict[str, Worker] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> "Peers":
-        """Nothing runs yet."""
+        """Return the peers, of which none runs yet."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -96,7 +96,7 @@ class Peers:
             worker.stop()
 
     def missing(self, system: System) -> str | None:
-        """Why a system cannot be measured here, or None."""
+        """Return why a system cannot be measured here, or None if it can."""
         if system in ("engine", "transformers"):
             return None
         if self.options.device == "cuda":
@@ -106,7 +106,7 @@ class Peers:
         return None if self._python(system).exists() else "not installed (make peers)"
 
     def worker(self, configuration: Configuration, max_model_len: int) -> Worker:
-        """The worker that generates like this; it serves every batch size."""
+        """Return the worker that generates like this; it serves every batch size."""
         if configuration.name not in self._workers:
             script = _WORKERS / f"{configuration.system}_worker.py"
             environment = {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
@@ -164,7 +164,7 @@ class PeerRunner:
         return result, outputs
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
-        """By the worker's own clock."""
+        """Return the seconds by the worker's own clock."""
         return float(self._ask()["seconds"]), None
 
     def _ask(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class ForwardRecorder:
                 del model.forward, model.plain_logits  # what is left is the class's own
 
     def count(self, phase: Phase) -> int:
-        """How many forwards of a phase there were."""
+        """Return the number of forwards of a phase."""
         return sum(recorded.count for recorded in self.shapes.values() if recorded.phase == phase)
 
     def replay(self) -> RawSeconds:
@@ -96,7 +96,7 @@ class ForwardRecorder:
 
 
 def shape_of(arguments: Mapping[str, Any]) -> Shape:
-    """What a forward's time depends on: sizes of tensors and lists, the positions it reads, how ragged it is."""
+    """Return what a forward's time depends on: sizes of tensors and lists, positions that it reads, raggedness."""
     return tuple((name, *_shape(name, value, arguments)) for name, value in sorted(arguments.items()))
 
 

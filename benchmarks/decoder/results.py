@@ -42,7 +42,7 @@ class Result:
     num_rounds: int = 0  # summed over rows
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    drafted_per_position: tuple[int, ...] = ()  # rounds with so many draft tokens at least
+    drafted_per_position: tuple[int, ...] = ()  # rounds with at least this many draft tokens
     tried_per_position: tuple[int, ...] = ()  # those of them in which all draft tokens before stood
     accepted_per_position: tuple[int, ...] = ()
     raw_prefill: tuple[float, ...] = ()  # seconds of the forwards alone, of each repeat
@@ -60,7 +60,7 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of output, by the median repeat."""
+        """Output tokens per second of the median repeat."""
         return self.num_output_tokens / median(self.seconds) if self.seconds else None
 
     @property
@@ -111,12 +111,12 @@ class Result:
         return median(rounds) / self.num_target_forwards
 
     def speedup(self, plain: "Result") -> float | None:
-        """Tokens a second over those of `plain`."""
+        """Return tokens per second over those of `plain`."""
         ratio = _median_ratio(plain.seconds, self.seconds)
         return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
 
     def ideal_speedup(self, plain: "Result") -> float | None:
-        """The same if both were nothing but forwards."""
+        """Return the speed-up if both were nothing but forwards."""
         ratio = _median_ratio(plain.raw_seconds, self.raw_seconds)
         return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
 
@@ -137,26 +137,26 @@ class Report:
     results: tuple[Result, ...] = field(default=())
 
     def find(self, name: str, batch: int) -> Result | None:
-        """A result that has times."""
+        """Return the result of this name and batch if it has times."""
         return next((r for r in self.results if r.name == name and r.batch == batch and r.seconds), None)
 
     def plain_beside(self, result: Result) -> Result | None:
-        """Plain decoding by the engine at the same batch."""
+        """Return the engine's plain decoding at the same batch."""
         return self.find("plain", result.batch)
 
     def bandwidth_share(self, result: Result) -> float | None:
-        """For plain decoding: the time to read the weights as fast as a copy moves bytes, over that of a step."""
+        """Return, for plain decoding, the time to read the weights at the speed of a copy, over that of a step."""
         if result.name != "plain" or result.step_seconds is None:
             return None
         return self.target_bytes / self.copy_bandwidth / result.step_seconds
 
     def to_json(self) -> str:
-        """With the figures beside what they follow from."""
+        """Return the report as JSON, with the figures beside what they follow from."""
         results = [asdict(result) | {"figures": self.figures(result)} for result in self.results]
         return json.dumps({"format": FORMAT} | asdict(self) | {"results": results}, indent=1)
 
     def figures(self, result: Result) -> dict[str, Any]:
-        """Every figure of a result, None where it has none."""
+        """Return every figure of a result, None where it has none."""
         plain = self.plain_beside(result)
         return {
             "tokens_per_second": result.tokens_per_second,
@@ -174,7 +174,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """What `to_json` wrote; a ValueError if it is of another format."""
+        """Return the report that `to_json` wrote; raise ValueError if it has another format."""
         facts = json.loads(text)
         if facts.pop("format", None) != FORMAT:
             raise ValueError(f"not a benchmark report of format {FORMAT}")
@@ -188,7 +188,7 @@ def share_equal(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
 
 
 def per_position(rounds: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """From (drafted, accepted) of every row and round: drafted, tried and accepted per position."""
+    """Return drafted, tried and accepted tokens per position, from (drafted, accepted) of every row and round."""
     width = max((drafted for drafted, _ in rounds), default=0)
     drafted = tuple(sum(num_drafted > j for num_drafted, _ in rounds) for j in range(width))
     accepted = tuple(sum(num_accepted > j for _, num_accepted in rounds) for j in range(width))

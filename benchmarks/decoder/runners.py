@@ -43,7 +43,7 @@ class EngineRunner:
     _recorder: ForwardRecorder | None = field(default=None, init=False)
 
     def engine(self) -> Engine:
-        """A new engine, as EngineOptions describe it."""
+        """Return a new engine with these EngineOptions."""
         return self.models.engine(
             EngineOptions(
                 num_slots=self.batch,
@@ -55,7 +55,7 @@ class EngineRunner:
         )
 
     def warm_up(self) -> tuple[Result, list[list[int]]]:
-        """With the recorder in front of the models."""
+        """Run once, with the recorder in front of the models."""
         engine = self.engine()
         models = {"target": self.models.target} | ({"draft": self.models.draft} if self.models.draft else {})
         recorder = ForwardRecorder(models)  # type: ignore[arg-type]  # the keys are the two roles
@@ -84,7 +84,7 @@ class EngineRunner:
         return result, [sample.output_token_ids for sample in samples]
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
-        """The run, then every shape of its forwards."""
+        """Time the run, then every shape of its forwards."""
         num_allocations = self.models.num_allocations
         engine = self.engine()
         if self.models.num_allocations > num_allocations:  # memory that was never touched: not what is measured

@@ -26,7 +26,7 @@ class SharedModel(LanguageModel):
     num_allocations = 0  # grows whenever memory was reserved that has not been touched yet
 
     def allocate(self, *args: Any, **kwargs: Any) -> None:
-        """As the LanguageModel's; the same arguments give the same cache. CUDA memory holds one cache at a time."""
+        """Allocate as LanguageModel does; the same arguments give the same cache. CUDA memory holds one at a time."""
         kept: dict[Any, dict[str, Any]] = self.__dict__.setdefault("_kept_by_size", {})
         size = (args, tuple(sorted(kwargs.items())))
         if size not in kept:
@@ -54,17 +54,17 @@ class SharedModels:
 
     @property
     def num_allocations(self) -> int:
-        """Grows whenever an engine was given caches that nobody used before."""
+        """Number of times that an engine was given new caches."""
         return sum(model.num_allocations for model in (self.target, self.draft) if model)
 
     def engine(self, options: EngineOptions) -> Engine:
-        """A new engine with these options; an earlier one must not be used any more."""
+        """Return a new engine with these options; an earlier one must not be used any more."""
         target, draft = self._folders
         with self._in_place():
             return Engine.load(target, draft, options, device=self._device, dtype=self._dtype)
 
     def load(self, path: str, *_: object) -> LanguageModel:
-        """In the place of LanguageModel.load."""
+        """Return the shared model, in place of LanguageModel.load."""
         model = self.target if path == self._folders[0] else self.draft
         assert model is not None, "an engine loads the target or the draft"
         return model

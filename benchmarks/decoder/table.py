@@ -37,7 +37,7 @@ LEGEND = (
 
 
 def cells(report: Report, result: Result) -> list[str]:
-    """One row, as HEADINGS say."""
+    """Return one row of the table, a cell for each of HEADINGS."""
     if result.missing:
         return [result.name, str(result.batch), result.missing, *[""] * (len(HEADINGS) - 3)]
     figures = report.figures(result)
@@ -61,7 +61,7 @@ def cells(report: Report, result: Result) -> list[str]:
 
 
 def summary(report: Report) -> list[str]:
-    """What stands above the table."""
+    """Return the lines above the table."""
     machine, options = report.machine, report.options
     place = machine.get("gpu") or f"{machine['processor']}, {machine['threads']} threads"
     return [
@@ -75,12 +75,12 @@ def summary(report: Report) -> list[str]:
 
 
 def target_rows(report: Report) -> list[list[str]]:
-    """Each target that this run measured: what, at least, found, met."""
+    """Return a row for each target that this run measured: its name, the least value, the value found, met or not."""
     return [_target_cells(target) for target in judge(report)]
 
 
 def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
-    """Adaptive against the best fixed length and against plain decoding, one row for each pair and batch."""
+    """Return a row for each pair and batch: adaptive against the best fixed length and against plain decoding."""
     rows: list[list[str]] = []
     for report in reports:
         for adaptive in (result for result in report.results if result.name == "adaptive" and result.seconds):
@@ -101,7 +101,7 @@ def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
 
 
 def plain_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned text; the first column to the left, a row's reason for having no figures not cut."""
+    """Return aligned text; the first column is to the left, and the reason of a row without figures is not cut."""
     rows = [list(row) for row in rows]
     counted = [row for row in rows if len([cell for cell in row if cell]) > 3]
     widths = [max(len(row[i]) for row in [list(headings), *counted]) for i in range(len(headings))]

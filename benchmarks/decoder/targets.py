@@ -35,7 +35,7 @@ class Target:
 
 
 def judge(report: Report) -> list[Target]:
-    """The targets whose configurations ran; adaptive drafting by the draft model stands for speculation."""
+    """Return the targets whose configurations ran; speculation means adaptive drafting by the draft model."""
     return [target for result in report.results if result.seconds for target in _judge_one(report, result)]
 
 
@@ -86,7 +86,7 @@ def _judge_against_others(report: Report, result: Result) -> Iterator[Target]:
 
 
 def best_fixed(report: Report, batch: int) -> Result | None:
-    """The fastest fixed length of the draft model at this batch."""
+    """Return the fastest fixed length of the draft model at this batch."""
     fits = [r for r in report.results if r.batch == batch and r.seconds and r.name.startswith("fixed-")]
     return max((r for r in fits if r.name.count("-") == 1), key=_speed, default=None)
 

@@ -47,7 +47,7 @@ class TransformersModels:
         return model.eval().to(self.device)
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """What everybody is compared with: each prompt alone."""
+        """Return the text of each prompt alone, which the other ways are compared with."""
         return [_generate(self.target, [prompt], new_tokens=new_tokens, temperature=0.0)[0] for prompt in prompts]
 
 
@@ -63,7 +63,7 @@ class TransformersRunner:
     _num_forwards: int = field(default=0, init=False)
 
     def warm_up(self) -> tuple[Result, list[list[int]]]:
-        """Counts forwards of the target; drafted tokens are not to be had from outside."""
+        """Count forwards of the target; transformers does not tell how many tokens it drafted."""
         handle = self.models.target.register_forward_hook(self._count)
         try:
             outputs = self._run()
@@ -81,7 +81,7 @@ class TransformersRunner:
         return result, outputs
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
-        """The same again."""
+        """Time the run once more."""
         return seconds_of(self._run, self.models.target.device), None
 
     def _count(self, *_: object) -> None:
@@ -127,7 +127,7 @@ def _generate(
     temperature: float,
     arguments: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """New tokens of prompts that are padded on the left to the longest."""
+    """Return the new tokens of prompts that are padded on the left to the longest."""
     width = max(map(len, prompts))
     tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)

@@ -24,7 +24,7 @@ from benchmarks.scale.runs import start_own_ray
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0."""
+    """Run the named measurement and return 0."""
     given = _parse(arguments)
     if given.command == "measure-plan":
         print(json.dumps(measure_plan(given.units[0], given.rows_per_unit, given.seconds, given.folder)))

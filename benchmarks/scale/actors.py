@@ -39,7 +39,7 @@ class Spread:
 def simulate(
     num_actors: int, folder: Path, *, units_per_actor: int, rows_per_unit: int, round_s: float, rounds_per_row: int
 ) -> Spread:
-    """With engines that sleep: all rows of a unit at once, `rounds_per_row` rounds of `round_s` seconds."""
+    """Measure with engines that sleep: all rows of a unit at once, `rounds_per_row` rounds of `round_s` seconds."""
     missing = new_run(folder, num_actors * units_per_actor, rows_per_unit)
     arguments = {
         "run_path": missing.run_path,
@@ -58,7 +58,7 @@ def simulate(
 def measure_actors(
     missing: MissingUnits, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool
 ) -> tuple[float, Counts]:
-    """Seconds from the moment when all actors are ready to the last receipt, and the counts."""
+    """Return the seconds from the moment when all actors are ready to the last receipt, and the counts."""
     ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
     ready_at: list[float] = []
 
@@ -86,7 +86,7 @@ def measure_actors(
 
 
 def _begin_together(worker: type, num_actors: int) -> type:
-    """The worker, beginning nothing before so many processes are ready: their start is not what is measured."""
+    """Return a worker that begins when `num_actors` processes are ready, so that their start is not measured."""
 
     class Together(worker):  # type: ignore[misc]
         async def __call__(self, batch: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ from pipeline.run.missing import MissingUnits
 
 
 def run_engines(num_actors: int, folder: Path) -> Spread:
-    """The run on so many actors, in this folder, which is made."""
+    """Measure the run on `num_actors` actors, in this folder, which is made."""
     folder.mkdir()
     pair = Path(__file__).parents[2] / "examples" / "tiny_pair"
     prompts = (pair.parent / "prompts.jsonl").read_text()

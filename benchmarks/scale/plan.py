@@ -22,9 +22,9 @@ from pipeline.streaming.stream import stream_units
 
 
 def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str) -> dict[str, float]:
-    """What a plan over so many units of a JSONL file costs; units are handed out to a worker that does nothing.
+    """Measure what a plan over `num_units` units of a JSONL file costs; a worker that does nothing takes the units.
 
-    To be called in a process of its own: it reports the peak of this process's memory (MB). Handing out ends after
+    Call it in a process of its own: it reports the peak of the process's memory (MB). Handing out ends after
     `seconds`, or with the last unit.
     """
     source, output = Path(folder) / f"{num_units}.jsonl", Path(folder) / f"{num_units}"

@@ -1,4 +1,4 @@
-"""Runs to measure with: prompts that nobody wrote, a plan over them, and a Ray of its own."""
+"""Runs to measure with: made-up prompts, a plan over them, and a Ray of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start_own_ray() -> None:
 
 
 def new_run(folder: Path, num_units: int, rows_per_unit: int) -> MissingUnits:
-    """The units of a new run in this folder, which is made."""
+    """Return the units of a new run in this folder, which is made."""
     folder.mkdir()
     write_prompts(folder / "prompts.jsonl", num_units * rows_per_unit)
     files = list_files(str(folder / "prompts.jsonl"))
@@ -35,7 +35,7 @@ def new_run(folder: Path, num_units: int, rows_per_unit: int) -> MissingUnits:
 
 
 def write_prompts(path: Path, count: int) -> None:
-    """Write a JSONL file of so many prompts."""
+    """Write a JSONL file of `count` prompts."""
     with path.open("w") as file:
         for first in range(0, count, _ROWS_PER_WRITE):
             rows = range(first, min(count, first + _ROWS_PER_WRITE))

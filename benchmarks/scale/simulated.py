@@ -23,7 +23,7 @@ from pipeline.run.receipt import Receipt
 
 @dataclass(eq=False)
 class SimulatedRow:
-    """A row that takes so many rounds more."""
+    """A row and the number of rounds that it still takes."""
 
     row: InputRow
     num_rounds: int
@@ -38,7 +38,7 @@ class SimulatedEngine:
     """
 
     def __init__(self, num_slots: int, round_s: float) -> None:
-        """Idle."""
+        """Make an engine without rows."""
         self._num_slots, self._round_s = num_slots, round_s
         self._waiting: deque[SimulatedRow] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
         round_s: float,
         rounds_per_row: int,
     ) -> None:
-        """Every row takes `rounds_per_row` rounds."""
+        """Make a worker whose rows take `rounds_per_row` rounds each."""
         super().__init__(run_path, input_options, carried, ledger, LogSettings(level="warning"))
         self._rounds_per_row = rounds_per_row
         self._engine = SimulatedEngine(num_slots, round_s)
@@ -118,12 +118,12 @@ class EmptyWorker:
     """Takes units and does nothing with them: what is left is the cost of handing them out."""
 
     def __init__(self, ledger: Any) -> None:
-        """`ledger` is the run's Ledger, an actor."""
+        """Make a worker; `ledger` is the run's Ledger, an actor."""
         self._ledger = ledger
         ledger.join.remote("empty")
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """A receipt of nothing for each unit; no part is written."""
+        """Return an empty receipt for each unit; no part is written."""
         receipts = []
         for row in batch.to_pylist():
             unit = WorkUnit.from_dict(json.loads(row["unit"]))

@@ -4,9 +4,9 @@ python -m benchmarks.serving
 python -m benchmarks.serving --size small --slots 8 --new-tokens 64 --repeats 3 --json out/serve.json
 python -m benchmarks.serving --only throughput,latency --threads 2
 
-A Ray Serve of its own with one replica, the engine alone in this process, the client in it as well: all on this
-machine. An engine has so many threads (`--threads`), in the replica and alone; what is left of the machine is for
-HTTP. Throughput is of the same rows in turns, in an order of its own each time, and medians are reported.
+All of it runs on this machine: a Ray Serve of its own with one replica, and in this process the engine alone and the
+client. `--threads` is the number of threads of an engine, in the replica and alone; the other cores are for HTTP.
+Throughput is measured on the same rows in turns, each time in a new order, and medians are reported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _LEGEND = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 for what cannot be measured."""
+    """Measure, and return 0, or 2 if something cannot be measured."""
     given, load = _parse(arguments), os.getloadavg()
     try:
         options = _options(given)
@@ -156,7 +156,7 @@ def _cells(spread: Spread) -> list[str]:
 
 
 def _deploy(given: argparse.Namespace, settings: GeneratorSettings) -> int:
-    """The port of the endpoint, on a Ray and a Serve of this command's own."""
+    """Deploy the endpoint on a Ray and a Serve of this command's own, and return its port."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     ray.init(num_cpus=given.threads, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -194,7 +194,7 @@ def _settings(given: argparse.Namespace, pair: Path, corpus: Corpus, folder: Pat
 
 
 def _save_tokenizer(vocab_size: int, folder: Path) -> str:
-    """A folder with a tokenizer for a made pair: every token is a word of its own."""
+    """Write a tokenizer for a made pair, in which every token is a word of its own, and return its folder."""
     vocabulary = {f"w{token}": token for token in range(vocab_size)}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=core, eos_token="w0").save_pretrained(folder)
@@ -229,7 +229,7 @@ def _options(given: argparse.Namespace) -> BenchOptions:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it."""
+    """Return the value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -25,7 +25,7 @@ class Row:
     temperature: float
 
     def body(self, *, is_streamed: bool) -> dict[str, Any]:
-        """Of the request."""
+        """Return the body of the request."""
         return {
             "prompt": list(self.prompt),
             "seed": self.seed,
@@ -53,11 +53,11 @@ class Client:
     """Asks as much at once as it is told to. Belongs to one event loop."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        """`session` has the address."""
+        """Make a client; `session` has the address."""
         self._session = session
 
     async def ask(self, row: Row, *, is_streamed: bool, began: asyncio.Event | None = None) -> Answer:
-        """One row. `began` is set with the first event of a stream. Raises aiohttp.ClientError where it breaks off."""
+        """Send one row. `began` is set at the first event of a stream. Raises aiohttp.ClientError if it ends early."""
         answer, started = Answer(row), time.perf_counter()
         async with self._session.post("/v1/completions", json=row.body(is_streamed=is_streamed)) as response:
             answer.status = response.status
@@ -74,7 +74,7 @@ class Client:
         return answer
 
     async def ask_all(self, rows: Sequence[Row], at_once: int, *, is_streamed: bool) -> list[Answer]:
-        """All rows, so many of them at a time."""
+        """Send all rows, `at_once` of them at a time."""
         room = asyncio.Semaphore(at_once)
 
         async def ask(row: Row) -> Answer:
@@ -86,7 +86,7 @@ class Client:
 
 @asynccontextmanager
 async def client_of(url: str) -> AsyncIterator[Client]:
-    """A client without limits of its own."""
+    """Yield a client without limits of its own."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
         yield Client(session)

@@ -38,11 +38,11 @@ class Throughput:
     share_equal: dict[str, float] = field(default_factory=dict)  # of the rows: the text is the offline one
 
     def tokens_per_second(self, way: str) -> float:
-        """By the median repeat."""
+        """Return tokens per second of the median repeat."""
         return self.num_tokens / median(self.seconds[way])
 
     def share_of_offline(self, way: str) -> float:
-        """Median over the repeats of the ratio within each."""
+        """Return the median over the repeats of the ratio to the engine alone within each."""
         return median(a / b for a, b in zip(self.seconds["offline"], self.seconds[way], strict=True))
 
 
@@ -57,7 +57,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Spread:
-        """Of at least one."""
+        """Return the spread of at least one value."""
         ordered = sorted(seconds)
         return cls(len(ordered), median(ordered), ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], ordered[-1])
 
@@ -66,17 +66,17 @@ class Endpoint:
     """The endpoint that is measured, from outside by a client and from inside by its engine's numbers."""
 
     def __init__(self, client: Client, num_slots: int, max_waiting: int) -> None:
-        """It has one replica."""
+        """Make an endpoint of one replica."""
         self.client, self.num_slots, self.capacity = client, num_slots, num_slots + max_waiting
         self._replica = serve.get_deployment_handle("Replica", APP_NAME)
 
     async def numbers(self) -> EngineNumbers:
-        """What the engine does now."""
+        """Return what the engine does now."""
         numbers: EngineNumbers = await self._replica.numbers.remote()
         return numbers
 
     async def seconds_until(self, num_unfinished: int) -> float:
-        """From now until the engine has exactly so many samples in its slots and its queue."""
+        """Return the seconds until exactly `num_unfinished` samples are in the engine's slots and queue."""
         started = time.perf_counter()
         while (numbers := await self.numbers()).num_running + numbers.num_waiting != num_unfinished:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -86,7 +86,7 @@ class Endpoint:
 async def measure_throughput(
     endpoint: Endpoint, engine: Engine, codec: TextCodec, rows: Sequence[Row], repeats: int
 ) -> Throughput:
-    """The rows by the endpoint at saturation, whole and streamed, and by the engine alone, in turns."""
+    """Measure the rows by the endpoint at saturation, whole and streamed, and by the engine alone, in turns."""
     found, texts = Throughput(sum(row.num_tokens for row in rows)), dict[str, list[str]]()
     for repeat in range(-1, repeats):  # the first one warms up
         for way in random.Random(repeat).sample(WAYS, len(WAYS)):
@@ -104,7 +104,7 @@ async def measure_throughput(
 
 
 async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int) -> dict[str, Spread]:
-    """Of streams, so many at a time: to the first token, between chunks, and a token in the mean of a text."""
+    """Measure streams, `at_once` at a time: to the first token, between chunks, and a token in the mean of a text."""
     answers = await endpoint.client.ask_all(rows, at_once, is_streamed=True)
     events = [_checked(answer).event_seconds for answer in answers]
     gaps = [after - before for seconds in events for before, after in pairwise(seconds)]
@@ -117,9 +117,9 @@ async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int)
 
 
 async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict[str, Any]:
-    """Of bursts of four times what fits: how many were refused, and how soon. Raises RuntimeError for anything else.
+    """Send bursts of four times what fits; return how many were refused, and how soon. Raises RuntimeError otherwise.
 
-    Behind one request that fits, of which the gate learns how many do.
+    Each burst follows one request that fits, from which the gate learns how many do.
     """
     refused: list[float] = []
     num_asked = 0
@@ -138,7 +138,7 @@ async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int)
 
 
 async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
-    """From the moment a client leaves until the engine has nothing to do: alone, and as the last of all that fit."""
+    """Measure from a client's leaving until the engine is idle: alone, and as the last of all that fit."""
     alone: list[float] = []
     for number in range(times):
         asking = asyncio.create_task(endpoint.client.ask(replace(row, seed=number), is_streamed=number % 2 == 0))
@@ -154,7 +154,7 @@ async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str,
 
 
 async def measure_recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
-    """From a SIGKILL of the only replica to the next request answered; what became of a text that it was writing."""
+    """Measure from a SIGKILL of the only replica to the next answer, and return what became of a text under way."""
     seconds: list[float] = []
     ends: dict[str, int] = {}
     for _ in range(kills):
@@ -190,7 +190,7 @@ def _checked(answer: Answer) -> Answer:
 
 
 def _reseeded(rows: Sequence[Row], num_rows: int, series: int) -> list[Row]:
-    """So many rows, all different."""
+    """Return `num_rows` rows, all different."""
     return [replace(rows[index % len(rows)], seed=series * num_rows + index) for index in range(num_rows)]
 
 

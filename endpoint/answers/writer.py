@@ -43,7 +43,7 @@ class Form(ABC):
 
 
 async def respond(service: Service, request: GenerationRequest, prepared: PreparedRequest, form: Form) -> Response:
-    """Have the choices written and return the answer. Raises ApiError."""
+    """Generate the choices and return the answer. Raises ApiError."""
     writer = _Writer(service, request, prepared, form)
     if request.stream:
         return await stream_response(writer.chunks(), prepared.generation.request_id)

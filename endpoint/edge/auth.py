@@ -32,7 +32,7 @@ class Keys:
         """Take at least one key of 16 to 512 printable ASCII characters without spaces; raises ValueError otherwise."""
         keys = list(keys)
         if not keys:
-            raise ValueError("there is no API key; give at least one, or say that the endpoint is to be open")
+            raise ValueError("there is no API key; give at least one, or declare the endpoint open")
         for number, key in enumerate(keys, start=1):
             if not _KEY.fullmatch(key):
                 raise ValueError(f"API key {number} of {len(keys)} is not 16 to 512 printable ASCII characters")
@@ -65,7 +65,7 @@ def load_keys(files: Sequence[str | Path] = (), variables: Sequence[str] = ()) -
         keys += _checked([line.strip() for line in lines if line.strip() and not line.startswith("#")], str(file))
     for variable in variables:
         if variable not in os.environ:
-            raise ValueError(f"the environment variable {variable}, which is to hold API keys, is not set")
+            raise ValueError(f"the environment variable {variable}, which must hold API keys, is not set")
         keys += _checked([part.strip() for part in os.environ[variable].split(",") if part.strip()], variable)
     return Keys(keys)
 

@@ -83,11 +83,8 @@ def _size_of(message: Mapping[str, str]) -> int:
 def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
     match error:
         case LongTextError():
-            return context_exceeded(
-                param,
-                max_model_len,
-                f"{error.num_characters} characters, and so many tokens hold at most {error.most_characters}",
-            )
+            length = f"{error.num_characters} characters, and {max_model_len} tokens hold at most"
+            return context_exceeded(param, max_model_len, f"{length} {error.most_characters}")
         case TemplateError(said=None):
             message = "The chat template of this model failed over these messages."
         case TemplateError():

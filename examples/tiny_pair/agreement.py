@@ -24,7 +24,7 @@ MAX_NEW_TOKENS = 256
 
 
 def prompts_by_kind(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[str]]:
-    """Returns the text of the bundled prompts, chat ones rendered, under their kinds."""
+    """Return the text of the bundled prompts, chat ones rendered, under their kinds."""
     texts: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for line in PROMPTS.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -39,7 +39,7 @@ def prompts_by_kind(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[str]]:
 def generate(
     target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], temperature: float
 ) -> list[tuple[list[int], list[int]]]:
-    """Returns (prompt ids, generated ids) for each text; greedy at temperature 0; an end token counts."""
+    """Return (prompt ids, generated ids) for each text; greedy at temperature 0; an end token counts."""
     batch = tokenizer(texts, padding=True, padding_side="left", return_tensors="pt", return_token_type_ids=False)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     out_BT = target.generate(**batch, **how, max_new_tokens=MAX_NEW_TOKENS)
@@ -53,13 +53,13 @@ def generate(
 
 
 def logits_of_output(model: LlamaForCausalLM, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Returns logits_NV: the model's scores for each token of the output, given everything before it."""
+    """Return logits_NV: the model's scores for each token of the output, given everything before it."""
     logits_TV: torch.Tensor = model(input_ids=torch.tensor([prompt + output])).logits[0]
     return logits_TV[len(prompt) - 1 : -1]
 
 
 def main() -> None:
-    """Returns nothing; prints the table as markdown."""
+    """Print the table as markdown."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(PAIR / "target")

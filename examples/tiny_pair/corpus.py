@@ -133,7 +133,7 @@ def _with_article(word: str) -> str:
 
 
 def story(rng: random.Random) -> Piece:
-    """Returns a story of 5 to 8 sentences; its people, animal, place and things stay the same to the end."""
+    """Return a story of 5 to 8 sentences; its people, animal, place and things stay the same to the end."""
     name, friend = rng.sample(NAMES, 2)
     place, animal = rng.choice(PLACES), rng.choice(ANIMALS)
     thing, thing2 = rng.sample(THINGS, 2)
@@ -180,7 +180,7 @@ def story(rng: random.Random) -> Piece:
 
 
 def _sum(rng: random.Random) -> tuple[str, str]:
-    """Returns a question and its worked answer."""
+    """Return a question and its worked answer."""
     name, things = rng.choice(NAMES), rng.choice(list(COUNTED.values()))
     a, b = rng.randint(12, 99), rng.randint(12, 99)
     tens, units = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
@@ -215,7 +215,7 @@ def _sum(rng: random.Random) -> tuple[str, str]:
 
 
 def arithmetic(rng: random.Random) -> Piece:
-    """Returns one to three worked sums; a request asks for one of them only."""
+    """Return one to three worked sums; a request asks for one of them only."""
     sums = [_sum(rng) for _ in range(rng.randint(1, 3))]
     if len(sums) == 1:
         question, working = sums[0]
@@ -267,7 +267,7 @@ def _date(rng: random.Random) -> str:
 
 
 def json_record(rng: random.Random) -> Piece:
-    """Returns one JSON object, or a list of two people, indented or on one line; it always parses."""
+    """Return one JSON object, or a list of two people, indented or on one line; it always parses."""
     noun, make = rng.choice((("a person", _person), ("an order", _order), ("a sensor reading", _reading)))
     indent = rng.choice((None, 2))
     pair = make is _person and indent is None and rng.random() < 0.4
@@ -295,7 +295,7 @@ def _loop(rng: random.Random) -> str:
     test = rng.choice(("", f"        if {one}.{field} < {rng.randint(1, 99)}:\n            continue\n"))
     return (
         f"def {verb}_{field}({many}):\n"
-        f'    """Returns the {verb} {field} of the {many}."""\n'
+        f'    """Return the {verb} {field} of the {many}."""\n'
         f"    result = {start}\n    for {one} in {many}:\n{test}        {step}\n    return result\n"
     )
 
@@ -330,7 +330,7 @@ def _check(rng: random.Random) -> str:
 
 
 def code(rng: random.Random) -> Piece:
-    """Returns a Python function or class, or two of them."""
+    """Return a Python function or class, or two of them."""
     makers = rng.choices((_loop, _class, _check), k=rng.choice((1, 1, 2)))
     text = "\n\n".join(make(rng) for make in makers).rstrip("\n")
     what = text.split("(")[0].split(":")[0].split()
@@ -372,7 +372,7 @@ def _tasks(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def item_list(rng: random.Random) -> Piece:
-    """Returns a heading and 4 to 9 items, with dashes or numbers."""
+    """Return a heading and 4 to 9 items, with dashes or numbers."""
     heading, items = rng.choice((_shopping, _packing, _tasks))(rng)
     name, month, day = rng.choice(NAMES), rng.choice(MONTHS), rng.randint(1, 28)
     numbered = rng.random() < 0.5
@@ -404,7 +404,7 @@ SYSTEM_MESSAGES = (
 
 
 def chat_messages(piece: Piece, rng: random.Random) -> list[dict[str, str]]:
-    """Returns the user's request for the piece, after a system message in half of the cases."""
+    """Return the user's request for the piece, after a system message in half of the cases."""
     user = {"role": "user", "content": piece.request}
     if rng.random() < 0.5:
         return [{"role": "system", "content": rng.choice(SYSTEM_MESSAGES)}, user]

@@ -12,14 +12,14 @@ PROMPTS_PER_KIND = 60
 
 
 def beginning(piece: Piece, rng: random.Random) -> str:
-    """Returns the first tenth to half of the piece's text, two words or more, cut before white space."""
+    """Return the first tenth to half of the piece's text, two words or more, cut before white space."""
     cuts = [i for i, character in enumerate(piece.text) if character.isspace() and not piece.text[i - 1].isspace()]
     share = rng.uniform(0.1, 0.5)
     return piece.text[: cuts[max(1, int(share * len(cuts)))]]
 
 
 def prompt_rows(seed: str = "prompts") -> list[dict[str, object]]:
-    """Returns 300 rows of id, kind, and either prompt or messages, no two alike, in a shuffled order."""
+    """Return 300 rows of id, kind, and either prompt or messages, no two alike, in a shuffled order."""
     rng = random.Random(seed)
     rows: list[dict[str, object]] = []
     for kind, make in KINDS.items():
@@ -39,7 +39,7 @@ def prompt_rows(seed: str = "prompts") -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Returns nothing; prints one row per line."""
+    """Print one row per line."""
     for row in prompt_rows():
         print(json.dumps(row, ensure_ascii=False))
 

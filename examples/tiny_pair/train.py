@@ -43,13 +43,13 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def pieces(rng: random.Random) -> Iterator[Piece]:
-    """Yields texts of all kinds, equally often, without end."""
+    """Yield texts of all kinds, equally often, without end."""
     while True:
         yield rng.choice(list(KINDS.values()))(rng)
 
 
 def train_tokenizer(num_documents: int = 12_000) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE tokenizer of 3072 tokens; digits stay single, nothing is added to a text."""
+    """Return a byte-level BPE tokenizer of 3072 tokens; digits stay single, nothing is added to a text."""
     rng = random.Random("tokenizer")
     texts = (f"{piece.request}\n{piece.text}" for _, piece in zip(range(num_documents), pieces(rng), strict=False))
     backend = Tokenizer(models.BPE())
@@ -79,7 +79,7 @@ def train_tokenizer(num_documents: int = 12_000) -> PreTrainedTokenizerFast:
 
 
 def document(piece: Piece, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> list[int]:
-    """Returns the token ids of the piece, in chat form for 40 % of them, with the end-of-text token last."""
+    """Return the token ids of the piece, in chat form for 40 % of them, with the end-of-text token last."""
     text = piece.text
     if rng.random() < CHAT_SHARE:
         messages = [*chat_messages(piece, rng), {"role": "assistant", "content": piece.text}]
@@ -90,7 +90,7 @@ def document(piece: Piece, tokenizer: PreTrainedTokenizerFast, rng: random.Rando
 def batches(
     tokenizer: PreTrainedTokenizerFast, seed: str, num_batches: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields (ids_BT, is_real_BT), about 2048 positions each; documents of like length share a batch."""
+    """Yield (ids_BT, is_real_BT), about 2048 positions each; documents of like length share a batch."""
     rng = random.Random(seed)
     source = pieces(rng)
     left = num_batches
@@ -111,14 +111,14 @@ def batches(
 
 
 def next_token_logits(model: LlamaForCausalLM, ids_BT: torch.Tensor, is_real_BT: torch.Tensor) -> torch.Tensor:
-    """Returns logits_NV for every real token but the first of each document; right padding needs no mask."""
+    """Return logits_NV for every real token but the first of each document; right padding needs no mask."""
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
     logits_NV: torch.Tensor = model.lm_head(hidden_BTH[:, :-1][is_real_BT[:, 1:]])
     return logits_NV.float()
 
 
 def new_model(seed: int, hidden: int, feed_forward: int, layers: int, heads: int, kv_heads: int) -> LlamaForCausalLM:
-    """Returns an untrained Llama of the given shape over the bundled vocabulary, 512 positions."""
+    """Return an untrained Llama of the given shape over the bundled vocabulary, 512 positions."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
@@ -143,7 +143,7 @@ def optimize(
     learning_rate: float,
     loss_of: Loss,
 ) -> None:
-    """Returns nothing; leaves the model trained with AdamW, a warm-up of 100 steps and a cosine to zero."""
+    """Train the model in place with AdamW, a warm-up of 100 steps and a cosine to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 100, 0.5 + 0.5 * math.cos(math.pi * step / num_steps))
@@ -163,7 +163,7 @@ def optimize(
 
 
 def train_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Returns the target: 3.3 M parameters, trained on the corpus with cross entropy."""
+    """Return the target: 3.3 M parameters, trained on the corpus with cross entropy."""
     model = new_model(seed=1, hidden=192, feed_forward=576, layers=6, heads=6, kv_heads=3)
 
     def cross_entropy(ids_BT: torch.Tensor, is_real_BT: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ def train_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def train_draft(tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Returns the draft: a tenth of the target, taught by its distributions and a little by the text."""
+    """Return the draft: a tenth of the target, taught by its distributions and a little by the text."""
     model = new_model(seed=2, hidden=64, feed_forward=192, layers=2, heads=2, kv_heads=1)
 
     def distillation(ids_BT: torch.Tensor, is_real_BT: torch.Tensor) -> torch.Tensor:
@@ -194,7 +194,7 @@ def train_draft(tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM) ->
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Returns nothing; writes the model in bfloat16, its tokenizer, and what ends a generation."""
+    """Write the model in bfloat16, its tokenizer, and what ends a generation."""
     ends = [SPECIAL_TOKENS.index("<|endoftext|>"), SPECIAL_TOKENS.index("<|end|>")]
     model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -205,7 +205,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def main() -> None:
-    """Returns nothing; trains and writes both models under --out."""
+    """Train and write both models under --out."""
     parser = argparse.ArgumentParser(description="Train the bundled pair.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for target/ and draft/")
     out: Path = parser.parse_args().out

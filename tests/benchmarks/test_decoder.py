@@ -19,7 +19,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(pair, tmp_path_factory) -> Report:
-    """Of one run over every kind of configuration that needs nothing installed."""
+    """The report of one run over every kind of configuration that needs nothing installed."""
     folder = tmp_path_factory.mktemp("bench")
     arguments = (
         f"--pair {pair} --dtype float32 --repeats 2 --batches 1,3 --new-tokens 12 --prompt-lengths 3-9 --few 2 "

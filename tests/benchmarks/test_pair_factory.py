@@ -11,7 +11,7 @@ from tests.benchmarks.conftest import SHAPE
 
 
 def acceptance(folder, prompts_BT: torch.Tensor) -> float:
-    """Of the models on disk, in text they have not been fitted on."""
+    """Return the greedy acceptance of the models on disk, in text they have not been fitted on."""
     target, draft = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "draft"))
     return greedy_acceptance(target, draft, prompts_BT)
 

@@ -64,7 +64,7 @@ def test_nothing_stands_in_front_of_a_model_after_recording(models):
         ({"token_ids_BT": torch.zeros(2, 4, dtype=torch.int64)}, False),
         ({"lengths": [2, 1]}, False),  # ragged
         ({"lengths": [3, 3]}, False),
-        ({"num_splits": 2}, False),  # an argument nobody here has heard of
+        ({"num_splits": 2}, False),  # an argument that the recorder does not know
     ],
 )
 def test_forwards_are_one_shape_where_they_must_take_the_same_time(changed, is_the_same):

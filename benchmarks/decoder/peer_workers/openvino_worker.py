@@ -1,7 +1,7 @@
 """openvino-genai as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
 
-Batch size: at most so many requests are in the pipeline at a time, a waiting one joins when one finishes. (Left to
-itself the pipeline ignores max_num_seqs where dynamic_split_fuse is on, so that is off.)
+The batch size is the largest number of requests in the pipeline; a waiting one joins when one finishes. The pipeline
+would ignore max_num_seqs where dynamic_split_fuse is on, so it is off.
 """
 
 import importlib.metadata
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def load(task: dict) -> openvino_genai.ContinuousBatchingPipeline:
-    """The pipeline, with a draft model where the mode says so."""
+    """Return the pipeline, with a draft model where the mode asks for one."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = task["max_batch"]
     scheduler.max_num_batched_tokens = 8192
@@ -52,7 +52,7 @@ def load(task: dict) -> openvino_genai.ContinuousBatchingPipeline:
 
 
 def converted(task: dict, name: str) -> str:
-    """The folder of a model in openvino's format, made once."""
+    """Return the folder of a model in openvino's format, which is made once."""
     folder = Path(task["cache"]) / task["dtype"] / name
     if not (folder / "openvino_model.xml").exists():
         model = OVModelForCausalLM.from_pretrained(task[name], export=True, compile=False, load_in_8bit=False)
@@ -62,7 +62,7 @@ def converted(task: dict, name: str) -> str:
 
 
 def add_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer nobody uses (prompts are token ids), which a pipeline with a draft model wants to compare."""
+    """Write a tokenizer. Prompts are token ids, but a pipeline with a draft model compares the tokenizers."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     fillers = [f"{i:08}" for i in range(vocab_size - len(letters) - 1)]
     vocab = {token: i for i, token in enumerate([*letters, "ab", *fillers])}
@@ -76,7 +76,7 @@ def add_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def generate(pipeline: openvino_genai.ContinuousBatchingPipeline, task: dict, question: dict) -> dict:
-    """Token ids of each prompt, in order, and the seconds it took."""
+    """Return the token ids of each prompt, in order, and the seconds it took."""
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = question["new_tokens"]
     config.ignore_eos = True

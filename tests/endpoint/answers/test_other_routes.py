@@ -39,16 +39,6 @@ def test_messages_are_tokenized_as_in_a_chat(server: Server, client: openai.Open
     assert answer["tokens"] == server.service.codec.chat_prompt(messages)[1]
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, {"prompt": 5}])
-def test_tokenize_takes_either_a_prompt_or_messages(server: Server, body: dict[str, Any]) -> None:
-    assert httpx2.post(f"{server.url}/tokenize", json=body).status_code == 400
-
-
-def test_a_token_id_that_the_model_does_not_have_is_refused(server: Server) -> None:
-    answer = httpx2.post(f"{server.url}/detokenize", json={"tokens": [1, 5000]})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
-
-
 def test_health_reports_the_process_and_readiness_the_engine(server: Server) -> None:
     assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{server.url}/health/ready").json() == {"status": "ready"}

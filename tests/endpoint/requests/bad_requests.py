@@ -10,11 +10,13 @@ HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 2}
 MESSAGE = {"role": "user", "content": "hello"}
 HI: dict[str, Any] = {"messages": [MESSAGE], "max_tokens": 2}
 
-
 FORMS = "expected a string, a list of strings, a list of token ids or a list of such lists"
 TOKEN_ID = "a token id is an integer from 0 to 2147483647"
-UNSUPPORTED = "this server does not support it; leave it out"
-UNKNOWN = "there is no such field"
+UNSUPPORTED = "this server does not support it; leave it out", "unsupported_parameter"
+NO_TOOLS = "this server does not support tools", "unsupported_parameter"
+TEXT_ONLY = "this server takes text only", "unsupported_parameter"
+UNKNOWN = "there is no such field", "unknown_parameter"
+PART = 'expected an object with type "text" and a text'
 BIAS = "expected an object from token ids to numbers from -100 to 100"
 INTEGER = "expected an integer"
 NUMBER = "expected a number"
@@ -53,19 +55,29 @@ class Bad:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+def invalid(name: str, path: str, body: Any, message: str, param: str, code: str = "invalid_value") -> Bad:
+    """A body with a value that is not allowed."""
+    return Bad(name, path, body, 400, message, param, code)
+
+
+def field(name: str, path: str, body: Any, param: str, what: str, code: str = "invalid_value") -> Bad:
+    """A body with a wrong field, which the message begins with."""
+    return invalid(name, path, body, f"{param}: {what}", param, code)
+
+
 def completion(name: str, param: str, what: str, code: str = "invalid_value", /, **fields: Any) -> Bad:
-    """A completion that would be right but for these fields."""
-    return Bad(name, COMPLETE, {**HELLO, **fields}, 400, f"{param}: {what}", param, code)
+    """A completion that would be right without these fields."""
+    return field(name, COMPLETE, {**HELLO, **fields}, param, what, code)
 
 
 def chat(name: str, param: str, what: str, code: str = "invalid_value", /, **fields: Any) -> Bad:
-    """A chat that would be right but for these fields."""
-    return Bad(name, CHAT, {**HI, **fields}, 400, f"{param}: {what}", param, code)
+    """A chat that would be right without these fields."""
+    return field(name, CHAT, {**HI, **fields}, param, what, code)
 
 
-def said(name: str, param: str, what: str, code: str = "invalid_value", /, **fields: Any) -> Bad:
-    """A chat that would be right but for these fields of its second message."""
-    return chat(name, param, what, code, messages=[MESSAGE, {**MESSAGE, **fields}])
+def message(name: str, param: str, what: str, code: str = "invalid_value", /, **fields: Any) -> Bad:
+    """A chat that would be right without these fields of its second message."""
+    return chat(name, f"messages[1].{param}", what, code, messages=[MESSAGE, {**MESSAGE, **fields}])
 
 
 def no_json(name: str, path: str, body: bytes, message: str, param: str | None = None) -> Bad:

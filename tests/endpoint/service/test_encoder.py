@@ -199,7 +199,7 @@ def test_the_error_for_a_text_that_cannot_fit_shows_its_length_and_not_the_text(
     longest = max(map(len, server.service.codec.tokenizer.get_vocab()))
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert answer.json()["error"]["param"] == ("messages" if "chat" in path else "prompt")
-    assert f"and so many tokens hold at most {CONTEXT * longest}." in answer.json()["error"]["message"]
+    assert f"and {CONTEXT} tokens hold at most {CONTEXT * longest}." in answer.json()["error"]["message"]
     assert "marker" not in answer.text
 
 
