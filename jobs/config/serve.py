@@ -81,11 +81,11 @@ class ServeConfig:
         serve = self.serve
         has_keys = bool(serve.key_files or serve.key_variables)
         if has_keys and serve.open:
-            raise ValueError("serve.open lets everybody in, and there are serve.key_files or key_variables; drop one")
+            raise ValueError("serve.open lets everyone in, and there are serve.key_files or key_variables; drop one")
         if not has_keys and not serve.open:
             raise ValueError(
-                "nobody may ask: name API keys by serve.key_files or serve.key_variables, or say serve.open to answer "
-                "everybody who can reach the port"
+                "the endpoint would refuse every request: name API keys by serve.key_files or serve.key_variables, or say "
+                "serve.open to answer everyone who can reach the port"
             )
         return load_keys(serve.key_files, serve.key_variables) if has_keys else None
 

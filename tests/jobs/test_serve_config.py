@@ -52,7 +52,7 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--placement=split"], "no draft model is named"),
         (["--serve.max_body_bytes=0"], "serve.max_body_bytes must be at least 1"),
         (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
-        (["--serve.key_variables=KEYS"], "serve.open lets everybody in, and there are serve.key_files"),
+        (["--serve.key_variables=KEYS"], "serve.open lets everyone in, and there are serve.key_files"),
         (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
