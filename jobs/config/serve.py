@@ -84,8 +84,8 @@ class ServeConfig:
             raise ValueError("serve.open lets everyone in, and there are serve.key_files or key_variables; drop one")
         if not has_keys and not serve.open:
             raise ValueError(
-                "the endpoint would refuse every request: name API keys by serve.key_files or serve.key_variables, or say "
-                "serve.open to answer everyone who can reach the port"
+                "the endpoint would refuse every request: name API keys by serve.key_files or serve.key_variables, or "
+                "say serve.open to answer everyone who can reach the port"
             )
         return load_keys(serve.key_files, serve.key_variables) if has_keys else None
 
