@@ -112,7 +112,9 @@ def all_fields(kind: type, section: str = "") -> Iterator[Field]:
 def _field_docstrings(kind: type) -> dict[str, str]:
     """Return the docstring of each field that has one, also of the fields that the dataclass inherits."""
     docstrings: dict[str, str] = {}
-    for owner in filter(is_dataclass, reversed(kind.__mro__)):
+    for owner in reversed(kind.__mro__):
+        if not is_dataclass(owner):
+            continue
         (tree,) = ast.parse(dedent(inspect.getsource(owner))).body
         assert isinstance(tree, ast.ClassDef)
         for statement, after in pairwise(tree.body):

@@ -84,7 +84,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
 
     settings = create_model(kind.__name__, __base__=Base, __doc__=kind.__doc__, **_model_fields(sections.values()))
     try:
-        given = settings(_cli_parse_args=arguments)
+        given = settings(_cli_parse_args=list(arguments))
     except ValidationError as error:
         raise ValueError(_explain(error, kind)) from error
     except SettingsError as error:
