@@ -39,7 +39,7 @@ test-fast: setup  ## run the default tests that need no Ray, about 5 minutes on 
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, and with kernels that use AVX2 alone.
-test-processors: setup  ## run tests/decoding as four kinds of processor would, about 15 minutes on 2 cores
+test-processors: setup  ## run tests/decoding four times, as four kinds of processor would
 	@grep -m 1 'model name' /proc/cpuinfo
 	$(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding

@@ -30,6 +30,7 @@ from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from actors.workers.generator import load_engine
 from benchmarks.decoder.corpus import Corpus, make_corpus
 from benchmarks.decoder.options import BenchOptions
+from benchmarks.decoder.table import plain_table
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.pair_factory import SHAPES, cached_pair
 from benchmarks.scale.runs import start_own_ray
@@ -200,7 +201,7 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
 
 def print_table(found: Seq[Measured]) -> None:
     """Print a line for each configuration."""
-    rows = [_HEADINGS]
+    rows = []
     for measured in found:
         name = measured.name.replace("split", "colocated")
         beside = next(m for m in found if (m.name, m.batch) == (name, measured.batch))
@@ -220,10 +221,7 @@ def print_table(found: Seq[Measured]) -> None:
                 f"{sum(same) / len(same):.2f}",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join([row[0].ljust(widths[0]), *cells]))
+    print(plain_table(_HEADINGS, rows))
     print(_LEGEND)
 
 

@@ -18,6 +18,8 @@ _PATH = re.compile(
     )
 )
 
+_FILE = re.compile(r"`(\w+\.py)`")
+
 
 def main() -> int:
     """Print each path that a document names and that does not exist; return 1 if there is one, else 0."""
@@ -29,12 +31,18 @@ def main() -> int:
 
 
 def missing(document: str, text: str) -> Iterator[str]:
-    """Yield one `file:line: message` for each path between backticks that does not exist."""
+    """Yield one `file:line: message` for each path between backticks that does not exist.
+
+    A Python file without a folder, in a row of a table that begins with folders, is in one of them.
+    """
     for number, line in enumerate(text.splitlines(), start=1):
-        for path in _PATH.findall(line):
-            bases = (ROOT, (ROOT / document).parent, ROOT / "tests", ROOT / "k8s")
-            if not any((base / path).exists() for base in bases):
-                yield f"{document}:{number}: there is no {path}"
+        paths = _PATH.findall(line)
+        bases = (ROOT, (ROOT / document).parent, ROOT / "tests", ROOT / "k8s")
+        absent = [path for path in paths if not any((base / path).exists() for base in bases)]
+        rooms = [ROOT / path for path in paths if path.endswith("/")] if line.startswith("|") else []
+        if rooms:
+            absent += [name for name in _FILE.findall(line) if not any((room / name).exists() for room in rooms)]
+        yield from (f"{document}:{number}: there is no {path}" for path in absent)
 
 
 if __name__ == "__main__":

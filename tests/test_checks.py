@@ -1,0 +1,43 @@
+"""The rules of `make check` that are our own notice what they are there for."""
+
+import pytest
+
+from checks import docstrings, pages, paths
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('def f():\n    """The result."""\n', "begin with a verb"),
+        ('class A:\n    """Of a row."""\n', "begins with 'of'"),
+        ('def f():\n    """Return what nobody needs."""\n', "'nobody' in a docstring"),
+        ("x = 1  # so many\n", "'so many' in a comment"),
+    ],
+)
+def test_a_text_that_does_not_say_who_acts_is_a_violation(text: str, message: str) -> None:
+    (violation,) = docstrings.violations("decoding/made_up.py", text)
+    assert message in violation
+
+
+def test_plain_docstrings_are_no_violation() -> None:
+    text = '"""Rows."""\n\nclass A:\n    """A row."""\n\n    def f(self):\n        """Return the row."""\n'
+    assert not list(docstrings.violations("decoding/made_up.py", text))
+
+
+@pytest.mark.parametrize(
+    ("line", "absent"),
+    [
+        ("See `pipeline/run/commit.py` and `python -m jobs.serve`.", []),
+        ("See `pipeline/run/comit.py`.", ["pipeline/run/comit.py"]),
+        ("| `decoding/motor/` | the loop |", ["decoding/motor/"]),
+        ("| `decoding/engine/` | the loop (`engine.py`), one round (`lanes.py`) |", ["lanes.py"]),
+    ],
+)
+def test_a_path_that_does_not_exist_is_noticed(line: str, absent: list[str]) -> None:
+    assert [message.rpartition(" ")[2] for message in paths.missing("ARCHITECTURE.md", line)] == absent
+
+
+def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pages, "schema_page", lambda: "# Another page\n")
+    assert pages.main(["--check"]) == 1
+    assert "docs/schema.md is stale; run make pages" in capsys.readouterr().out
