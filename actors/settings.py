@@ -14,7 +14,6 @@ from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources
 
-MOST_SLOTS = (1 << 16) - 1  # of a lane that another process drafts for: slots and counts of rows take two bytes
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
@@ -184,10 +183,6 @@ class GeneratorSettings:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         if self.placement == "split":
-            if self.engine.num_slots > MOST_SLOTS:
-                raise ValueError(
-                    f"engine.num_slots is {self.engine.num_slots}; with placement 'split' it is at most {MOST_SLOTS}"
-                )
             drafter = self.engine.pick_drafter(self.models.draft)
             if drafter not in NEED_A_MODEL:
                 why = "no draft model is named" if self.models.draft is None else f"engine.drafter is {drafter!r}"

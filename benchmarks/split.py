@@ -23,11 +23,11 @@ from typing import Any
 import ray
 import torch
 
-from actors.drafts.link import LinkNumbers
+from actors.drafts.link import LinkStats
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
-from actors.workers.generator import load_engine
+from actors.workers.loading import load_engine
 from benchmarks.decoder.corpus import Corpus, make_corpus
 from benchmarks.decoder.options import BenchOptions
 from benchmarks.decoder.table import plain_table
@@ -109,15 +109,15 @@ class Side:
         """Generate the corpus once more, by an engine that has learned nothing."""
         torch.set_num_threads(self.measured.threads)
         self.engine = self.engine.with_slots(self.measured.batch)
-        before, drafting_before = self._numbers()
+        before, drafting_before = self._stats()
         sequences = corpus.sequences(self.measured.num_rows)
         started = time.perf_counter()
         _generate(self.engine, sequences)
         measured = self.measured
         measured.seconds.append(time.perf_counter() - started)
-        after, drafting = self._numbers()
+        after, drafting = self._stats()
         num_rows = after.num_rows - before.num_rows
-        crossed = sum(_crossing(numbers) * sign for numbers, sign in ((after, 1), (before, -1)))
+        crossed = sum(_crossing(stats) * sign for stats, sign in ((after, 1), (before, -1)))
         measured.wait_seconds.append(after.wait_seconds - before.wait_seconds)
         measured.draft_seconds.append(drafting - drafting_before)
         measured.bytes_per_row.append(crossed / num_rows if num_rows else 0.0)
@@ -132,11 +132,11 @@ class Side:
             self._links.close()
             raise RuntimeError(f"{self.measured.name}: its draft actor is out of reach")
 
-    def _numbers(self) -> tuple[LinkNumbers, float]:
+    def _stats(self) -> tuple[LinkStats, float]:
         """Return what travelled so far, and how long the draft actor was busy."""
         if self._links is None:
-            return LinkNumbers(), 0.0
-        return self._links.numbers, sum(numbers["draft_seconds"] for numbers in self._links.actor_numbers())
+            return LinkStats(), 0.0
+        return self._links.stats, sum(stats["draft_seconds"] for stats in self._links.actor_stats())
 
 
 def main(arguments: Seq[str] | None = None) -> int:
@@ -248,8 +248,8 @@ def _generate(engine: Engine, sequences: Seq[Any]) -> None:
             raise RuntimeError(f"the engine failed: {sequence.error}")
 
 
-def _crossing(numbers: LinkNumbers) -> int:
-    return numbers.num_bytes_sent - numbers.num_new_row_bytes + numbers.num_bytes_received - numbers.num_law_bytes
+def _crossing(stats: LinkStats) -> int:
+    return stats.num_bytes_sent - stats.num_new_row_bytes + stats.num_bytes_received - stats.num_distribution_bytes
 
 
 def _forget(measured: Measured) -> None:

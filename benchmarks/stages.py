@@ -22,7 +22,7 @@ import torch
 
 from actors.settings import ModelSettings, StageSettings
 from actors.stages.target import ShardedModel
-from actors.workers.generator import load_sharded
+from actors.workers.loading import load_sharded
 from benchmarks.hardware import describe_machine
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint.supported import load_config

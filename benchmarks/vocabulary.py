@@ -15,7 +15,7 @@ import torch
 
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.verify import Draft, Verdict, judge
+from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled
 
 SAMPLING = {
     "greedy": {"temperature": 0},
@@ -37,7 +37,7 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
     return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, "coupled")
 
 
-def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> Verdict:
+def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> BatchVerdict:
     """Do all that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
     drafted_BK = torch.zeros(len(rows.sequences), 0, dtype=torch.long)
     for step in range(NUM_DRAFT_TOKENS):
@@ -46,7 +46,7 @@ def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJ
     margin = CLOSE_CALL if target_logits_BJV.dtype == torch.float32 else 0.0
     picks = rows.pick(target_logits_BJV, drafted_BK, 0, margin)
     num_drafted_B = torch.full((len(drafted_BK),), NUM_DRAFT_TOKENS)
-    return judge(picks, Draft(drafted_BK, num_drafted_B), rows.sampling, margin)
+    return verify_coupled(picks, Draft(drafted_BK, num_drafted_B), rows.sampling, margin)
 
 
 def make_logits(

@@ -1,14 +1,17 @@
-"""Where tensors live: the one place that picks a device, and the one way host values get there."""
+"""The device that tensors are on: how it is picked, how host values get there, and what to do about its memory."""
 
+import ctypes
+import sys
 from typing import Any, Literal
 
 import torch
 
 Device = Literal["auto", "cpu", "cuda"]
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def pick_device(device: Device) -> torch.device:
-    """The device that was asked for, or a ValueError if this machine lacks it."""
+    """Return the device that was asked for; raise a ValueError if this machine lacks it."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch sees no CUDA device here; use device 'cpu' or 'auto'")
     use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
@@ -16,19 +19,37 @@ def pick_device(device: Device) -> torch.device:
 
 
 def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Host values (numbers, nested lists) as a tensor there, without waiting for what the device still has to do.
+    """Copy host values (numbers, nested lists) into a tensor on the device, without waiting for its queued work.
 
-    `torch.tensor(values, device=...)` would wait for it. The copy is taken from the values before this returns.
+    `torch.tensor(values, device=...)` would wait for it. The values have been read when this returns.
     """
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has done all its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def name_of(device: torch.device) -> str:
-    """As a person calls it: "cpu", or the name of the GPU."""
+    """Return the device's everyday name: "cpu", or that of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception says that memory ran out, on any device; torch on CPU raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def give_back_freed_memory() -> None:
+    """Return freed host memory to the operating system; the C library (glibc) would keep it for later.
+
+    Call it once, after loading: reading, packing and timing models frees more memory than generating takes.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)

@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 class Stream(IntEnum):
-    """What a number is for. Two purposes never share a number: sharing is only valid under accept-iff-equal."""
+    """What a number is for. Two purposes never share a number: sharing is only valid under accept-if-equal."""
 
     SHARED = 0  # coupled verification: the drafter and the target read the same noise
     DRAFT = 1  # rejection: the drafter's own draw
@@ -30,7 +30,7 @@ class Stream(IntEnum):
 
 
 def noise_key(seed: int, row: int, sample: int) -> int:
-    """The key of one sample's noise, a signed 64-bit integer; the same arguments always give the same key."""
+    """Return the key of one sample's noise, a signed 64-bit integer; equal arguments always give the same key."""
     state = 0
     for part in (seed, row, sample):
         state = _mix_int((state + _GOLDEN + part) & _MASK)
@@ -42,9 +42,10 @@ class GumbelNoise:
     """Standard Gumbel noise of B x J positions: the largest number of each block of 64 tokens, the others on demand.
 
     A number is a function of key, position, token id and stream alone; values lie in about [-3, 42], always finite.
-    `argmax(log p + noise)` is a draw from p (the Gumbel-max trick, Maddison et al., arXiv 1411.0030). Gumbel numbers
-    are -log of exponential ones. The least of 64 exponentials is one of rate 64, falls on any of the 64 alike, and
-    what the others are above it is exponential again: so one hash bounds a block, and most tokens never need theirs.
+    `argmax(log p + noise)` is a draw from p (the Gumbel-max trick, Maddison et al., arXiv 1411.0030). A Gumbel number
+    is -log of an exponential one. The least of 64 exponential numbers is exponential with rate 64, is any of the 64
+    with equal chance, and the differences of the others to it are exponential again. So one hash bounds a whole block,
+    and most tokens never need a number of their own.
     """
 
     keys_BJ: torch.Tensor  # of the numbers inside the blocks, int64
@@ -54,7 +55,7 @@ class GumbelNoise:
 
     @classmethod
     def draw(cls, keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> "GumbelNoise":
-        """The noise of these rows at these positions, for token ids below `vocab_size`."""
+        """Draw the noise of these rows at these positions, for token ids below `vocab_size`."""
         block_N = torch.arange(-(-vocab_size // BLOCK), device=keys_B.device)
         keys_BJ = _position_hash(keys_B, positions_BJ, stream)
         hash_BJN = _mix(keys_BJ[..., None] + (block_N + 1) * _signed(_GOLDEN))
@@ -64,46 +65,41 @@ class GumbelNoise:
         return cls(_mix(keys_BJ), least_BJN, least_BJN.log().neg_(), holder_BJN)
 
     def of(self, rows: slice | torch.Tensor, positions: slice = slice(None)) -> "GumbelNoise":
-        """The same numbers for some of the rows and positions."""
+        """Return the same numbers for some of the rows and positions."""
         fields = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
         return GumbelNoise(*(field[rows, positions] for field in fields))
 
     @property
     def num_positions(self) -> int:
-        """J."""
+        """The number of positions, J."""
         return self.keys_BJ.shape[1]
 
     def followed_by(self, other: "GumbelNoise") -> "GumbelNoise":
-        """The positions of both, one after the other."""
+        """Return the positions of both, one after the other."""
         mine = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
         theirs = (other.keys_BJ, other.least_BJN, other.largest_BJN, other.holder_BJN)
         return GumbelNoise(*(torch.cat(pair, dim=1) for pair in zip(mine, theirs, strict=True)))
 
     def at(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """The numbers of single tokens, float32; `rows` (indices into B x J, flattened) broadcasts against the ids."""
+        """Return single tokens' numbers, float32; `rows` (indexes into B x J, flattened) broadcasts against the ids."""
         num_blocks = self.least_BJN.shape[-1]
         blocks = rows * num_blocks + token_ids.div(BLOCK, rounding_mode="trunc")
         return _gumbel_of(self.keys_BJ.take(rows), self.least_BJN.take(blocks), self.holder_BJN.take(blocks), token_ids)
 
     def holder_of(self, rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """The token ids that have the largest numbers of these blocks; `rows` as in `at`."""
+        """Return the token ids that have the largest numbers of these blocks; `rows` as in `at`."""
         return self.holder_BJN.take(rows * self.holder_BJN.shape[-1] + blocks)
 
     def dense(self, vocab_size: int) -> torch.Tensor:
-        """All of the numbers, [B, J, V]."""
+        """Return the numbers of all tokens, [B, J, V]."""
         num_blocks = self.least_BJN.shape[-1]
         tokens_NM = torch.arange(num_blocks * BLOCK, device=self.keys_BJ.device).view(num_blocks, BLOCK)
         keys, least, holders = self.keys_BJ[..., None, None], self.least_BJN[..., None], self.holder_BJN[..., None]
         return _gumbel_of(keys, least, holders, tokens_NM).flatten(-2)[..., :vocab_size]
 
 
-def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
-    """Standard Gumbel noise, float32 [B, J, V]: every number of `GumbelNoise`."""
-    return GumbelNoise.draw(keys_B, positions_BJ, vocab_size, stream).dense(vocab_size)
-
-
 def uniform(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
-    """Uniform numbers in (0, 1), float64 [B, J]."""
+    """Return uniform numbers in (0, 1), float64 [B, J]."""
     return _unit_interval(_mix(_position_hash(keys_B, positions_BJ, stream)))
 
 
@@ -113,13 +109,13 @@ def _gumbel_of(keys: torch.Tensor, least: torch.Tensor, holders: torch.Tensor, t
 
 
 def _exponential(hashes: torch.Tensor) -> torch.Tensor:
-    """Exponential numbers of rate 1, float32, positive and finite: -log(1 - u)."""
+    """Turn hashes into exponential numbers of rate 1, float32, positive and finite: -log(1 - u)."""
     minus_u = (_shift_right(hashes, 11)).double().add_(0.5).mul_(-math.ldexp(1.0, -53)).float()
     return minus_u.clamp_(min=2**-24 - 1).log1p_().neg_()
 
 
 def round_keys(keys_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
-    """Keys of the rounds that begin at these lengths, int64 [B]."""
+    """Return the keys of the rounds that begin at these lengths, int64 [B]."""
     return _mix(keys_B + _mix((lengths_B + 1) * _signed(_GOLDEN)))
 
 
@@ -130,7 +126,7 @@ def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Str
 
 def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
     top_53_bits = _shift_right(hashes, 11)
-    # The largest of them would round to 1.
+    # The largest hash would round to 1.
     return top_53_bits.double().add_(0.5).mul_(math.ldexp(1.0, -53)).clamp_(max=1 - 2**-53)
 
 

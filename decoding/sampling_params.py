@@ -1,4 +1,4 @@
-"""SamplingParams: what one request asks of the target's distribution and of the text's length. Checked when made."""
+"""SamplingParams: what a request asks of the target's distribution and the text's length. Checked when it is made."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class SamplingParams:
     """Log-probabilities under the raw logits: of each token and of this many most likely ones (0 to 20)."""
 
     def __post_init__(self) -> None:
-        """Normalize sequences to tuples and check every field."""
+        """Convert sequences to tuples and check every field."""
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
@@ -96,7 +96,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_token_id(value: Any) -> bool:
-    """Also as a string of digits: the keys of a JSON object are strings."""
+    """Tell whether a value is a token id, also as a string of digits: the keys of a JSON object are strings."""
     if isinstance(value, str):
         return value.isdecimal() and len(value) <= len(str(_LARGEST)) and int(value) <= _LARGEST
     return _is_count(value)

@@ -10,8 +10,8 @@ from decoding.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
 
-# Asked after each round with the output tokens and how many of them it has already passed. Returns how many tokens to
-# keep (more than it had passed) and which string matched, or None. Text lives outside this package, so it is handed in.
+# Called after each round with the output tokens and the number of them that it has already checked. Returns how many
+# tokens to keep (more than that number) and which string matched, or None. Text is not known to this package.
 StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
 
 
@@ -19,8 +19,8 @@ StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
 class TokenLogprobs:
     """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position.
 
-    They are those of the round's batch (where a row was scored again alone, of that forward): unlike the tokens, they
-    carry its rounding.
+    They come from the round's forward, or from that of a row that was scored again alone. Unlike the tokens, they carry
+    the rounding of that forward.
     """
 
     logprob: float  # of the token that was chosen
@@ -31,7 +31,7 @@ class TokenLogprobs:
 class Sequence:
     """One sample's tokens and counts.
 
-    `tag` is the caller's own; the engine never looks at it. `noise_key` decides the tokens at temperature > 0
+    `tag` belongs to the caller; the engine never reads it. `noise_key` decides the tokens at temperature > 0
     (`Sequence.create` derives it); two sequences with equal prompt, parameters and key have equal output.
     """
 
@@ -41,7 +41,7 @@ class Sequence:
     sample: int = 0
     tag: Any = None
     stop_condition: StopCondition | None = None
-    max_tokens: int = 0  # output limit: params.max_tokens, or less where the context ends first (the engine lowers it)
+    max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Sequence:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
-    num_tried_tokens: int = 0  # drafted tokens up to the first that fell: those behind it say nothing of acceptance
+    num_tried_tokens: int = 0  # drafted tokens up to the first rejected one: the rest says nothing about acceptance
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
@@ -69,12 +69,12 @@ class Sequence:
         tag: Any = None,
         stop_condition: StopCondition | None = None,
     ) -> "Sequence":
-        """A sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
+        """Return a sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
         seed, row = (run_seed, row) if params.seed is None else (params.seed, 0)
         if params.stop and stop_condition is None:
             raise ValueError(
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
-                "hand in a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
+                "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
         return cls(
             prompt_token_ids=tuple(prompt_token_ids),
@@ -86,33 +86,33 @@ class Sequence:
         )
 
     def __post_init__(self) -> None:
-        """Start with the limit that was asked for."""
+        """Start with the length limit of the parameters."""
         self.max_tokens = self.max_tokens or self.params.max_tokens
         self._token_ids = list(self.prompt_token_ids)
 
     def __len__(self) -> int:
-        """Tokens of prompt and output together."""
+        """Return the number of tokens, prompt and output together."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output: one list that grows with the output, so that reading it costs nothing. Only read it."""
+        """Prompt and output, as one list that grows with the output, so that no copy is made. Do not change it."""
         del self._token_ids[len(self) :]
         self._token_ids += self.output_token_ids[len(self._token_ids) - len(self.prompt_token_ids) :]
         return self._token_ids
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Output tokens until the length limit."""
+        """The number of output tokens until the length limit."""
         return self.max_tokens - len(self.output_token_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether a finish reason stands."""
+        """Whether the sequence has a finish reason."""
         return self.finish_reason is not None
 
     def stop_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """The token ids that may end this sequence."""
+        """Return the token ids that may end this sequence."""
         return frozenset(self.params.stop_token_ids) | (frozenset() if self.params.ignore_eos else eos_token_ids)
 
     def commit(
@@ -147,7 +147,7 @@ class Sequence:
             self.accepted_per_position[position] += 1
 
     def restart(self) -> None:
-        """Be as it was before its first round. It will write the same again."""
+        """Return to the state before the first round. The sequence will write the same again."""
         self.output_token_ids.clear()
         self.logprobs.clear()
         self.accepted_per_position.clear()
@@ -156,7 +156,7 @@ class Sequence:
         self.num_draft_tokens = self.num_accepted_tokens = self.num_tried_tokens = 0
 
     def cut_short(self) -> None:
-        """End with the next token, whatever it is: nobody wants the rest. The tokens are not a result."""
+        """End with the next token, whatever it is, because the rest is not needed. The tokens are not a result."""
         self.max_tokens = len(self.output_token_ids) + 1
 
     def fail(self, message: str) -> None:
@@ -180,6 +180,6 @@ class Sequence:
         if match is None:
             return
         num_kept, self.stop_reason = match
-        assert num_checked < num_kept <= len(self.output_token_ids), "a stop condition keeps what it had passed"
+        assert num_checked < num_kept <= len(self.output_token_ids), "a stop condition keeps what it has checked before"
         self.finish_reason = "stop"
         del self.output_token_ids[num_kept:]

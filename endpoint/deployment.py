@@ -20,10 +20,10 @@ from endpoint.http.limits import Limits
 from endpoint.ingress import Ingress
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
+from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options
 from pipeline.streaming.actor_resources import ActorResources
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
-_CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # Serve's own names
 _REPLY_S = 30.0  # for the controller or a proxy to reply
 _PROXY_EXTRA_S = 60.0  # beyond the endpoint's own deadline, so that a request meets that one first
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
@@ -162,9 +162,8 @@ def check_gate(limits: Limits) -> None:
     Raises it also for the gate of another release or with other limits, and RuntimeError if a proxy does not reply.
     """
     try:
-        controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-        proxies = list(ray.get(controller.get_proxies.remote(), timeout=_REPLY_S).values())
-        has_gate = bool(proxies) and all(_has_gate(proxy, limits) for proxy in proxies)
+        proxies = serve_http_options(_REPLY_S)
+        has_gate = bool(proxies) and all(_has_gate(options, limits) for options in proxies)
     except (RayError, ValueError) as error:  # the latter where there is no controller
         kind = type(error).__name__
         raise RuntimeError(f"the Ray Serve of this cluster cannot be asked for its gate ({kind}); try again") from error
@@ -177,9 +176,9 @@ def check_gate(limits: Limits) -> None:
         )
 
 
-def _has_gate(proxy: Any, limits: Limits) -> bool:
+def _has_gate(options_reference: Any, limits: Limits) -> bool:
     try:
-        options = ray.get(proxy._get_http_options.remote(), timeout=_REPLY_S)
+        options = ray.get(options_reference, timeout=_REPLY_S)
     except (RayTaskError, RaySystemError):  # it cannot be pickled, so its middlewares are not ours
         return False
     return any(
@@ -200,9 +199,7 @@ def deployed_mark() -> str | None:
 
     Neither Serve's status nor its deployment times (2.60) show that an application was deployed over another.
     """
-    controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-    details = ray.get(controller.get_serve_instance_details.remote(), timeout=_REPLY_S)
-    deployments = details["applications"].get(APP_NAME, {}).get("deployments", {})
+    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
     config = deployments.get(INGRESS_NAME, {}).get("deployment_config", {})
     mark: str | None = (config.get("user_config") or {}).get(_MARK)
     return mark
@@ -215,7 +212,7 @@ def deploy(application: Any) -> DeploymentHandle:
 
 def withdraw(drain_timeout_s: float) -> None:
     """Remove the application; return when requests in flight have finished, or `drain_timeout_s` is over."""
-    serve.delete(APP_NAME, _blocking=False)  # blocking, it would wait for a minute at most
+    begin_deleting(APP_NAME)
     gives_up_at = time.monotonic() + drain_timeout_s + _ENDING_S
     while is_deployed() and time.monotonic() < gives_up_at:
         time.sleep(_LOOK_EVERY_S)

@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from actors.settings import GeneratorSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
+from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.request_meter import RequestMeter
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.logs import LogSettings, set_up_logs
 

@@ -17,7 +17,7 @@ from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from jobs.config.run import RunConfig, load_config
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.execution import execute
+from jobs.driver.execution import WorkerSpec, execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of, refuse_too_many_errors
 from jobs.driver.plan import Plan, create_run, make_plan, worker_arguments
@@ -105,7 +105,8 @@ def _generate(
     if not missing.num_units:
         return
     start_ray(config.run.ray_address)
-    for receipt in execute(missing, Generator, worker_arguments(plan, config, run_directory), pool, config):
+    spec = WorkerSpec(Generator, plan.settings, worker_arguments(plan, config, run_directory))
+    for receipt in execute(missing, spec, pool, config):
         yield receipt.counts
 
 

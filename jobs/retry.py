@@ -16,7 +16,7 @@ from actors.workers.retrier import RetryGenerator
 from jobs.config.loading import load
 from jobs.config.run import RetryConfig
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.execution import execute
+from jobs.driver.execution import WorkerSpec, execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
 from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of
 from jobs.driver.plan import Plan, make_plan, worker_arguments
@@ -91,7 +91,8 @@ def _run_alone(
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        for receipt in execute(units, RetryGenerator, arguments, pool, config, backups=False):
+        spec = WorkerSpec(RetryGenerator, plan.settings, arguments)
+        for receipt in execute(units, spec, pool, config, backups=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1

@@ -24,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 from actors.drafts.roster import start_roster
 from actors.resources import describe_placement
 from actors.settings import GeneratorSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from endpoint.deployment import (
     APP_NAME,
     DeploymentSettings,

@@ -1,7 +1,7 @@
 """DraftActor: a draft model in a process of its own, which drafts for the lanes of one or several generators.
 
-It knows nothing that cannot be told again: whoever asks it for a lane that it does not know (it was restarted, or has
-forgotten the lane) is told so, and sends everything with the next request.
+A draft actor may forget a lane at any time, or be replaced by a new one: it then says that it does not know the lane,
+and the generator sends all its rows with the next request.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
 
 import ray
 
-from actors.drafts.messages import Newcomer, decode_request, encode_reply, id_bytes
+from actors.drafts.messages import DraftReply, DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.settings import ModelSettings
-from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from pipeline.logs import Event, LogSettings, set_up_logs
@@ -26,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 
 class DraftActor:
-    """Calls come one by one. The lane that was silent for longest is forgotten when there are too many."""
+    """A drafter for at most `max_lanes` lanes: with more, it forgets the one that was silent for longest."""
 
-    def __init__(self, models: ModelSettings, most_lanes: int, run: str, log_settings: LogSettings) -> None:
-        """Load the draft model. What is wrong with it is told to whoever asks."""
-        self._models, self._most_lanes = models, most_lanes
+    def __init__(self, models: ModelSettings, max_lanes: int, run: str, log_settings: LogSettings) -> None:
+        """Load the draft model. If that fails, every later call raises the reason."""
+        self._models, self._max_lanes = models, max_lanes
         self._model: LanguageModel | None = None
         self._failure: str | None = None
-        self._mirrors: OrderedDict[str, tuple[DraftTerms, DraftMirror]] = OrderedDict()
+        self._mirrors: OrderedDict[str, DraftMirror] = OrderedDict()
         self._num_drafts, self._draft_seconds = 0, 0.0
         context = ray.get_runtime_context()
         where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
@@ -52,18 +51,17 @@ class DraftActor:
         _log.info(Event("draft actor loaded", draft=models.draft, **facts, seconds=seconds))
 
     def ready(self, vocab_size: int) -> int:
-        """The process's id. Raises ValueError if the model cannot draft for a target with so many token ids."""
+        """Return the process's id. Raises ValueError if the model cannot draft for a target with `vocab_size` ids."""
         model = self._sound_model()
         draft = self._models.draft
         assert draft is not None
         check_same_vocabulary(self._models.target, draft, vocab_size, model.vocab_size)
         return os.getpid()
 
-    def draft(self, lane: str, terms: DraftTerms | None, message: bytes, newcomers: Seq[Newcomer]) -> bytes | None:
-        """The reply to a message (`actors/drafts/messages.py`). With `terms` the lane begins anew.
+    def draft(self, lane: str, terms: DraftTerms | None, request: DraftRequest) -> DraftReply | None:
+        """Return the reply to a lane's request; None if the lane is not known here. With `terms` the lane begins anew.
 
-        None: the lane is not known here, and nothing was done. Raises ValueError for a message that makes no sense, and
-        forgets the lane then.
+        Raises ValueError for a request that does not fit the lane, and forgets the lane then.
         """
         started = time.perf_counter()
         if terms is not None:
@@ -71,12 +69,10 @@ class DraftActor:
         if lane not in self._mirrors:
             return None
         self._mirrors.move_to_end(lane)
-        own_terms, mirror = self._mirrors[lane]
-        size = id_bytes(own_terms.vocab_size)
         try:
-            reply = encode_reply(mirror.draft(decode_request(message, size), newcomers), size)
+            reply = self._mirrors[lane].draft(request)
         except Exception:
-            self.leave(lane)  # half of the message may have been taken in
+            self.leave(lane)  # half of the request may have been applied
             raise
         self._num_drafts += 1
         self._draft_seconds += time.perf_counter() - started
@@ -85,10 +81,10 @@ class DraftActor:
     def leave(self, lane: str) -> None:
         """Forget a lane, if it is known."""
         if lane in self._mirrors:
-            self._mirrors.pop(lane)[1].release()
+            self._mirrors.pop(lane).release()
 
-    def numbers(self) -> dict[str, float]:
-        """Messages answered, seconds that took, and lanes there are."""
+    def stats(self) -> dict[str, float]:
+        """Return the number of replies, the seconds they took, and the number of lanes."""
         return {
             "num_drafts": self._num_drafts,
             "draft_seconds": self._draft_seconds,
@@ -98,13 +94,13 @@ class DraftActor:
     def _begin(self, lane: str, terms: DraftTerms) -> None:
         model = self._sound_model()
         self.leave(lane)
-        while len(self._mirrors) >= self._most_lanes:
+        while len(self._mirrors) >= self._max_lanes:
             silent = next(iter(self._mirrors))
             _log.warning(Event("draft lane forgotten", lane=silent, lanes=len(self._mirrors)))
             self.leave(silent)
-        self._mirrors[lane] = terms, DraftMirror(model.share(), terms)
+        self._mirrors[lane] = DraftMirror(model.share(), terms)
 
     def _sound_model(self) -> LanguageModel:
         if self._model is None:
-            raise ValueError(self._failure or "the draft model is not there")
+            raise ValueError(self._failure or "the draft model was not loaded")
         return self._model

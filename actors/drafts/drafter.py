@@ -1,8 +1,8 @@
-"""RemoteDrafter: the drafter of a lane whose draft model stands in a draft actor.
+"""RemoteDrafter: the drafter of a lane whose draft model runs in a draft actor.
 
-`ask` sends what was committed since the last time and goes on; `propose` waits for the answer, for a while. Where none
-comes, the row is drafted nothing, which changes no token. The actor's rows stand in the lane's own slots, so that what
-is known there of a row can be told by a few numbers (`actors/drafts/messages.py`).
+`ask` sends the newly committed tokens and returns at once; `propose` waits a limited time for the reply. A row without
+a reply has no draft, which changes no token. The draft actor keeps the rows in the lane's own slots, so a request names
+a row by its slot and carries only the tokens that are new (`actors/drafts/messages.py`).
 """
 
 from __future__ import annotations
@@ -17,63 +17,48 @@ import ray
 import torch
 
 from actors.drafts.link import DraftLink
-from actors.drafts.messages import (
-    MOST_MISSED,
-    Law,
-    Missed,
-    Newcomer,
-    Progress,
-    Reply,
-    Request,
-    decode_reply,
-    encode_request,
-    id_bytes,
-    to_ids,
-)
+from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
 from actors.drafts.mirror import DraftTerms
 from decoding.drafters.base import Drafter
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
-_MOST_SWAPS = 64  # to be told; with more, the rows are sent whole
+_MAX_SWAPS = 64  # of a request; with more, the lane begins anew and every row is sent whole
 
 
 @dataclass
 class _Known:
-    """A row as the actor knows it once it has read what was sent."""
+    """A row as the draft actor knows it once it has read the requests sent so far."""
 
     sequence: Sequence
     length: int
-    drafted: tuple[int, ...] | None = None  # its newest draft; None: never seen here
-    is_known: bool = True
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request that is under way."""
+class _Pending:
+    """A request that waits for its reply."""
 
     reference: Any
-    generation: int
+    generation: int  # of the link
     sequences: tuple[Sequence, ...]  # the rows of the round
-    told: tuple[tuple[int, _Known], ...]  # those of the request, with their slots, in its order
+    slots: tuple[int, ...]  # of the rows that are to be drafted for
     sent_at: float
-    is_overdue: bool = False  # and its link waits for it
+    is_overdue: bool = False  # the link waits for the reply
 
 
 class RemoteDrafter(Drafter):
-    """Drafts of another process, or none."""
+    """A drafter whose drafts come from another process, or not at all."""
 
     is_remote = True
 
     def __init__(self, link: DraftLink, lane: str, terms: DraftTerms, timeout_s: float) -> None:
-        """`lane` is a name that the draft actor knows nobody else by. Several drafters may share a link."""
+        """Use `link`, which several drafters may share. `lane` must be a name of this drafter alone."""
         self._link, self._lane, self._terms, self._timeout_s = link, lane, terms, timeout_s
-        self._id_bytes = id_bytes(terms.vocab_size)
         self._known: list[_Known | None] = [None] * terms.num_slots
         self._swaps: list[tuple[int, int]] = []
-        self._generation = -1  # of the link, in which the actor was told of this lane
-        self._asked: _Asked | None = None
+        self._generation = -1  # of the link when the lane began there
+        self._pending: _Pending | None = None
         self._rows_of_the_round: tuple[Sequence, ...] = ()
 
     @property
@@ -82,64 +67,53 @@ class RemoteDrafter(Drafter):
         return self._link.is_up
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Whoever stood here is gone; the newcomer is sent when it first drafts."""
+        """Forget the row that the slot had; the new one is sent when it first drafts."""
         self._known[slot] = None
 
     def ask(self, rows: Rows) -> None:
-        """Send the rows that are to draft, unless the actor is out of reach or still owes an answer."""
+        """Send the rows that are to draft, unless the actor is out of reach or has not replied to the last request."""
         self._rows_of_the_round = rows.sequences
-        if self._asked is not None:
-            self._collect(self._asked, 0.0)
+        if self._pending is not None:
+            self._collect(self._pending, 0.0)
         actor = self._link.actor()
-        if self._asked is not None or actor is None or not any(rows.num_draft_tokens):
+        if self._pending is not None or actor is None or not any(rows.num_draft_tokens):
             return
         terms = None
-        if self._generation != self._link.generation or len(self._swaps) > _MOST_SWAPS:
+        if self._generation != self._link.generation or len(self._swaps) > _MAX_SWAPS:
             terms, self._generation, self._known = self._terms, self._link.generation, [None] * len(self._known)
             self._swaps = []
-        told: list[tuple[int, _Known, Progress | Missed | Newcomer]] = []
-        for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True)):
-            if limit:
-                news = self._news(slot, sequence, limit)
-                known = self._known[slot] = _Known(sequence, len(sequence))
-                told.append((slot, known, news))
-        kinds: tuple[type, ...] = (Progress, Missed, Newcomer)
-        told.sort(key=lambda row: kinds.index(type(row[2])))
-        request = Request(
-            tuple(self._swaps),
-            tuple(news for _, _, news in told if isinstance(news, Progress)),
-            tuple(news for _, _, news in told if isinstance(news, Missed)),
-        )
-        newcomers = [news for _, _, news in told if isinstance(news, Newcomer)]
-        message = encode_request(request, self._id_bytes)
+        limits = enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
+        updates = [self._update(slot, sequence, limit) for slot, (sequence, limit) in limits if limit]
+        request = DraftRequest.of(self._swaps, updates)
         self._swaps = []
-        numbers = self._link.numbers
-        numbers.num_requests += 1
-        numbers.num_rows += len(told)
-        numbers.num_new_row_bytes += sum(newcomer.num_bytes for newcomer in newcomers)
-        numbers.num_bytes_sent += len(message) + sum(newcomer.num_bytes for newcomer in newcomers)
-        reference = actor.draft.remote(self._lane, terms, message, newcomers)
-        places = tuple((slot, known) for slot, known, _ in told)
-        self._asked = _Asked(reference, self._generation, rows.sequences, places, time.monotonic())
+        stats = self._link.stats
+        stats.num_requests += 1
+        stats.num_rows += len(updates)
+        stats.num_new_row_bytes += request.num_new_row_bytes
+        stats.num_bytes_sent += request.num_bytes
+        reference = actor.draft.remote(self._lane, terms, request)
+        slots = tuple(update.slot for update in updates)
+        self._pending = _Pending(reference, self._generation, rows.sequences, slots, time.monotonic())
 
     def propose(self, rows: Rows) -> Draft:
-        """What the actor drafted for these rows, if it comes in time."""
+        """Return the actor's drafts for these rows if they come in time, otherwise empty drafts."""
         if rows.sequences is not self._rows_of_the_round:
             self.ask(rows)
         self._rows_of_the_round = ()
-        asked = self._asked
-        if asked is None or asked.sequences is not rows.sequences:
-            return _draft(rows, {}, None, self._terms.vocab_size)
-        started = time.perf_counter()
-        law = self._collect(asked, 0.0 if self._link.is_late else self._timeout_s)
-        self._link.numbers.wait_seconds += time.perf_counter() - started
-        if self._asked is not None:
-            self._link.numbers.num_timeouts += 1
-        drafted = {slot: known.drafted or () for slot, known in asked.told}
-        return _draft(rows, drafted, law, self._terms.vocab_size)
+        pending = self._pending
+        reply = None
+        if pending is not None and pending.sequences is rows.sequences:
+            started = time.perf_counter()
+            reply = self._collect(pending, 0.0 if self._link.is_late else self._timeout_s)
+            self._link.stats.wait_seconds += time.perf_counter() - started
+            self._link.stats.num_timeouts += self._pending is not None
+        if pending is None or reply is None:
+            return make_draft(rows, {}, None, self._terms.vocab_size)
+        drafted = dict(zip(pending.slots, (draft or [] for draft in reply.drafts()), strict=True))
+        return make_draft(rows, drafted, reply.distributions, self._terms.vocab_size)
 
     def swap(self, first: int, second: int) -> None:
-        """Both rows are known to change places; the actor is told with the next request."""
+        """Exchange two slots; the actor learns of it with the next request."""
         known = self._known
         if known[first] is not None or known[second] is not None:
             self._swaps.append((first, second))
@@ -149,76 +123,68 @@ class RemoteDrafter(Drafter):
         """Send the row whole next time: the actor then begins it anew."""
         self._known[slot] = None
 
-    def _news(self, slot: int, sequence: Sequence, limit: int) -> Progress | Missed | Newcomer:
-        """What the actor must be told of a row."""
+    def _update(self, slot: int, sequence: Sequence, limit: int) -> RowUpdate:
+        """Return the tokens of a row that the actor lacks: the new ones, or all if it does not know the row."""
         known, length = self._known[slot], len(sequence)
-        if known is None or known.sequence is not sequence or not known.is_known or length < known.length:
-            return self._whole(slot, sequence, limit)
-        new = sequence.token_ids[known.length :]
-        if len(new) > MOST_MISSED:
-            return self._whole(slot, sequence, limit)
-        accepted = tuple(new[:-1])
-        if new and known.drafted is not None and known.drafted[: len(accepted)] == accepted:
-            return Progress(slot, limit, len(accepted), new[-1], length & 0xFF)
-        return Missed(slot, limit, known.length, tuple(new))
+        self._known[slot] = _Known(sequence, length)
+        if known is None or known.sequence is not sequence or length < known.length:
+            origin = RowOrigin(len(sequence.prompt_token_ids), sequence.params, sequence.noise_key)
+            return RowUpdate(slot, limit, 0, sequence.token_ids, origin)
+        return RowUpdate(slot, limit, known.length, sequence.token_ids[known.length :])
 
-    @staticmethod
-    def _whole(slot: int, sequence: Sequence, limit: int) -> Newcomer:
-        prompt, output = to_ids(sequence.prompt_token_ids), to_ids(sequence.output_token_ids)
-        return Newcomer(slot, limit, prompt, output, sequence.params, sequence.noise_key)
-
-    def _collect(self, asked: _Asked, timeout_s: float) -> Law | None:
-        """Take the answer, if it comes in so many seconds, and the law in it; what was asked is then settled."""
-        if asked.generation != self._link.generation:  # another lane found that the actor is lost
-            self._asked = None
+    def _collect(self, pending: _Pending, timeout_s: float) -> DraftReply | None:
+        """Return the reply if it comes within `timeout_s`; the request is then settled."""
+        if pending.generation != self._link.generation:  # another lane found that the actor is lost
+            self._pending = None
             return None
-        if not ray.wait([asked.reference], timeout=timeout_s)[0]:
-            # An engine that was cleared leaves requests behind that nobody has waited for.
-            if timeout_s or time.monotonic() - asked.sent_at >= self._timeout_s:
-                self._link.late(asked.reference, asked.generation)
-                self._asked = replace(asked, is_overdue=True)
+        if not self._link.calls.arrived([pending.reference], timeout_s):
+            # An engine that was cleared leaves requests behind whose replies no round waits for.
+            if timeout_s or time.monotonic() - pending.sent_at >= self._timeout_s:
+                self._link.late(pending.reference, pending.generation)
+                self._pending = replace(pending, is_overdue=True)
             return None
-        self._asked = None
+        self._pending = None
         try:
-            data: bytes | None = ray.get(asked.reference)
-            reply = None if data is None else decode_reply(data, len(asked.told), self._id_bytes)
-        except (ray.exceptions.RayError, ValueError) as error:
-            self._link.failed(asked.generation, error)
+            reply: DraftReply | None = self._link.calls.result(pending.reference)
+        except ray.exceptions.RayError as error:
+            self._link.failed(pending.generation, error)
             return None
-        if not asked.is_overdue:
+        if not pending.is_overdue:
             self._link.answered()
-        if data is None or reply is None:  # it was restarted, or has forgotten this lane
+        if reply is None:  # the actor was restarted, or has forgotten this lane
             self._generation = -1
             return None
-        self._link.numbers.num_bytes_received += len(data)
-        if reply.law is not None:
-            self._link.numbers.num_law_bytes += reply.law.num_bytes(self._id_bytes)
-        return self._learn(asked, reply)
-
-    def _learn(self, asked: _Asked, reply: Reply) -> Law | None:
-        for (_, known), drafted in zip(asked.told, reply.drafts, strict=True):
-            known.drafted, known.is_known = drafted, drafted is not None
-        return reply.law
+        self._link.stats.num_bytes_received += reply.num_bytes
+        if reply.distributions is not None:
+            self._link.stats.num_distribution_bytes += reply.distributions.num_bytes
+        for slot, draft in zip(pending.slots, reply.drafts(), strict=True):
+            if draft is None:
+                self._known[slot] = None
+        return reply
 
 
-def _draft(rows: Rows, drafted: Mapping[int, Seq[int]], law: Law | None, vocab_size: int) -> Draft:
-    """The draft of a round with these tokens in these slots; `law` has a row for each of them, in their order."""
+def make_draft(
+    rows: Rows, drafted: Mapping[int, Seq[int]], distributions: Distributions | None, vocab_size: int
+) -> Draft:
+    """Return the draft of a round with these tokens in these slots, and their distributions in the same order."""
     keys_B = rows.sampling.keys_B
-    if rows.verification == "rejection" and law is None:  # tokens whose law nobody knows are of no use
+    if rows.verification == "rejection" and distributions is None:  # it cannot judge a token without its distribution
         drafted = {}
     counts = [len(drafted.get(slot, ())) for slot in range(len(rows.sequences))]
     width = max(counts, default=0)
     tokens = [[*drafted.get(slot, ()), *[0] * (width - count)] for slot, count in enumerate(counts)]
     probs_BKV = None
-    if law is not None and width:
+    if distributions is not None and width:
         places = [(slot, step) for slot, token_ids in drafted.items() for step in range(len(token_ids))]
         rows_N, steps_N = torch.tensor(places, device=keys_B.device).T
-        ids_NM, probs_NM = (torch.from_numpy(values).to(keys_B.device) for values in (law.ids_NM, law.probs_NM))
+        ids_NM = torch.tensor(distributions.ids_NM, dtype=torch.int64, device=keys_B.device)
         probs_BKV = torch.zeros(len(counts), width, vocab_size, device=keys_B.device)
-        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = probs_NM
+        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.from_numpy(distributions.probs_NM).to(
+            keys_B.device
+        )
     return Draft(
         torch.tensor(tokens, dtype=torch.int64, device=keys_B.device).reshape(len(counts), width),
         torch.tensor(counts, dtype=torch.int64, device=keys_B.device),
         probs_BKV,
-        most_B=tuple(counts),
+        max_draft_tokens_B=tuple(counts),
     )

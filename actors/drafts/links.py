@@ -1,4 +1,4 @@
-"""DraftLinks: a generator's ways to its draft actors, and the drafters over them. Lanes take the actors in turn."""
+"""DraftLinks: a generator's links to its draft actors, and the drafters over them. Lanes use the actors in turn."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import ray
 
 from actors.drafts.drafter import RemoteDrafter
-from actors.drafts.link import DraftLink, LinkNumbers
+from actors.drafts.link import DraftLink, LinkStats
 from actors.drafts.mirror import DraftTerms
 from actors.drafts.roster import BEAT_EVERY_S
-from actors.metrics import Heartbeat
+from actors.heartbeat import Heartbeat
 from actors.settings import GeneratorSettings
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target
 
 
 class DraftLinks:
-    """What an engine's drafters reach their draft model through, for as long as the generator lives."""
+    """The connections of an engine's drafters to their draft model, for as long as the generator lives."""
 
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
-        """`roster` is the run's DraftRoster, an actor."""
+        """Ask `roster`, the actor of the run's DraftRoster, for the draft actors."""
         self._drafts, self._verification = settings.drafts, settings.engine.verification
         self.num_lanes = settings.num_lanes  # one is drafted for while another is verified
         self._generator = uuid.uuid4().hex
@@ -36,19 +36,19 @@ class DraftLinks:
         self._heartbeat.start()
 
     @property
-    def numbers(self) -> LinkNumbers:
-        """Of all links together; any thread may ask."""
-        return sum((link.numbers for link in self._links), LinkNumbers())
+    def stats(self) -> LinkStats:
+        """Return the sums over all links. Any thread may call this."""
+        return sum((link.stats for link in self._links), LinkStats())
 
-    def actor_numbers(self) -> list[dict[str, float]]:
-        """What the draft actors within reach say of themselves (`DraftActor.numbers`). Waits for them."""
+    def actor_stats(self) -> list[dict[str, float]]:
+        """Wait for the draft actors within reach, and return the `DraftActor.stats` of each."""
         actors = [actor for link in self._links if (actor := link.actor()) is not None]
-        return list(ray.get([actor.numbers.remote() for actor in actors]))
+        return list(ray.get([actor.stats.remote() for actor in actors]))
 
     def connect(self, target: Target) -> bool:
-        """Wait for the draft actors, for as long as the settings say; whether all are there.
+        """Wait for the draft actors for `drafts.start_timeout_s`, and return whether all are ready.
 
-        Raises ValueError if one is there and cannot draft for this target.
+        Raises ValueError if the model of one cannot draft for this target.
         """
         deadline = time.monotonic() + self._drafts.start_timeout_s
         for link in self._links:
@@ -62,12 +62,12 @@ class DraftLinks:
         return all(link.is_up for link in self._links)
 
     def close(self) -> None:
-        """No drafts are needed any more: a draft actor that nobody else uses ends."""
+        """Leave the draft actors. One that no other generator uses ends."""
         self._heartbeat.end()
         self._roster.leave.remote(self._generator)
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
-        """The drafter of a lane; one that was made before for the same lane is of no use from now on."""
+        """Return the drafter of a lane. It replaces an earlier drafter of the same lane."""
         terms = DraftTerms(
             num_slots,
             max_model_len,

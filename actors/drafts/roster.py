@@ -1,8 +1,8 @@
-"""DraftRoster: which draft actors there are, and which generator has which. An actor beside the driver, as the ledger.
+"""DraftRoster: the draft actors of a run and the generators that use them. An actor beside the driver, as the ledger.
 
-Generators come and go, and nobody tells when one has died: they give signs of life, and who gives none has left. Draft
-actors are made when a generator asks for one and the others have enough to do; those that nobody uses are let go. They
-belong to this process, so they end with it, and it ends with the driver.
+Generators come and go, and may die without notice: each gives signs of life, and one that gives none counts as gone. A
+draft actor is started when a generator asks for one and all others serve enough generators; one without a generator is
+ended. Draft actors belong to the process of the roster, so they end with it, and it ends with the driver.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,19 +22,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from actors.drafts.actor import DraftActor
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.ray_internals import actor_id_of
 
 BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
-_SILENT_S = 60.0  # without one it has left, as far as anybody knows, and draft actors without a generator go
-_TRUSTED_S = 600.0  # losses of longer ago are not held against draft actors any more
+_SILENT_S = 60.0  # without one the generator counts as gone; draft actors without a generator end after as long
+_FORGIVEN_AFTER_S = 600.0  # losses of longer ago no longer count
 _GROUP_PATIENCE_S = 60.0  # draft actors for which there is no room together are placed one by one
-_SPARE_LANES = 2  # of a generator, beside those of its engine: for measuring
+_SPARE_LANES = 2  # of a generator beside those of its engine, for measuring costs
 _log = logging.getLogger(__name__)
 Client = tuple[str, int]  # a generator, and which of its draft actors
 
 
 @dataclass(eq=False)
 class _Group:
-    """A placement group, and which of its bundles are free."""
+    """A placement group and its free bundles."""
 
     handle: Any
     free: list[int]
@@ -51,11 +53,11 @@ class _DraftActor:
 
     @property
     def actor_id(self) -> str:
-        return str(self.handle._actor_id.hex())
+        return actor_id_of(self.handle)
 
 
 class DraftRoster:
-    """The record of a run's draft actors."""
+    """The record of a run's draft actors and of their generators."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class DraftRoster:
         start: Callable[..., Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """None yet. `num_generators` are asked for at once: the draft actors for them are placed together."""
+        """Begin without draft actors. Those of the first `num_generators` are placed together."""
         set_up_logs(log_settings, run=run)
         self._drafts: DraftSettings = settings.drafts
         num_at_once = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
@@ -81,9 +83,9 @@ class DraftRoster:
         self._lost_at: deque[float] = deque()
 
     def draft_actor(self, generator: str, index: int, lost: str | None) -> Any:
-        """The handle of a generator's draft actor `index`; another one than `lost`, the id of one that is no use.
+        """Return the handle of a generator's draft actor `index`, and replace the one with the id `lost`.
 
-        None when too many were lost in the last while.
+        Return None if too many were lost in the last ten minutes.
         """
         self.beat(generator)
         client = (generator, index)
@@ -96,7 +98,7 @@ class DraftRoster:
         for actor in self._actors:
             if client in actor.clients:
                 return actor.handle
-        while self._lost_at and self._clock() - self._lost_at[0] > _TRUSTED_S:
+        while self._lost_at and self._clock() - self._lost_at[0] > _FORGIVEN_AFTER_S:
             self._lost_at.popleft()
         if len(self._lost_at) > self._most_lost:
             return None
@@ -106,7 +108,7 @@ class DraftRoster:
         return actor.handle
 
     def beat(self, generator: str) -> None:
-        """The generator is alive, also if it was silent for long. Draft actors that nobody uses are let go."""
+        """Record a sign of life of the generator, and end the draft actors without a generator."""
         now = self._clock()
         self._beats[generator] = now
         for actor in list(self._actors):
@@ -118,7 +120,7 @@ class DraftRoster:
         self._dissolve_groups(now)
 
     def leave(self, generator: str) -> None:
-        """The generator needs no drafts any more. Draft actors that nobody else uses end."""
+        """Remove a generator that needs no more drafts. A draft actor that only it used ends."""
         self._beats.pop(generator, None)
         for actor in list(self._actors):
             had = {client for client in actor.clients if client[0] == generator}
@@ -128,18 +130,18 @@ class DraftRoster:
                 self._remove(actor)
         self._dissolve_groups(self._clock())
 
-    def numbers(self) -> dict[str, int]:
-        """Draft actors there are, and those that were replaced."""
+    def stats(self) -> dict[str, int]:
+        """Return the number of draft actors, and of those that were replaced."""
         return {"num_actors": len(self._actors), "num_lost": self._num_lost}
 
     def _num_served(self, actor: _DraftActor) -> int:
-        """Of its clients, those that are alive."""
+        """Return the number of its clients that are alive."""
         now, never = self._clock(), float("-inf")
         return sum(now - self._beats.get(generator, never) <= _SILENT_S for generator, _ in actor.clients)
 
     def _add(self) -> _DraftActor:
         group, bundle, options = None, 0, self._drafts.actor_options
-        if self._drafts.demand:  # a group of nothing cannot be placed
+        if self._drafts.demand:  # Ray refuses an empty bundle
             group, bundle = self._free_bundle()
             scheduling = PlacementGroupSchedulingStrategy(group.handle, bundle)
             options = {**self._drafts.resource_options, "scheduling_strategy": scheduling}
@@ -159,7 +161,7 @@ class DraftRoster:
         return group, 0
 
     def _dissolve_groups(self, now: float) -> None:
-        """Remove groups without an actor, and those for all of which there is no room: one by one there may be."""
+        """Remove groups without an actor, and groups that found no room: their actors may find some one by one."""
         for group in list(self._groups):
             own = [actor for actor in self._actors if actor.group is group]
             is_waiting = group.size > 1 and now - group.began > _GROUP_PATIENCE_S and not _is_placed(group.handle)
@@ -181,19 +183,32 @@ class DraftRoster:
 
 
 def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Any:
-    """A new roster as an actor on the driver's node, where it lives as long as the driver."""
+    """Return a new roster as an actor on the driver's node, where it lives as long as the driver."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(DraftRoster).options(num_cpus=0, scheduling_strategy=here)
     return actor.remote(settings, run, log_settings, num_generators)
 
 
-def most_lanes(settings: GeneratorSettings) -> int:
-    """Lanes that a draft actor keeps a cache for, of all generators that share it."""
+@contextmanager
+def roster_of(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Iterator[Any]:
+    """Yield a new roster under placement "split", otherwise None. It ends with the context, with its draft actors."""
+    if settings.placement == "colocated":
+        yield None
+        return
+    roster = start_roster(settings, run, log_settings, num_generators)
+    try:
+        yield roster
+    finally:
+        ray.kill(roster)
+
+
+def max_lanes(settings: GeneratorSettings) -> int:
+    """Return how many lanes a draft actor keeps a cache for, over all generators that share it."""
     return (settings.num_lanes + _SPARE_LANES) * settings.drafts.num_sharing
 
 
 def draft_models(settings: GeneratorSettings) -> ModelSettings:
-    """The models as a draft actor loads them: on a GPU if it holds one, whatever the target does."""
+    """Return the models as a draft actor loads them: on a GPU if it holds one, whatever the target does."""
     models = settings.models
     return ModelSettings(
         target=models.target,
@@ -204,10 +219,10 @@ def draft_models(settings: GeneratorSettings) -> ModelSettings:
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
-    arguments = (draft_models(settings), most_lanes(settings), run, log_settings)
+    arguments = (draft_models(settings), max_lanes(settings), run, log_settings)
     return ray.remote(DraftActor).options(**options).remote(*arguments)
 
 
 def _is_placed(group: Any) -> bool:
-    """Whether all of a placement group has its place. `group.wait(0)` often says no of one that has."""
+    """Return whether all of a placement group is placed. `group.wait(0)` often returns False for one that is."""
     return bool(placement_group_table(group)["state"] == "CREATED")

@@ -22,8 +22,8 @@ from actors.engine.delta_stream import DeltaStream
 from actors.engine.deltas import Delta, Growths
 from actors.engine.requests import FailedError
 from actors.engine.watchdog import Watchdog
+from decoding.device import is_out_of_memory
 from decoding.engine.engine import Engine, PromptError
-from decoding.memory import is_out_of_memory
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.failure_log import failure_event
 from pipeline.logs import Event

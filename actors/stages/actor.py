@@ -13,10 +13,9 @@ import torch
 from actors.stages.facts import StageFacts
 from actors.stages.work import Finish, Nothing, Work, do
 from decoding.checkpoint.loading import DType
-from decoding.checkpoint.rank import meet, open_meeting_place
+from decoding.checkpoint.rank import meet, open_rank_store
 from decoding.checkpoint.supported import own_window
-from decoding.device import Device, name_of
-from decoding.memory import give_back_freed_memory
+from decoding.device import Device, give_back_freed_memory, name_of
 from decoding.network.stage import Stage
 
 
@@ -59,7 +58,7 @@ class StageActor:
 
     def open_meeting_place(self) -> int:
         """The port where the ranks of this stage meet."""
-        self._meeting_place = open_meeting_place(self._num_ranks)
+        self._meeting_place = open_rank_store(self._num_ranks)
         self._port = self._meeting_place.port
         return self._port
 

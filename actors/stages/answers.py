@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.stages.group import StageGroup, StageLostError, cause_of, is_loss
-from decoding.memory import is_out_of_memory
+from decoding.device import is_out_of_memory
 
 _LOOK_EVERY_S = 1.0  # whether a rank has failed for which the others of its stage wait
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from decoding.cache.prefill import Piece, may_go_with
+from decoding.cache.prefill import Piece, may_join_batch
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StageFacts:
 def goes_with(facts: Seq[StageFacts]) -> Callable[[list[int], list[Piece]], bool]:
     """Whether a row may stand beside longer ones in a forward of these stages, as `batches` asks it."""
     return partial(
-        may_go_with,
+        may_join_batch,
         packs_rows=all(stage.packs_rows for stage in facts),
         is_fused=all(stage.runs_kernels for stage in facts),
     )

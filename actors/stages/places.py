@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray._private.state import actors as describe_actors  # the public API for this needs the dashboard
 from ray.util.placement_group import (
     get_placement_group,
     placement_group,
@@ -23,6 +22,7 @@ from ray.util.placement_group import (
 
 from actors.settings import StageSettings
 from pipeline.logs import Event
+from pipeline.ray_internals import is_actor_dead
 
 _PREFIX = "dray-stages"
 _LOOK_EVERY_S = 60.0
@@ -78,6 +78,5 @@ def _maker() -> tuple[str, str, str]:
     return context.get_job_id(), context.get_actor_id() or "driver", context.get_worker_id()
 
 
-def _is_dead(actor: str) -> bool:
-    """Whether it has ended; of one that ended long ago the cluster knows nothing."""
-    return actor != "driver" and describe_actors(actor).get("State", "DEAD") == "DEAD"
+def _is_dead(maker: str) -> bool:
+    return maker != "driver" and is_actor_dead(maker)

@@ -16,7 +16,7 @@ from actors.stages.step import Step
 from actors.stages.work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
 from decoding.cache.prefill import batches
 from decoding.network.target import timed_start
-from decoding.sampling.judging import Decision, Question, RowVerdict
+from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence, TokenLogprobs
 
@@ -90,7 +90,7 @@ class ShardedModel:
             if whole:
                 self._send([piece.slot for piece in whole], [piece.start for piece in whole], [p.tokens for p in whole])
 
-    def score(self, question: Question) -> ShardedAnswer:
+    def score(self, question: ScoreRequest) -> ShardedAnswer:
         """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
         starts, standing = question.starts, self._standing()
         for row, sequence in enumerate(question.rows.sequences):
@@ -116,11 +116,13 @@ class ShardedModel:
             )
         return ShardedAnswer(self, question, known, step)
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
-        """As `Target.decide`. A decision over which stages died says so (`Decision.failure`)."""
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
+        """As `Target.decide`. A decision over which stages died says so (`RowVerdict.failure`)."""
         (sequence,) = rows.sequences
         if sequence in self._lost:
-            return Decision(0, False, [], self._lost[sequence])
+            return _NOT_FINITE._replace(failure=self._lost[sequence])
         token_ids = [*sequence.token_ids, *accepted]
         finish = Decide(for_travel(rows), tuple(accepted), num_logprobs)
         if in_slot is None:
@@ -130,11 +132,11 @@ class ShardedModel:
             *before, newest = token_ids
             self.prefill([in_slot], [before])
             step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
-        decision: Decision | None = self.pipeline.settle(step)
+        decision: RowVerdict | None = self.pipeline.settle(step)
         if decision is None:
             loss = step.loss_of(0) or self.pipeline.loss(token_ids)
             self._lost[sequence] = loss or "the target's stages were lost over this row"
-            return Decision(0, False, [], self._lost[sequence])
+            return _NOT_FINITE._replace(failure=self._lost[sequence])
         return decision
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
@@ -198,17 +200,17 @@ class ShardedModel:
 class ShardedAnswer:
     """The verdicts on a question's rows, on their way from the last stage."""
 
-    def __init__(self, model: ShardedModel, question: Question, known: list[int], step: Step | None) -> None:
+    def __init__(self, model: ShardedModel, question: ScoreRequest, known: list[int], step: Step | None) -> None:
         """Only the `known` rows were asked about; the others' verdict is that nothing is known of them."""
         self._model, self._question, self._known, self._step = model, question, known, step
 
     @property
     def is_ready(self) -> bool:
-        """As `Pending.is_ready`."""
+        """As `PendingVerdicts.is_ready`."""
         return self._step is None or self._model.pipeline.is_ready(self._step)
 
     def result(self) -> list[RowVerdict]:
-        """As `Pending.result`."""
+        """As `PendingVerdicts.result`."""
         sequences = self._question.rows.sequences
         verdicts = [_NOT_FINITE] * len(sequences)
         if self._step is None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from decoding.network.stage import Stage
-from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence, TokenLogprobs
@@ -100,11 +100,11 @@ class Logits:
 class Judge:
     """A question's draft is judged."""
 
-    question: Question
+    question: ScoreRequest
 
     def of(self, logits_BJV: torch.Tensor, dtype: torch.dtype) -> list[RowVerdict]:
         """A verdict for each row."""
-        return Answer(_moved(self.question, logits_BJV.device), logits_BJV, dtype).result()
+        return judge(_moved(self.question, logits_BJV.device), logits_BJV, dtype).result()
 
     def of_row(self, row: int) -> Judge:
         """The same for one row."""
@@ -123,7 +123,7 @@ class Decide:
     accepted: tuple[int, ...]
     num_logprobs: int | None
 
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> Decision:
+    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> RowVerdict:
         """The decision."""
         logits_V = logits.flatten(0, -2)[0]
         return decide(_moved(self.rows, logits.device), self.accepted, logits_V, self.num_logprobs)
@@ -132,7 +132,7 @@ class Decide:
         """The same: it has a single row."""
         return self
 
-    def gathered(self, answers: Seq[Decision | None]) -> Decision | None:
+    def gathered(self, answers: Seq[RowVerdict | None]) -> RowVerdict | None:
         """Of that row."""
         return answers[0]
 
@@ -202,7 +202,7 @@ def for_travel(rows: Rows) -> Rows:
     return Rows(words, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
 
 
-def question_of(question: Question, rows: Seq[int]) -> Question:
+def question_of(question: ScoreRequest, rows: Seq[int]) -> ScoreRequest:
     """What a question asks about some of its rows, ready to travel."""
     draft = question.draft
     if list(rows) != list(range(len(question.rows.sequences))):
@@ -211,9 +211,9 @@ def question_of(question: Question, rows: Seq[int]) -> Question:
             draft.token_ids_BK[index],
             draft.num_draft_tokens_B[index],
             None if draft.probs_BKV is None else draft.probs_BKV[index],
-            None if draft.most_B is None else tuple(draft.most_B[row] for row in rows),
+            None if draft.max_draft_tokens_B is None else tuple(draft.max_draft_tokens_B[row] for row in rows),
         )
-    return Question(
+    return ScoreRequest(
         for_travel(question.rows.take(rows)), _moved(draft, _CPU), tuple(question.num_logprobs[row] for row in rows)
     )
 

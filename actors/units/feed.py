@@ -1,4 +1,4 @@
-"""Feed: the units of a run on their way to the actors, at the pace that the ledger sets."""
+"""UnitFeed: the units of a run on their way to the actors, at the pace that the ledger sets."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Any
 
 import ray
 
-from actors.units.ledger import Pace
+from actors.units.ledger import FeedSignal
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
-from pipeline.streaming.stream import Ticket
+from pipeline.streaming.stream import UnitCall
 
 _MOMENT_S = 0.1
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Called in a process beside the driver: every unit once, never far ahead of the actors, then backups of the last.
+class UnitFeed:
+    """A source of every unit once, never far ahead of the actors, then of backups. Runs in a process beside the driver.
 
-    `units` yields the same units in the same order each time. `ledger` is the run's Ledger, an actor. With `backups`,
-    it goes on until every unit is finished or has a backup; what remains then needs nobody who is idle, and Ray Data
-    lets idle actors go.
+    `units` yields the same units in the same order each time. `ledger` is the actor of the run's Ledger. With
+    `backups`, it goes on until every unit is finished or has a backup. Then idle actors have nothing left to do, and
+    Ray Data ends them.
     """
 
     units: Iterable[WorkUnit]
     ledger: Any
     backups: bool
-    done: IdSet = field(default_factory=IdSet)  # units that nobody is to be handed any more
+    done: IdSet = field(default_factory=IdSet)  # units that are not handed out again
 
-    def __call__(self) -> Iterator[Ticket]:
-        """The tickets, waiting between them."""
+    def __call__(self) -> Iterator[UnitCall]:
+        """Yield the calls, and wait between them."""
         for unit in self.units:
             if unit.unit_id in self.done:
                 continue
-            while (pace := ray.get(self.ledger.hand_out.remote(unit))) is Pace.WAIT:
+            while (signal := ray.get(self.ledger.hand_out.remote(unit))) is FeedSignal.WAIT:
                 time.sleep(_MOMENT_S)
-            if pace is Pace.STOP:
+            if signal is FeedSignal.STOP:
                 return
-            yield Ticket(unit)
+            yield UnitCall(unit)
         while self.backups:
-            backup: WorkUnit | Pace = ray.get(self.ledger.next_backup.remote())
+            backup: WorkUnit | FeedSignal = ray.get(self.ledger.next_backup.remote())
             if isinstance(backup, WorkUnit):
-                yield Ticket(backup, is_backup=True)
-            elif backup is Pace.STOP:
+                yield UnitCall(backup, is_backup=True)
+            elif backup is FeedSignal.STOP:
                 return
             else:
                 time.sleep(_MOMENT_S)

@@ -1,19 +1,19 @@
-"""Ledger: which units were handed out, begun and finished by which process, so that nobody waits for a process that
-died or dawdles, and its rows are not feared for ever.
+"""Ledger: the record of which process was given, has begun and has finished which unit of a run.
 
-Ray repeats a call whose process died, and would do so without end for a row that kills. The ledger lives beside the
-driver and is asked before each unit. A unit that two processes died over is run carefully: alone in its process, a few
-rows at a time, each group announced here first. What was announced when a process died is suspect and runs row by row;
-a row that two processes died over while it ran alone is condemned: it becomes an error row, its neighbours do not.
+It finds the rows that kill their process, and idle processes for the units of slow ones. Ray repeats a call whose
+process died, without end for a row that kills. So a worker asks the ledger, an actor beside the driver, before each
+unit. After two deaths over a unit, the unit runs carefully: alone in its process, a few rows at a time, each group
+announced here first. The group that was announced when a process died is suspect, and runs row by row. A row that ran
+alone when two processes died is condemned: it becomes an error row, its neighbours do not.
 
-A process that went down with its node, or a call that Ray repeats for another reason, is held against nobody.
+The death of a process with its node, and a call that Ray repeats for another reason, count against no row.
 
-When every unit has been handed out and a process has had nothing to do for a moment, one of the units that are not
-finished is handed out again, to that process: a backup (the backup tasks of MapReduce, Dean and Ghemawat 2004, section
-3.6; docs/adr/0014). Who commits first wins. The backup is a guest: the first call stays answerable for the unit, so a
-backup is dropped, not repeated, once a process died over the unit.
+When every unit has been handed out and a process has been idle for a moment, an unfinished unit is handed out again, to
+that process: a backup (the backup tasks of MapReduce, Dean and Ghemawat 2004, section 3.6; docs/adr/0014). The first
+commit wins. The first call stays responsible for the unit, so a backup is dropped, not repeated, once a process died
+over the unit.
 
-What is finished is forgotten, but for one bit: the ledger's size is that of the units under way, and of the dead.
+Of a finished unit one bit is kept: the ledger grows with the units under way and with the deaths.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.units.workforce import Workforce
+from actors.units.processes import ProcessTable
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 
 _CAREFUL_AFTER = 2  # deaths over a unit
 _CONDEMNED_AFTER = 2  # deaths over a row that ran alone
-# Deaths over a unit after which the run fails: something else is wrong. A row that kills costs four (twice among all,
-# once in a group, twice alone, of which the last condemns it), so this leaves room for several.
-MOST_DEATHS = 24
+# Deaths over a unit after which the run fails: something else is wrong. A row that kills costs five (two among all
+# rows, one in its group, two alone, of which the last condemns it), so this leaves room for several.
+MAX_DEATHS = 24
 
 
 class UnitAbandoned(RuntimeError):
-    """So many processes died over a unit that its rows cannot be the cause."""
+    """More processes died over a unit than its rows can explain."""
 
 
-class Pace(Enum):
-    """What whoever hands out units is told."""
+class FeedSignal(Enum):
+    """The ledger's answer to a feed that wants to hand out a unit."""
 
     GO = "hand it out"
     WAIT = "ask again in a moment"
@@ -54,25 +54,25 @@ class Pace(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a process may do with a unit."""
+    """The permission to begin a unit, and how."""
 
     number: int  # from 0
     is_careful: bool
-    follows_death: bool = field(default=False, compare=False)  # whoever held the unit before died over it
-    num_deaths: int = field(default=0, compare=False)  # processes whose death came to light since the last attempt
+    follows_death: bool = field(default=False, compare=False)  # the process that had the unit before died over it
+    num_deaths: int = field(default=0, compare=False)  # that came to light since the last attempt began
 
 
 @dataclass(frozen=True)
 class Group:
-    """What to do next in a careful unit: run these rows now, alone. No rows: nothing is suspect any more."""
+    """The rows of a careful unit to run now, without others. No rows: none is suspect any more."""
 
     rows: tuple[int, ...]
-    condemned: tuple[int, ...]  # rows never to run again
+    condemned: tuple[int, ...]  # rows that must not run again
 
 
 @dataclass(frozen=True)
-class _Holder:
-    """Who works on a unit."""
+class _Worker:
+    """A process that works on a unit."""
 
     process: str
     node: str
@@ -84,24 +84,24 @@ class _Unit:
     began: float = inf  # when, by the ledger's clock
     num_attempts: int = 0  # backups not among them
     num_backups: int = 0
-    num_deaths: int = 0  # over it: a process that dies over several units is one in each
+    num_deaths: int = 0  # of processes over it; a process that dies over several units counts in each
     is_backed_up: bool = False  # handed out a second time
-    is_declined: bool = False  # whoever got the backup must not begin it
-    holder: _Holder | None = None
-    backup_holder: _Holder | None = None
+    is_declined: bool = False  # the process that got the backup was not allowed to begin it
+    worker: _Worker | None = None
+    backup_worker: _Worker | None = None
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     in_flight: tuple[int, ...] = ()
     deaths_alone: dict[int, int] = field(default_factory=dict)
 
     @property
     def may_be_backed_up(self) -> bool:
-        """Whether it was handed out once, and nobody died over it."""
+        """Whether it was handed out once, and no process died over it."""
         return self.unit is not None and not self.is_backed_up and not self.num_deaths
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether a backup was handed out that nobody has begun."""
-        return self.is_backed_up and not self.is_declined and self.backup_holder is None
+        """Whether a backup was handed out and has not begun."""
+        return self.is_backed_up and not self.is_declined and self.backup_worker is None
 
     @property
     def num_condemned(self) -> int:
@@ -123,83 +123,83 @@ class Ledger:
         is_node_alive: Callable[[str], bool] | None = None,
         *,
         units_in_flight: int = 1,
-        most_waiting: int = 64,
+        max_waiting: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Empty. `is_node_alive` tells whether the node of this id is part of the cluster.
+        """Begin an empty record. `is_node_alive` tells whether the node of an id is part of the cluster.
 
-        A process works on `units_in_flight` units at once; no more than `most_waiting` are handed out and not begun.
+        A process works on `units_in_flight` units at once. At most `max_waiting` units are handed out and not begun.
         """
         self._is_node_alive = is_node_alive or _is_node_alive
-        self._most_waiting, self._clock = most_waiting, clock
-        self._workforce = Workforce(units_in_flight, clock)
+        self._max_waiting, self._clock = max_waiting, clock
+        self._processes = ProcessTable(units_in_flight, clock)
         self._units: dict[int, _Unit] = {}  # handed out or begun, not finished
         self._finished = IdSet()
         self._counts_of_finished = _Unit().counts()
         self._dead: set[str] = set()  # processes, each once, over however many units it died
-        self._num_dead_told = 0
+        self._num_dead_reported = 0
         self._num_waiting = 0
         self._is_stopping = False
         self._dismissed: set[str] = set()  # processes that did not die over what they held
 
     def stop(self) -> None:
-        """Let nobody begin a unit any more."""
+        """Stop the run: no unit begins any more."""
         self._is_stopping = True
 
     def join(self, process: str) -> None:
-        """This process is ready to work."""
-        self._workforce.join(process)
+        """Add a process that is ready to work."""
+        self._processes.join(process)
 
     def num_joined(self) -> int:
-        """Processes that have been ready, less those whose death was noticed."""
-        return len(self._workforce)
+        """Return the number of processes that have joined, without those whose death was noticed."""
+        return len(self._processes)
 
     def dismiss(self) -> None:
-        """Every process is let go, and others will come: what these leave unfinished is held against no row."""
-        self._dismissed |= self._workforce.dismiss()
+        """Remove all processes, which will be replaced: the units that they leave count against no row."""
+        self._dismissed |= self._processes.dismiss()
 
-    def hand_out(self, unit: WorkUnit) -> Pace:
-        """Whether the unit may be handed out now. Once it was, or is finished, it may again."""
+    def hand_out(self, unit: WorkUnit) -> FeedSignal:
+        """Return whether the unit may be handed out now. One that was handed out or is finished may be, again."""
         if self._is_stopping:
-            return Pace.STOP
+            return FeedSignal.STOP
         if unit.unit_id in self._finished or unit.unit_id in self._units:
-            return Pace.GO
-        if self._num_waiting >= self._most_waiting:
-            return Pace.WAIT
+            return FeedSignal.GO
+        if self._num_waiting >= self._max_waiting:
+            return FeedSignal.WAIT
         self._units[unit.unit_id] = _Unit(unit)
         self._num_waiting += 1
-        return Pace.GO
+        return FeedSignal.GO
 
-    def next_backup(self) -> WorkUnit | Pace:
-        """The unit to hand out a second time, when all have been handed out once; or WAIT, or STOP.
+    def next_backup(self) -> WorkUnit | FeedSignal:
+        """Return the unit to hand out a second time, after all were handed out once; or WAIT, or STOP.
 
-        Those that nobody has begun come first (they wait behind a slow unit), then those that have run for longest.
+        Units that have not begun come first (they wait behind a slow unit), then those that have run for longest.
         """
         candidates = [unit for unit in self._units.values() if unit.may_be_backed_up]
         if self._is_stopping or not candidates:
-            return Pace.STOP
-        if self._workforce.num_free_places() <= sum(unit.is_on_its_way for unit in self._units.values()):
-            return Pace.WAIT
+            return FeedSignal.STOP
+        if self._processes.num_free_places() <= sum(unit.is_on_its_way for unit in self._units.values()):
+            return FeedSignal.WAIT
         chosen = min(candidates, key=lambda unit: -inf if unit.began == inf else unit.began)
         assert chosen.unit is not None
         chosen.is_backed_up = True
         return chosen.unit
 
     def begin(self, unit_id: int, num_rows: int, process: str, node: str, is_backup: bool = False) -> Attempt | None:
-        """This process of that node starts on a unit; None if it must not.
+        """Let a process of a node begin a unit. Return None if it may not.
 
-        It must not where the run is stopping or the unit is finished; nor start a backup of a unit of its own, or of
-        one that somebody died over. Raises UnitAbandoned after too many deaths.
+        It may not if the run is stopping or the unit is finished. It may not begin a backup of its own unit, or of a
+        unit that a process died over. Raises UnitAbandoned after too many deaths.
         """
         if self._is_stopping or unit_id in self._finished:
             return None
         unit = self._units.setdefault(unit_id, _Unit())
-        before = unit.backup_holder if is_backup else unit.holder
+        before = unit.backup_worker if is_backup else unit.worker
         follows_death = before is not None and before.process != process and self._take_over(unit, before, is_backup)
-        if is_backup and (unit.num_deaths or (unit.holder is not None and unit.holder.process == process)):
+        if is_backup and (unit.num_deaths or (unit.worker is not None and unit.worker.process == process)):
             unit.is_declined = True
             return None
-        if unit.num_deaths >= MOST_DEATHS:
+        if unit.num_deaths >= MAX_DEATHS:
             raise UnitAbandoned(
                 f"{unit.num_deaths} processes died over unit {unit_id}; no single row explains that: look at the "
                 "memory of the nodes and at the workers' logs"
@@ -207,22 +207,22 @@ class Ledger:
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1
         unit.began = min(unit.began, self._clock())
-        self._workforce.take(process, unit_id, is_backup)
+        self._processes.take(process, unit_id, is_backup)
         if is_backup:
-            unit.backup_holder = _Holder(process, node)
+            unit.backup_worker = _Worker(process, node)
             unit.num_backups += 1
-            return Attempt(unit.num_attempts, False, follows_death, self._deaths_to_tell())
+            return Attempt(unit.num_attempts, False, follows_death, self._new_deaths())
         is_careful = unit.num_deaths >= _CAREFUL_AFTER
-        attempt = Attempt(unit.num_attempts, is_careful, follows_death, self._deaths_to_tell())
+        attempt = Attempt(unit.num_attempts, is_careful, follows_death, self._new_deaths())
         unit.num_attempts += 1
-        unit.holder = _Holder(process, node)
+        unit.worker = _Worker(process, node)
         if attempt.is_careful and unit.untried is None:
             size = max(1, isqrt(num_rows))
             unit.untried = deque(tuple(range(first, min(first + size, num_rows))) for first in range(0, num_rows, size))
         return attempt
 
     def next_group(self, unit_id: int) -> Group | None:
-        """The rows that a careful unit runs next; those it was given before have come through. None: it is finished."""
+        """Return the next rows of a careful unit, whose last ones have finished; None if the unit is committed."""
         if unit_id in self._finished:
             return None
         unit = self._units[unit_id]
@@ -232,7 +232,7 @@ class Ledger:
         return Group(unit.in_flight, condemned)
 
     def finish(self, unit_id: int) -> None:
-        """The unit is committed."""
+        """Record that the unit is committed."""
         self._finished.add(unit_id)
         unit = self._units.pop(unit_id, None)
         if unit is None:
@@ -241,35 +241,35 @@ class Ledger:
             self._num_waiting -= 1
         for name, count in unit.counts().items():
             self._counts_of_finished[name] += count
-        for holder in (unit.holder, unit.backup_holder):
-            if holder is not None:
-                self._workforce.let_go(holder.process, unit_id)
+        for worker in (unit.worker, unit.backup_worker):
+            if worker is not None:
+                self._processes.release(worker.process, unit_id)
 
     def is_finished(self, unit_id: int) -> bool:
-        """Whether somebody has committed the unit."""
+        """Return whether the unit is committed."""
         return unit_id in self._finished
 
     def summary(self) -> dict[str, int]:
-        """Counts of the run: attempts beyond the first, rows condemned, backups that were begun, and dead processes."""
+        """Return the run's counts: attempts beyond the first, rows condemned, backups begun, and dead processes."""
         summary = {**self._counts_of_finished, "num_deaths": len(self._dead)}
         for unit in self._units.values():
             for name, count in unit.counts().items():
                 summary[name] += count
         return summary
 
-    def _deaths_to_tell(self) -> int:
-        """How many processes are known to have died, of which no attempt was told yet."""
-        num_new, self._num_dead_told = len(self._dead) - self._num_dead_told, len(self._dead)
+    def _new_deaths(self) -> int:
+        """Return the number of known deaths that no attempt has reported yet."""
+        num_new, self._num_dead_reported = len(self._dead) - self._num_dead_reported, len(self._dead)
         return num_new
 
-    def _take_over(self, unit: _Unit, before: _Holder, is_backup: bool) -> bool:
-        """The process that held the unit has left it unfinished. Whether it died over it: not with its node."""
-        self._workforce.leave(before.process)
+    def _take_over(self, unit: _Unit, before: _Worker, is_backup: bool) -> bool:
+        """Take the unit from a process that left it unfinished. Return whether it died over it, not with its node."""
+        self._processes.leave(before.process)
         suspects: tuple[int, ...] = ()
         if is_backup:
-            unit.backup_holder = None
+            unit.backup_worker = None
         else:
-            unit.holder = None
+            unit.worker = None
             suspects, unit.in_flight = unit.in_flight, ()
         if before.process in self._dismissed or not self._is_node_alive(before.node):
             if suspects and unit.untried is not None:
@@ -288,11 +288,11 @@ class Ledger:
         return True
 
 
-def start_ledger(units_in_flight: int = 1, most_waiting: int = 64) -> Any:
-    """A new ledger as an actor on the driver's node, where it lives as long as the driver."""
-    # Not softly: an actor without CPUs is then placed anywhere, and the ledger would die with a node of others.
+def start_ledger(units_in_flight: int = 1, max_waiting: int = 64) -> Any:
+    """Return a new ledger as an actor on the driver's node, where it lives as long as the driver."""
+    # Not `soft`: an actor without CPUs would then be placed on any node, and die with it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"units_in_flight": units_in_flight, "most_waiting": most_waiting}
+    options = {"units_in_flight": units_in_flight, "max_waiting": max_waiting}
     return ray.remote(Ledger).options(num_cpus=0, scheduling_strategy=here).remote(**options)
 
 

@@ -1,4 +1,4 @@
-"""The generator inside somebody else's Ray Data pipeline: rows in, generation rows out, no files."""
+"""The generator inside a Ray Data pipeline of the user's own: rows in, generation rows out, no files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from actors.engine.loop import EngineLoop
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
-from actors.units.reporter import publish_engine
-from actors.workers.generator import load_codec, load_engine
+from actors.workers.loading import load_codec, load_engine
+from actors.workers.published import publish_engine
 from pipeline.counts import count_generations
-from pipeline.errors import ErrorRow, RowError, only_this_row
+from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.inputs.records import Columns
-from pipeline.inputs.rows import InputRow, RowPlace, read_row
+from pipeline.inputs.rows import InputRow, RowPlace, read_row, result_or_error
 from pipeline.logs import LogSettings
 from pipeline.schema import generations_schema
 from pipeline.streaming.pool import ActorPool
@@ -44,7 +44,7 @@ def generate(
     pool: ActorPool | None = None,
     rows_per_batch: int = 64,
 ) -> Dataset:
-    """The generations of a dataset's rows: the columns of `data/part-*.parquet`, and error_stage, error_message.
+    """Return the generations of a dataset's rows: the columns of `data/part-*.parquet`, error_stage and error_message.
 
     Each input row comes out as its n samples, or as one row with an error. Nothing is written and nothing can be
     resumed: a crash repeats what Ray Data repeats, up to everything, and row_id is null. A dataset has no fixed
@@ -67,7 +67,7 @@ class DatasetGenerator:
     """A Ray Data worker over batches of rows; several batches share the engine."""
 
     def __init__(self, settings: GeneratorSettings, input_options: InputOptions, roster: Any = None) -> None:
-        """Load the models once. `roster` is a DraftRoster, an actor, under placement "split"."""
+        """Load the models once. `roster` is the actor of a DraftRoster under placement "split"."""
         self._settings = settings
         self._options = input_options
         self._codec = load_codec(settings)
@@ -83,7 +83,7 @@ class DatasetGenerator:
         self._heartbeat.start()
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Generation rows and error rows for a table of input rows."""
+        """Return the generation rows and error rows of a table of input rows."""
         missing = sorted(set(self._options.carry_columns) - set(batch.column_names))
         if missing:
             raise ValueError(
@@ -105,24 +105,20 @@ class DatasetGenerator:
         self._heartbeat.beat()
 
     def _encode(self, record: Columns | RowError, carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
-        place = RowPlace(row_id=0, file="", row_number=0)
-        row = read_row(record, place, self._options, carried)
+        row = read_row(record, RowPlace(row_id=0, file="", row_number=0), self._options, carried)
         if isinstance(row, ErrorRow):
             return row
-        try:
-            with only_this_row("encode"):
-                return encode_row(row, _stable_ordinal(row), self._codec, self._settings)
-        except RowError as error:
-            return place.error(error, row.user_id)
+        return result_or_error("encode", row, "", encode_row, row, _stable_ordinal(row), self._codec, self._settings)
 
     def _decode(self, row: EncodedRow | ErrorRow) -> list[dict[str, Any]]:
-        if isinstance(row, EncodedRow):
-            try:
-                with only_this_row("generate"):
-                    return [{**generation, "row_id": None} for generation in decode_row(row, self._codec)]
-            except RowError as error:
-                return [{"id": row.row.user_id, "error_stage": error.stage, "error_message": error.message}]
-        return [{"id": row.id, "error_stage": row.stage, "error_message": row.message}]
+        decoded: list[dict[str, Any]] | ErrorRow
+        if isinstance(row, ErrorRow):
+            decoded = row
+        else:
+            decoded = result_or_error("generate", row.row, "", decode_row, row, self._codec)
+        if isinstance(decoded, ErrorRow):
+            return [{"id": decoded.id, "error_stage": decoded.stage, "error_message": decoded.message}]
+        return [{**generation, "row_id": None} for generation in decoded]
 
 
 def _stable_ordinal(row: InputRow) -> int:

@@ -1,7 +1,8 @@
 """Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
 
-Every request shares the engine's slots with all others. Who asks in vain (the queue is full, the prompt cannot be run,
-time is up) gets a typed exception of `actors/engine/requests.py`; who leaves frees the slots within a step.
+All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run, the
+time is up) gets a typed exception of `actors/engine/requests.py`; a request that is cancelled frees its slots within a
+step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from actors.engine.requests import (
 )
 from actors.settings import GeneratorSettings
 from actors.stages.target import ShardedModel
-from actors.workers.generator import load_codec, load_engine
+from actors.workers.loading import load_codec, load_engine
 from decoding.engine.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
@@ -43,21 +44,21 @@ from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.text.stop_strings import StopStrings
 
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # what comes instead of tokens
+Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # comes instead of tokens
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSettings:
-    """How a replica takes requests."""
+    """The limits of a replica, and when it counts as healthy."""
 
     max_waiting: int = 64
     """Samples that may wait for a slot of an engine; a request beyond them gets 429."""
     hang_timeout_s: float = 900.0
     """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
-    fresh_s: float = 10.0  # an engine that wrote a token in this time is well; else it is tried
+    fresh_s: float = 10.0  # an engine that wrote a token within this time is healthy; otherwise it is tried
     probe_timeout_s: float = 20.0  # for that trial
-    fingerprint: str = ""  # of all that the tokens depend on; a request for another fingerprint is refused
+    fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -69,7 +70,7 @@ class ReplicaSettings:
 
 
 class Replica:
-    """Belongs to one event loop: Ray Serve's, or a test's."""
+    """An engine that belongs to one event loop: Ray Serve's, or a test's."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Replica:
     ) -> None:
         """Load the models. Raises ValueError if they cannot be run.
 
-        `roster` is the DraftRoster of placement "split", an actor.
+        `roster` is the actor of the DraftRoster under placement "split".
         """
         self._settings = replica_settings or ReplicaSettings()
         if log_settings is not None:
@@ -97,22 +98,22 @@ class Replica:
         self._loop = EngineLoop(engine, self._settings.hang_timeout_s)
         self._num_unfinished = 0  # sequences
         self._last_token_at = float("-inf")
-        self._trial: asyncio.Task[None] | None = None  # whether the engine writes
+        self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
         facts = load_facts(engine, settings.models.draft)
         _log.info(Event("replica loaded", **facts, seconds=round(time.monotonic() - started, 3)))
 
     async def facts(self) -> EngineFacts:
-        """Of the engine."""
+        """Return the engine's limits and fingerprint."""
         engine = self._loop.engine
         num_drafted = engine.options.num_speculative_tokens
         return EngineFacts(engine.max_model_len, engine.target.vocab_size, num_drafted, self._settings.fingerprint)
 
     def numbers(self) -> EngineNumbers:
-        """What the engine does now."""
+        """Return what the engine does now."""
         return self._loop.numbers()
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """What the samples write, as they write it; the last delta of each has its ending.
+        """Yield the tokens of the samples as they are written; the last delta of each sample has its ending.
 
         Raises RefusedError, BusyError, OtherModelError, DeadlineError, or what the engine failed with.
         """
@@ -122,9 +123,9 @@ class Replica:
                     yield deltas
 
     async def generate_or_refuse(self, generation: Generation) -> AsyncIterator[list[Delta] | Standing | Refusal]:
-        """As `generate`, but what it refuses or fails with comes as the last item, and where it stands before tokens.
+        """Yield what `generate` yields, with the state before the first token, and a refusal or failure as last item.
 
-        Ray Serve takes an exception for a fault: it logs its traceback, which takes longer than to refuse.
+        Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
         """
         try:
             self._check_model(generation.fingerprint)
@@ -139,7 +140,7 @@ class Replica:
             yield _failed(error, request_id=generation.request_id)
 
     async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Empty once, when the first of the samples gets its slot."""
+        """Yield an empty list when the first of the samples gets its slot, then the deltas."""
         num_new = generation.num_sequences
         self._check_model(generation.fingerprint)
         self._check_room()
@@ -155,7 +156,7 @@ class Replica:
             self._num_unfinished -= num_new
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """Of each prompt's tokens but the first. Raises as `generate` does."""
+        """Return the log-probabilities of each prompt's tokens but the first. Raises what `generate` raises."""
         self._check_model(scoring.fingerprint)
         self._check_room()
         self._num_unfinished += len(scoring.prompts)
@@ -172,7 +173,7 @@ class Replica:
             self._num_unfinished -= len(scoring.prompts)
 
     async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
-        """As `score`, but what it refuses with is what it returns."""
+        """Return what `score` returns, or the refusal or failure that it raises."""
         try:
             return await self.score(scoring)
         except (RefusedError, BusyError, OtherModelError, DeadlineError, FailedError) as refusal:
@@ -181,18 +182,18 @@ class Replica:
             return _failed(error, request_id=scoring.request_id)
 
     async def check_health(self) -> None:
-        """Nothing, if the engine wrote or scored a token lately or writes one now. Raises what is wrong with it.
+        """Check that the engine has written or scored a token lately, or writes one now. Raises what is wrong with it.
 
-        Ray Serve asks this now and then, and replaces a replica that raises it several times in a row.
+        Ray Serve calls this regularly, and replaces a replica that raises several times in a row.
         """
         if time.monotonic() - self._last_token_at < self._settings.fresh_s:
             return
-        if self._trial is None or self._trial.done():  # one for all who ask meanwhile
+        if self._trial is None or self._trial.done():  # one trial for all calls that come meanwhile
             self._trial = asyncio.create_task(self._try())
         await asyncio.shield(self._trial)
 
     async def _try(self) -> None:
-        """Have the engine write a token."""
+        """Let the engine write a token."""
         probe = Sequence.create([0], _PROBE)
         try:
             await asyncio.wait_for(self._loop.finish([probe]), self._settings.probe_timeout_s)
@@ -208,7 +209,7 @@ class Replica:
         self._last_token_at = time.monotonic()
 
     def __del__(self) -> None:
-        """Ray Serve lets go of a replica by this. Its stages and its place at the draft actors go with it."""
+        """End the stages and leave the draft actors when Ray Serve deletes a replica."""
         if not ray.is_initialized():
             return
         target = self._loop.engine.target if hasattr(self, "_loop") else None
@@ -241,9 +242,9 @@ class Replica:
 
 
 def _failed(error: Exception, **fields: str) -> FailedError:
-    """What to hand on instead: Serve would log the error's message, which may quote a prompt.
+    """Return the error to send in place of one whose message may quote a prompt, which Serve would log.
 
-    That another process was lost is raised as it is: the request goes on elsewhere.
+    Raises the error itself if another process was lost: the request then goes on at another replica.
     """
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):
         raise error

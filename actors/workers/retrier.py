@@ -18,29 +18,25 @@ from pipeline.run.unit_rows import read_unit_rows
 
 
 class RetryGenerator(Generator):
-    """A Ray Data worker: each call is one committed unit, of which it does the rows that failed.
+    """A Ray Data worker: each call is one committed unit, whose failed rows it tries again.
 
     A row's noise comes from its place in the input, so it gets the tokens that it would have had the first time. The
     receipt counts the rows that were tried again, not the whole unit.
     """
 
     def __init__(self, *args: Any, wanted: Wanted, **named: Any) -> None:
-        """As a Generator; `wanted` says which of the failed rows to try."""
+        """Load what a Generator loads. `wanted` selects the failed rows to try."""
         super().__init__(*args, **named)
         self._wanted = wanted
 
     async def _committed(self, unit: WorkUnit) -> Receipt | None:
-        """None: every unit is committed here, and which rows are left shows when they are read."""
-        return None
-
-    async def _done_elsewhere(self, unit: WorkUnit) -> Receipt | None:
-        """A receipt of nothing: what the other attempt tried is in its own, or was lost with its process."""
+        """Return an empty receipt if another attempt has tried the rows: its own receipt counts them, or was lost."""
         if await self._ledger.is_finished.remote(unit.unit_id):
             return Receipt(unit.unit_id, Counts(), attempt=0, already_committed=True)
         return None
 
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
-        """The unit's rows that failed, are wanted, and are not in its part: a retry that died may have left some."""
+        """Return the wanted failed rows that are not in the unit's part: a retry that died may have left some."""
         errors = read_unit_rows(self._run_directory, unit).errors.to_pylist()
         row_ids = {error["row_id"] for error in errors if self._wanted.takes(error)}
         return [row for row in super()._read_rows(unit) if row.row_id in row_ids] if row_ids else []
@@ -48,5 +44,5 @@ class RetryGenerator(Generator):
     def _write(
         self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
     ) -> Receipt:
-        """Move what came through from the unit's error rows to its part."""
+        """Move the rows that succeeded from the unit's error rows to its part."""
         return amend_part(self._run_directory, unit, generations, errors, seconds, self._facts())

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from actors.units.feed import Feed
+from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
 from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, new_run
 from benchmarks.scale.simulated import SimulatedWorker
@@ -70,7 +70,7 @@ def measure_actors(
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     receipts: Iterator[Receipt] = stream_units(
-        Feed(missing, ledger, backups=False),
+        UnitFeed(missing, ledger, backups=False),
         missing.num_units,
         _begin_together(worker, pool.max_actors),
         {**worker_arguments, "ledger": ledger},

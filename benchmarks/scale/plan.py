@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from actors.units.feed import Feed
+from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
 from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, RUN, start_own_ray, write_prompts
 from benchmarks.scale.simulated import EmptyWorker
@@ -37,10 +37,10 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
     run_directory = RunDirectory.create(str(output), RUN, plan_units(files, options, rows_per_unit))
     missing = MissingUnits.of(run_directory, tokens_per_row=100)
     figures |= {"plan s": time.perf_counter() - started, "MB planned": _peak_mb()}
-    ledger = start_ledger(units_in_flight=8, most_waiting=64)
+    ledger = start_ledger(units_in_flight=8, max_waiting=64)
     pool = ActorPool(num_cpus=0.5, units_in_flight=8)
     receipts = stream_units(
-        Feed(missing, ledger, backups=False), num_units, EmptyWorker, {"ledger": ledger}, pool, PROGRESS_TIMEOUT_S
+        UnitFeed(missing, ledger, backups=False), num_units, EmptyWorker, {"ledger": ledger}, pool, PROGRESS_TIMEOUT_S
     )
     num_done, first = 0, 0.0
     for _ in receipts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,9 +15,9 @@ from actors.units.worker import UnitWorker
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
-from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
 from pipeline.run.receipt import Receipt
+from pipeline.streaming.stream import calls_in, outcomes_table
 
 
 @dataclass(eq=False)
@@ -124,10 +123,8 @@ class EmptyWorker:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return an empty receipt for each unit; no part is written."""
-        receipts = []
-        for row in batch.to_pylist():
-            unit = WorkUnit.from_dict(json.loads(row["unit"]))
+        units = [call.unit for call in calls_in(batch)]
+        for unit in units:
             await self._ledger.begin.remote(unit.unit_id, unit.num_rows, "empty", "node")
             await self._ledger.finish.remote(unit.unit_id)
-            receipts.append(json.dumps(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0).to_dict()))
-        return pa.table({"receipt": receipts, "failure": pa.nulls(len(receipts), pa.string())})
+        return outcomes_table(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0) for unit in units)

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers.generator import load_codec, load_engine
+from actors.workers.loading import load_codec, load_engine
 from actors.workers.replica import ReplicaSettings
 from benchmarks.decoder.corpus import Corpus, make_corpus
 from benchmarks.decoder.options import BenchOptions

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 from ray import serve
-from ray.serve.context import _get_global_client
 
 from actors.engine.loop import EngineNumbers
 from benchmarks.serving.client import Answer, Client, Row
@@ -23,9 +22,11 @@ from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence as Sample
 from endpoint.deployment import APP_NAME
+from pipeline.ray_internals import serve_details
 from pipeline.text.codec import TextCodec
 
 _LOOK_EVERY_S = 0.002
+_DETAILS_TIMEOUT_S = 30.0
 WAYS = ("offline", "whole", "streamed")
 
 
@@ -218,7 +219,6 @@ def _how_it_ended(result: Sequence[Answer | BaseException], exact: str) -> str:
 
 
 def _replica_pid() -> int:
-    details = _get_global_client().get_serve_details()  # Serve has no public way to ask for a process
-    replicas = details["applications"][APP_NAME]["deployments"]["Replica"]["replicas"]
+    replicas = serve_details(_DETAILS_TIMEOUT_S)["applications"][APP_NAME]["deployments"]["Replica"]["replicas"]
     (pid,) = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
     return int(pid)

@@ -1,7 +1,7 @@
-"""Memory in huge pages, where the operating system has them: weights are read from it up to 1.7 times as fast.
+"""Memory in huge pages, if the operating system has them: weights are read from it up to 1.7 times as fast.
 
-A weight is read from one end to the other in every forward. In pages of 4 KB the processor looks up a new page every
-hundred nanoseconds, and its fetching ahead ends with each; `benchmarks/linears.py` prints both.
+A weight is read from one end to the other in every forward. With pages of 4 KB the processor looks up a new page every
+hundred nanoseconds, and prefetching stops at each page's end; `benchmarks/linears.py` prints both times.
 """
 
 import mmap
@@ -15,16 +15,16 @@ _ALIGNMENT = 64  # a cache line
 
 
 class HugePages:
-    """Hands out memory for tensors, many of them from one mapping, which lives as long as one of them does."""
+    """Memory for many tensors from one mapping, which is freed when the last of them is."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Reserve at least so much. What nobody writes to costs nothing."""
+        """Reserve at least `num_bytes`. Pages that are never written take no memory."""
         num_bytes = max(-(-num_bytes // _PAGE), 1) * _PAGE
         self._bytes = torch.from_numpy(np.frombuffer(_mapping(num_bytes, "MADV_HUGEPAGE"), dtype=np.uint8))
         self._num_used = 0
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of `source` in this memory, or in ordinary memory if there is no room left."""
+        """Return a contiguous copy of `source` in this memory, or in ordinary memory if there is no room left."""
         num_bytes = source.numel() * source.element_size()
         if self._num_used + num_bytes > len(self._bytes):
             return source.clone(memory_format=torch.contiguous_format)
@@ -34,9 +34,9 @@ class HugePages:
 
 
 def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:
-    """Zeroed bytes, each page of which costs memory only once it is written: for what is reserved and rarely filled.
+    """Return zeroed bytes in small pages, each of which takes memory only when it is written.
 
-    numpy asks for huge pages, of which the first byte costs 2 MB.
+    It is for memory that is reserved and rarely filled. numpy would use huge pages, of which the first byte takes 2 MB.
     """
     return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), "MADV_NOHUGEPAGE"), dtype=np.uint8)[:num_bytes])
 
@@ -45,6 +45,6 @@ def _mapping(num_bytes: int, advice: str) -> mmap.mmap:
     if not hasattr(mmap, advice):
         return mmap.mmap(-1, num_bytes)
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them: ordinary pages do
+    with suppress(OSError):  # a system without them gives ordinary pages
         mapping.madvise(getattr(mmap, advice))
     return mapping

@@ -1,8 +1,8 @@
 """KVCache: keys and values of all rows, preallocated as slots x positions, seen by transformers as an ordinary cache.
 
 The cache knows no lengths. Each forward names its rows' slots and first positions (a `Plan`), writes there and reads
-what stands before. Rolling a row back is sending a smaller start next time; a slot is free when nobody names it.
-All positions are kept also for sliding layers (the window is masked, not cut), which is what makes rollback trivial.
+the positions before. A row is rolled back by a smaller start in the next forward; a slot is free when no forward names
+it. Sliding layers keep all positions, too (the window is masked, not cut), which makes rollback trivial.
 
 Shapes: B rows of a forward, T tokens of each (N in all, where rows are ragged), S slots, P positions, H KV heads, D
 head size, L visible positions.
@@ -27,29 +27,29 @@ LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few diff
 
 @dataclass(frozen=True)
 class Plan:
-    """Where one forward reads and writes."""
+    """The slots and positions that one forward reads and writes."""
 
     slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
     positions_BT: torch.Tensor  # of each row's tokens
     row_first: torch.Tensor  # [B + 1]: row b has the tokens from row_first[b] up to row_first[b + 1]
     slots_N: torch.Tensor  # of each token
     positions_N: torch.Tensor  # of each token
-    written_N: torch.Tensor  # where its key and value go: its position, or the spare one beyond the end
+    written_N: torch.Tensor  # where its key and value are written: its position, or the spare one beyond the end
     num_visible: int  # L
     packing: "Packing | None"  # None: all rows have T tokens, and the model sees [B, T]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How N tokens of ragged rows, laid end to end, stand in a B x T rectangle."""
+    """The mapping between N tokens of ragged rows, laid end to end, and a B x T rectangle."""
 
-    packed_N: torch.Tensor  # where each packed token stands in the flattened rectangle
-    unpacked_BT: torch.Tensor  # which packed token stands here; a row's last one where the row has ended
+    packed_N: torch.Tensor  # the index of each packed token in the flattened rectangle
+    unpacked_BT: torch.Tensor  # the packed token at each place; behind the end of a row, its last one
     row_first: torch.Tensor  # [B + 1]: where each row's packed tokens begin, and the last one's end
 
     @classmethod
     def of(cls, lengths: Seq[int], device: torch.device, width: int | None = None) -> "Packing | None":
-        """The packing of rows with these numbers of tokens of `width` (default: the longest); None if all are equal."""
+        """Return the packing of rows of these lengths in a rectangle (default width: the longest); None if equal."""
         if len(set(lengths)) == 1:
             return None
         width, first = width or max(lengths), 0
@@ -70,19 +70,19 @@ class KVCache(Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
 
     def __init__(self, num_slots: int, num_positions: int) -> None:
-        """Room for `num_slots` rows of `num_positions` tokens each."""
-        # Layers know the cache weakly: its memory is given back when nobody holds it, not when a collector comes.
+        """Plan room for `num_slots` rows of `num_positions` tokens each; the first write of a layer allocates it."""
+        # Layers refer to the cache weakly: its memory is freed with its last user, not by the garbage collector.
         super().__init__(layer_class_to_replicate=partial(SlotLayer, ref(self)))
         self.num_slots = num_slots
         self.num_positions = num_positions
-        # One spare position a slot takes what is written past the end (the padding of ragged rows).
+        # One spare position in each slot receives what is written past the end (the padding of ragged rows).
         self.num_allocated = num_positions + 1
         self._plan: Plan | None = None
 
     def plan(
         self, slots_B: torch.Tensor | None, positions_BT: torch.Tensor, longest: int, packing: Packing | None
     ) -> Plan:
-        """What the next forward reads and writes: these positions of these slots; `longest` is the last one's end."""
+        """Set which positions of which slots the next forward reads and writes; `longest` is the longest row's end."""
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
         num_rows, num_tokens = positions_BT.shape
         slots_N = slots[:, None].expand_as(positions_BT).flatten()
@@ -118,7 +118,7 @@ class KVCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchange what stands in two slots, so many positions of each; a length of 0 makes it a copy."""
+        """Exchange the first positions of two slots, as many of each as given; a length of 0 makes it a copy."""
         for stored_SPHD in self._stored():
             kept_PHD = stored_SPHD[second, :second_length].clone()
             stored_SPHD[second, :first_length] = stored_SPHD[first, :first_length]
@@ -126,35 +126,31 @@ class KVCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def is_finite(self, slot: int, length: int) -> bool:
-        """Whether the first `length` positions of a slot hold numbers only. One value comes back from the device."""
+        """Tell whether the first `length` positions of a slot are finite. One value is copied from the device."""
         sums = [stored_SPHD[slot, :length].sum(dtype=torch.float32) for stored_SPHD in self._stored()]
         return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
-        """Clear a slot: a NaN left in a masked position would still poison whoever comes next (0 * NaN)."""
+        """Clear a slot: a NaN left in a masked position would still spoil the next row's logits (0 * NaN)."""
         for stored_SPHD in self._stored():
             stored_SPHD[slot].zero_()
 
-    def visible(self, slot: int, length: int) -> list[tuple[torch.Tensor, ...]]:
-        """Keys and values [length, H, D] of a slot, per layer: what tests compare with a fresh prefill."""
-        return [tuple(stored_SPHD[slot, :length] for stored_SPHD in layer.stored()) for layer in self.layers]
-
     @property
     def num_bytes(self) -> int:
-        """Bytes reserved."""
+        """The number of bytes reserved."""
         return sum(stored.numel() * stored.element_size() for stored in self._stored())
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
-        """All query positions, [B, 1, T, 1]: transformers hands them on to our mask function as they are."""
+        """Return all query positions, [B, 1, T, 1]: transformers passes them to our mask function unchanged."""
         return self._current.positions_BT[:, None, :, None]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """(visible positions, 0): what the mask must cover."""
+        """Return (visible positions, 0), which the mask must cover."""
         return self._current.num_visible, 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Such that model code which adds the query length finds the visible length."""
+        """Return a length from which model code that adds the query length gets the visible length."""
         return self._current.num_visible - self._current.positions_BT.shape[1]
 
     @property
@@ -163,14 +159,14 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._plan
 
     def slot_layer(self, index: int) -> "SlotLayer":
-        """The layer of that number, for who runs layers without transformers' own cache calls."""
+        """Return the layer of that number, for code that runs layers without transformers' own cache calls."""
         while len(self.layers) <= index:
             self.layers.append(SlotLayer(ref(self)))
         layer: SlotLayer = self.layers[index]
         return layer
 
     def _stored(self) -> Iterator[torch.Tensor]:
-        """Keys and values [S, P, H, D] of every layer."""
+        """Yield keys and values [S, P, H, D] of every layer."""
         for layer in self.layers:
             yield from layer.stored()
 
@@ -184,8 +180,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, cache: "ref[KVCache]") -> None:
         super().__init__()
         self._cache_ref = cache
-        # In the order [S, H, P, D] for attention. On CPU they lie so in memory, too: a head's positions end to end are
-        # read twice as fast. On CUDA the positions of a slot lie end to end, as its kernels for ragged rows want it.
+        # Indexed as [S, H, P, D] for attention. On CPU the memory has the same order: a head's positions end to end are
+        # read twice as fast. On CUDA the positions of a slot lie end to end, as the kernels for ragged rows expect.
         self._keys_SHPD: torch.Tensor | None = None
         self._values_SHPD: torch.Tensor | None = None
 
@@ -196,12 +192,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [B, H, T, D] at the planned places; the visible keys and values, [B, H, L, D]."""
+        """Store [B, H, T, D] at the planned places; return the visible keys and values, [B, H, L, D]."""
         self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
         return self.read()
 
     def storage(self, like_NHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [S, H, P, D], allocated for such tokens at the first call."""
+        """Return keys and values [S, H, P, D], allocated for tokens like these at the first call."""
         if self._keys_SHPD is None or self._values_SHPD is None:
             self._keys_SHPD, self._values_SHPD = self._allocate(like_NHD), self._allocate(like_NHD)
         return self._keys_SHPD, self._values_SHPD
@@ -215,13 +211,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             stored_SHPD.transpose(1, 2)[plan.slots_N, plan.written_N] = new_NHD.to(stored_SHPD.dtype)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The visible keys and values of the planned rows, [B, H, L, D]; in place where those are the first slots."""
+        """Return the planned rows' visible keys and values, [B, H, L, D]; no copy if those are the first slots."""
         assert self._keys_SHPD is not None, "write() comes first"
         assert self._values_SHPD is not None
         return self._visible(self._keys_SHPD), self._visible(self._values_SHPD)
 
     def stored(self) -> tuple[torch.Tensor, ...]:
-        """Keys and values as [S, P, H, D]."""
+        """Return keys and values as [S, P, H, D]."""
         if self._keys_SHPD is None or self._values_SHPD is None:
             return ()
         return self._keys_SHPD.transpose(1, 2), self._values_SHPD.transpose(1, 2)
@@ -253,7 +249,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if new_NHD.device.type != "cpu":
             shape = (num_slots, num_positions, num_heads, head_size)
             return torch.zeros(shape, dtype=new_NHD.dtype, device=new_NHD.device).transpose(1, 2)
-        # Over-reserving costs nothing: memory is taken as it is written.
+        # Reserving too much costs nothing: memory is taken as it is written.
         shape = (num_slots, num_heads, num_positions, head_size)
         num_bytes = int(np.prod(shape)) * new_NHD.element_size()
         return zeros_in_small_pages(num_bytes).view(new_NHD.dtype).view(shape)

@@ -1,11 +1,11 @@
-"""How prompts share forwards: rows go end to end, longest first, at most so many tokens at once."""
+"""Prefill batches: prompts share forwards end to end, longest first, up to a number of tokens."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
-_SMALL_RECTANGLE = 256  # tokens of rows x longest row for whose attention a forward of its own is too much
+_SMALL_RECTANGLE = 256  # rows x longest row; attention over a smaller rectangle is cheaper than a forward of its own
 
 
 class Piece(NamedTuple):
@@ -20,12 +20,12 @@ def batches(
     slots: Seq[int],
     token_ids: Seq[Seq[int]],
     starts: Seq[int] | None,
-    goes_with: Callable[[list[int], list[Piece]], bool],
+    may_join: Callable[[list[int], list[Piece]], bool],
 ) -> Iterator[list[Piece]]:
-    """The pieces of each forward. Rows without tokens need none; starts are 0 by default.
+    """Yield the pieces of each forward. Rows without tokens have none; starts are 0 by default.
 
-    `goes_with` says whether a row may stand beside longer ones: attention by torch runs over the rectangle of rows x
-    longest row, so there rows much shorter than the longest go into the next forward.
+    `may_join` tells whether a row may share a forward with longer ones: attention by torch runs over the rectangle of
+    rows x longest row, so there rows much shorter than the longest wait for the next forward.
     """
     firsts = [0] * len(slots) if starts is None else list(starts)
     rest = [Piece(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
@@ -36,7 +36,7 @@ def batches(
         room = PREFILL_TOKENS
         for row, slot, first in rest:
             num_taken = min(room, len(row))
-            if batch and (num_taken < len(row) <= PREFILL_TOKENS or not goes_with(row, batch)):
+            if batch and (num_taken < len(row) <= PREFILL_TOKENS or not may_join(row, batch)):
                 num_taken = 0
             if num_taken:
                 batch.append(Piece(row[:num_taken], slot, first))
@@ -47,12 +47,12 @@ def batches(
         rest = later
 
 
-def may_go_with(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
-    """Whether a row may stand beside longer ones: for a model that takes packed rows or not, in our kernels or not."""
+def may_join_batch(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
+    """Tell whether a row may share a forward with longer ones, depending on how the model runs."""
     width = len(batch[0].tokens)
     if not packs_rows:
         return len(row) == width
-    if is_fused:  # their attention knows no rectangle
+    if is_fused:  # our kernels' attention has no rectangle
         return True
     rectangle = width * (len(batch) + 1)
     return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other.tokens) for other in batch) + len(row))

@@ -1,9 +1,9 @@
-"""The slot attention that transformers' own model files call: their mask rule, our rows.
+"""The slot attention that transformers' own model files call, with their mask rule and our rows.
 
 A model file picks its mask rule (causal, sliding, chunked) as a function of query and key positions. We evaluate that
 rule with each row's own query positions and run scaled dot-product attention over the slots, so ragged rows need
 neither padding nor changes to any model. Query heads that share a KV head are packed into the query length: repeating
-keys and values is 4 to 24 times slower on CPU.
+keys and values would be 4 to 24 times slower on CPU.
 
 Shapes: B rows, Q query heads, H KV heads, G = Q / H, T tokens a row, N tokens of packed rows, L visible positions, D
 head size.
@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from decoding.cache.kv_cache import Plan
 
-# Neutral on purpose: transformers searches the name for "sdpa", "flash" and the like.
+# The name is neutral on purpose: transformers searches it for "sdpa", "flash" and the like.
 SLOT_ATTENTION = "dray_slot"
 SLOT_MASK_ONLY = "dray_slot_mask"
 
@@ -27,7 +27,7 @@ SLOT_MASK_ONLY = "dray_slot_mask"
 def install(model: PreTrainedModel) -> None:
     """Make `model`, loaded with eager attention, attend through slots.
 
-    A few older models (BLOOM, Falcon, GPT-J, ...) have their attention built in; they keep it and get only our mask.
+    A few older models (BLOOM, Falcon, GPT-J, ...) have their attention built in; they keep it and use only our mask.
     """
     AttentionMaskInterface.register(SLOT_ATTENTION, slot_mask)
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)
@@ -47,7 +47,7 @@ def uninstall(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Without the warning for models whose attention cannot be replaced: `install` handles those."""
+    """Silence the warning about models whose attention cannot be replaced: `install` handles those."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -57,7 +57,7 @@ def _silenced() -> Iterator[None]:
 
 
 def additive_slot_mask(dtype: torch.dtype = torch.float32, **arguments: Any) -> torch.Tensor:
-    """`slot_mask` as eager attention adds it: 0 where a key is visible, the lowest number where not."""
+    """Return `slot_mask` as eager attention adds it: 0 where a key is visible, else the lowest number."""
     visible = slot_mask(**arguments)
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
@@ -72,7 +72,7 @@ def slot_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> torch.Tensor:
-    """The model's mask rule at these rows' positions, bool [B, 1, T, L].
+    """Evaluate the model's mask rule at these rows' positions, bool [B, 1, T, L].
 
     `q_offset` is the position of the first query, or from a KVCache all query positions [B, 1, T, 1]: packed rows look
     like one long row to the model file, but not to its mask.
@@ -82,7 +82,7 @@ def slot_mask(
         queries, num_rows, q_length = q_offset, q_offset.shape[0], q_offset.shape[2]
     else:
         queries, num_rows = q_offset + torch.arange(q_length, device=device)[:, None], batch_size
-    # The rule may look up its row's padding, which nobody has; to the model file packed rows are all row 0.
+    # The rule may look up the padding of its row, but no row has any. To the model file, packed rows are all row 0.
     rows_B111 = torch.arange(num_rows, device=device).clamp(max=batch_size - 1)[:, None, None, None]
     heads = torch.zeros(1, dtype=torch.long, device=device)[:, None, None]
     keys = kv_offset + torch.arange(kv_length, device=device)
@@ -102,9 +102,9 @@ def slot_attention(
     slot_plan: Plan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of query [B, Q, T, D] over key and value [B, H, L, D], as [B, T, Q, D].
+    """Compute attention of query [B, Q, T, D] over key and value [B, H, L, D]; return [B, T, Q, D].
 
-    Packed rows come as query [1, Q, N, D] and go as [1, N, Q, D]; only the attention itself sees the rectangle.
+    Packed rows come as query [1, Q, N, D] and return as [1, N, Q, D]; only the attention itself sees the rectangle.
     """
     packing = None if slot_plan is None else slot_plan.packing
     if packing is not None:
@@ -132,7 +132,7 @@ def slot_attention(
 def _pack(
     per_query: torch.Tensor | None, batch_size: int, num_kv_heads: int, group: int, num_tokens: int, num_visible: int
 ) -> torch.Tensor | None:
-    """[b, 1 | H | Q, T, L] -> [B, 1 | H, G * T, L], to stand beside packed queries."""
+    """Reshape [b, 1 | H | Q, T, L] to [B, 1 | H, G * T, L], which fits packed queries."""
     if per_query is None or group == 1:
         return per_query
     if per_query.shape[1] == 1:
@@ -151,7 +151,7 @@ def _explicit(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention with what the fused kernels lack: soft-capped logits (Gemma 2), a sink per head, a position bias."""
+    """Compute attention with what torch's lacks: soft-capped logits (Gemma 2), a sink per head, a position bias."""
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

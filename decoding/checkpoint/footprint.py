@@ -14,7 +14,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes. What a forward needs beside them for a moment depends on device and shapes, and is not here."""
+    """Numbers of bytes. What a forward needs for a moment depends on device and shapes, and is not included."""
 
     weights: int
     cache_per_token: int  # keys and values of one token in one slot, over all layers
@@ -23,12 +23,12 @@ class Footprint:
 
     @property
     def cache(self) -> int:
-        """Keys and values of all slots; each has a spare position beyond its end."""
+        """Bytes of keys and values of all slots, each with a spare position beyond its end."""
         return self.cache_per_token * self.num_slots * (self.max_model_len + 1)
 
     @property
     def total(self) -> int:
-        """Weights and cache."""
+        """Bytes of weights and cache together."""
         return self.weights + self.cache
 
     def __str__(self) -> str:
@@ -39,15 +39,15 @@ class Footprint:
 
 
 def footprint(folder: str, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-    """Of the model in `folder`, whose weights and cache have this dtype (float32, bfloat16, float16).
+    """Return the footprint of the model in `folder` if weights and cache have this dtype (float32, bfloat16, float16).
 
-    Raises ValueError if the model cannot be run. The network is made without its weights, on no device.
+    Raises ValueError if the model cannot be run. The network is built without its weights, on torch's meta device.
     """
     return footprint_of(load_config(folder), dtype, num_slots, max_model_len)
 
 
 def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-    """As `footprint`, of a configuration."""
+    """Return the footprint of a model with this configuration, as `footprint` does."""
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)

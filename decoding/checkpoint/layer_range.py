@@ -1,4 +1,4 @@
-"""LayerRange: which of a model's layers a stage has."""
+"""LayerRange: the layers of a model that a stage has."""
 
 from dataclasses import dataclass
 
@@ -17,17 +17,17 @@ class LayerRange:
 
     @classmethod
     def whole(cls, num_layers: int) -> "LayerRange":
-        """All of them."""
+        """Return the range of all layers."""
         return cls(0, num_layers, num_layers)
 
     @property
     def has_embedding(self) -> bool:
-        """Whether tokens come in, not hidden states."""
+        """Whether the input is tokens, not hidden states."""
         return self.first == 0
 
     @property
     def has_head(self) -> bool:
-        """Whether logits go out, not hidden states."""
+        """Whether the output is logits, not hidden states."""
         return self.end == self.num_layers
 
     def __contains__(self, layer: int) -> bool:
@@ -35,9 +35,9 @@ class LayerRange:
 
 
 def cut(num_layers: int, num_stages: int) -> list[LayerRange]:
-    """The ranges of so many stages, as equal as can be; a remainder goes to the middle, away from embedding and head.
+    """Cut a model into stages of equal size; a remainder goes to the middle, away from embedding and head.
 
-    Raises ValueError where there are fewer layers than stages.
+    Raises ValueError if there are fewer layers than stages.
     """
     if not 1 <= num_stages <= num_layers:
         raise ValueError(

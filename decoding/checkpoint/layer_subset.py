@@ -1,8 +1,8 @@
 """A transformers network with a range of its layers, through the same load path: hidden states in, hidden states out.
 
-The model file is not changed. While the network is built, which is before any weight is read, the other layers are
-replaced by stand-ins without weights, so that the loader never reads theirs; layers keep their numbers. What comes in
-is put in front of the first own layer by a hook, and what the last own layer gives ends the forward right there.
+The model file is not changed. While the network is built, before any weight is read, the other layers are replaced by
+stand-ins without weights, so that the loader never reads theirs; layers keep their numbers. A hook feeds the incoming
+hidden states to the first own layer, and another ends the forward after the last one.
 
 Shapes: B rows, T tokens, H hidden size, E embedding size.
 """
@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decoding.checkpoint.layer_range import LayerRange
 
-# What a layer may be handed besides the hidden states: all of it follows from positions, slots and the mask. Anything
-# else (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
-_MAY_BE_HANDED = {
+# The arguments of a layer besides the hidden states that are allowed: all follow from positions, slots and the mask.
+# Any other (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
+_ALLOWED_ARGUMENTS = {
     "alibi",
     "attention_mask",
     "cache_position",
@@ -40,9 +40,9 @@ class CannotCutError(ValueError):
 
 
 class _Absent(torch.nn.Module):
-    """In the place of a module that is on another stage, with its plain attributes.
+    """A stand-in for a module that is on another stage, with its plain attributes.
 
-    Models look their mask up by a layer's attention_type, and transformers' tensor parallelism a head's out_features.
+    Models choose the mask by a layer's attention_type; transformers' tensor parallelism reads a head's out_features.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -53,9 +53,9 @@ class _Absent(torch.nn.Module):
 
 
 class _StandIn(_Absent):
-    """In the place of a layer: hands on what it gets.
+    """A stand-in for a layer, which passes its input on.
 
-    As a tuple, which is what some models unpack; to others it is what the next stand-in gets. No one computes with it.
+    It returns a tuple, because some models unpack one; in others the next stand-in gets it. Nothing computes with it.
     """
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -63,26 +63,26 @@ class _StandIn(_Absent):
 
 
 class _Nothing(_Absent):
-    """In the place of an embedding or a head."""
+    """A stand-in for an embedding or a head."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("only the first stage embeds, and only the last one has a head")
 
 
 class _LeftError(Exception):
-    """Not an error: the last own layer is done, and nothing behind it is wanted."""
+    """Not an error: it ends a forward after the last own layer."""
 
     def __init__(self, hidden_BTH: torch.Tensor) -> None:
         self.hidden_BTH = hidden_BTH
 
 
 def num_layers(config: PretrainedConfig) -> int:
-    """How many layers a model of this configuration has."""
+    """Return how many layers a model of this configuration has."""
     return int(config.get_text_config().num_hidden_layers)
 
 
 def check_can_be_cut(config: PretrainedConfig, name: str) -> None:
-    """Raise CannotCutError for a model that says itself that its layers share state."""
+    """Raise CannotCutError for a model whose configuration says that its layers share state."""
     text_config = config.get_text_config()
     for field in _SHARED_STATE:
         value = getattr(text_config, field, None)
@@ -94,7 +94,7 @@ def check_can_be_cut(config: PretrainedConfig, name: str) -> None:
 
 
 def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrainedModel]:
-    """The model class of this configuration, with only these layers; `from_pretrained` works as ever."""
+    """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
     if isinstance(whole, tuple | list):
         named = {each.__name__: each for each in whole}
@@ -111,7 +111,7 @@ class StageNetwork:
     """Runs the layers of a network made by `stage_class`."""
 
     def __init__(self, network: PreTrainedModel, layers: LayerRange) -> None:
-        """Take over `network`; its layers carry our hooks from here on."""
+        """Take over `network`; its layers get our hooks."""
         self.network, self._layers = network, layers
         modules = layer_list(network, layers.num_layers)
         self._embedding_size = _embedding_size(network)
@@ -122,7 +122,7 @@ class StageNetwork:
             modules[layers.end - 1].register_forward_hook(self._leave)
 
     def run(self, fed: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """What this range makes of tokens [B, T] (first stage) or hidden states [B, T, H]: logits, or hidden states."""
+        """Run tokens [B, T] (first stage) or hidden states [B, T, H]; return logits (last stage) or hidden states."""
         if self._layers.has_embedding:
             arguments = {"input_ids": fed}
         else:
@@ -159,17 +159,17 @@ class StageNetwork:
         foreign = sorted(
             name
             for name, value in handed.items()
-            if name not in _MAY_BE_HANDED and not isinstance(value, bool | int | float | str | None)
+            if name not in _ALLOWED_ARGUMENTS and not isinstance(value, bool | int | float | str | None)
         )
         if foreign:
             raise CannotCutError(
-                f"{type(self.network).__name__} cannot be cut into stages: its layers are handed {', '.join(foreign)}, "
+                f"{type(self.network).__name__} cannot be cut into stages: its layers are passed {', '.join(foreign)}, "
                 "which no stage but the first has; run it whole (stages.count 1, stages.tensor_parallel 1)"
             )
 
 
 def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList:
-    """The list with all decoder layers of a network, stand-ins among them."""
+    """Return the list of all decoder layers of a network, stand-ins included."""
     lists = [
         module
         for name, module in network.named_modules()
@@ -199,11 +199,11 @@ def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:
             modules[index] = _StandIn(layer)
     embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
     is_tied = bool(network.all_tied_weights_keys)
-    network._keys_to_ignore_on_load_unexpected = {".*"}  # the other stages' weights; what is missing is refused
+    network._keys_to_ignore_on_load_unexpected = {".*"}  # the other stages' weights; missing weights are an error
     if not layers.has_head:
         _replace(network, head, _Nothing(head))
-        network.all_tied_weights_keys = {}  # nothing left to be tied, and the loader would look for it
-    if not layers.has_embedding and not (layers.has_head and is_tied):  # there it is the head's own weight
+        network.all_tied_weights_keys = {}  # nothing is left to be tied, and the loader would look for it
+    if not layers.has_embedding and not (layers.has_head and is_tied):  # then it is the head's own weight
         _replace(network, embedding, _Nothing(embedding))
 
 

@@ -22,11 +22,12 @@ def load_network(
     network_class: Callable[[PretrainedConfig], Any] | None = None,
     num_ranks: int = 1,
 ) -> tuple[PreTrainedModel, frozenset[int]]:
-    """The network at `path` with its weights, and the token ids that end a text. Raises ValueError if it cannot be.
+    """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
-    Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the checkpoint's
-    own dtype. `network_class` says which class to make of the configuration; transformers' own unless given. With
-    `num_ranks` above 1, this process's share of the weights (`decoding/checkpoint/rank.py` comes first).
+    Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
+    CPU, elsewhere the checkpoint's own. `network_class` chooses the class for a configuration (default: transformers'
+    own). With `num_ranks` above 1 this process, which has joined the others (`decoding/checkpoint/rank.py`), loads its
+    share of the weights.
     """
     path = model_folder(path)
     config = load_config(path)

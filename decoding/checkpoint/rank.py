@@ -1,8 +1,8 @@
-"""Rank: this process as one of several that share out every layer of a network, by transformers' tensor parallelism.
+"""Rank: this process as one of several that shard every layer of a network, by transformers' tensor parallelism.
 
 All ranks run the same forwards in the same order, each over its share of the heads and of the inner neurons; within a
-forward they add up what they have (torch.distributed: NCCL between GPUs, gloo on CPU). Each keeps the keys and values
-of the heads that it computes, so a slot cache holds for shared-out layers as it does for whole ones.
+forward they sum their partial results (torch.distributed: NCCL between GPUs, gloo on CPU). Each rank keeps the keys and
+values of the heads that it computes, so a slot cache works for sharded layers as it does for whole ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from decoding.device import Device, pick_device
 
 # Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
 # compute. A measurement at load could not find a wrong plan of transformers: it has no whole model to compare with.
-SHARED_OUT = frozenset(
+SHARDABLE_MODEL_TYPES = frozenset(
     {
         "gemma2",
         "gemma3_text",
@@ -41,10 +41,10 @@ SHARED_OUT = frozenset(
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def open_meeting_place(num_ranks: int) -> TCPStore:
-    """Where so many ranks of this host meet: `meet` its `port`. It ends with the process that holds it.
+def open_rank_store(num_ranks: int) -> TCPStore:
+    """Open the store through which `num_ranks` ranks of this host meet, at its `port`; it ends with this process.
 
-    Whoever reaches the port may read and write there, as with every process group of torch.distributed.
+    Every process that reaches the port may read and write there, as with all process groups of torch.distributed.
     """
     return TCPStore("127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False)
 
@@ -52,8 +52,8 @@ def open_meeting_place(num_ranks: int) -> TCPStore:
 def meet(port: int, rank: int, num_ranks: int, device: Device, timeout_s: float) -> None:
     """Return when all ranks have met, each on a device of its own (the first that this process sees).
 
-    Here, and in a forward, a rank waits so long for the others, and then raises. Raises ValueError where `device` is
-    not what torch would share layers out over.
+    Here and in every forward a rank waits `timeout_s` for the others, then raises. Raises ValueError if torch would not
+    shard layers over `device`.
     """
     check_device(device, num_ranks)
     place = pick_device(device)
@@ -70,7 +70,7 @@ def meet(port: int, rank: int, num_ranks: int, device: Device, timeout_s: float)
 
 
 def check_device(device: Device, num_ranks: int) -> None:
-    """Raise ValueError where torch would share layers out over other devices than this one."""
+    """Raise ValueError if torch would shard layers over another kind of device than this one."""
     place, shared = pick_device(device).type, torch._C._get_accelerator().type
     if place not in _BACKENDS or place != shared:
         raise ValueError(
@@ -80,14 +80,14 @@ def check_device(device: Device, num_ranks: int) -> None:
         )
 
 
-def check_can_be_shared_out(config: PretrainedConfig, name: str, num_ranks: int) -> None:
-    """Raise ValueError for a model whose layers cannot be shared out over so many ranks."""
+def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) -> None:
+    """Raise ValueError for a model whose layers cannot be sharded over `num_ranks` ranks."""
     text_config: Any = config.get_text_config()
-    if text_config.model_type not in SHARED_OUT:
+    if text_config.model_type not in SHARDABLE_MODEL_TYPES:
         raise ValueError(
             f"{name!r} ({text_config.model_type}) is of a type whose layers are not known to compute the same when "
-            f"they are shared out (known: {', '.join(sorted(SHARED_OUT))}); use stages.tensor_parallel 1, and "
-            "stages.count for a model that is too large"
+            f"they are shared out (known: {', '.join(sorted(SHARDABLE_MODEL_TYPES))}); use stages.tensor_parallel 1, "
+            "and stages.count for a model that is too large"
         )
     if not _shares_heads(text_config.base_model_tp_plan):
         return
@@ -101,11 +101,11 @@ def check_can_be_shared_out(config: PretrainedConfig, name: str, num_ranks: int)
 
 
 def _shares_heads(plan: Mapping[str, str] | None) -> bool:
-    """Whether each rank has heads of its own; some plans put queries, keys and values together again on all of them."""
+    """Tell whether each rank has heads of its own; some plans gather queries, keys and values again on every rank."""
     projections = ("q_proj", "k_proj", "qkv_proj", "query_key_value")
     return any(rule.rsplit(".", 1)[-1] in projections and style == "colwise" for rule, style in (plan or {}).items())
 
 
 def local_share(parameter: torch.Tensor) -> torch.Tensor:
-    """What of a parameter lies in this process."""
+    """Return the part of a parameter that is in this process."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -1,7 +1,8 @@
-"""Which models can be run, decided in two steps: kind errors from the configuration, then a measurement (`probe`).
+"""Supported models: helpful errors from the configuration, before the probe decides by measurement.
 
-The configuration check only makes errors kinder and earlier (before any weight is read). What decides is the probe: the
-model's own plain forward against our slots, with ragged rows, junk tokens, a rollback and a continuation.
+These checks only make errors clearer and earlier (before any weight is read). The probe decides
+(`decoding/network/probe.py`): it compares the model's own plain forward with our slots, with ragged rows, junk tokens,
+a rollback and a continuation. A draft must also share the target's vocabulary.
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -26,7 +27,7 @@ _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
 def model_folder(path: str) -> str:
-    """The folder of the model at `path`: the path itself, or where the hub model of that name is (or is put).
+    """Return the folder of the model at `path`: the path itself, or the (downloaded) hub model of that name.
 
     Raises ValueError if there is neither.
     """
@@ -37,11 +38,13 @@ def model_folder(path: str) -> str:
     try:
         return str(snapshot_download(path, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        raise ValueError(f"no folder {path!r} here, and no hub model of that name to be had: {error}") from error
+        raise ValueError(
+            f"no folder {path!r} here, and no hub model of that name can be downloaded: {error}"
+        ) from error
 
 
 def load_config(path: str) -> PretrainedConfig:
-    """The configuration of the causal language model in the folder `path`; a ValueError says why it cannot be run."""
+    """Load the configuration of the causal language model in `path`; raise a ValueError if it cannot be run."""
     _check_files(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -52,10 +55,10 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """The longest sequence the model may see, or None if its configuration sets no limit.
+    """Return the longest sequence the model may see, or None if its configuration sets no limit.
 
-    Rope types that choose their frequencies from the longest row of a *batch* are capped where they would begin to:
-    beyond that, a row's text would depend on its neighbours.
+    Some rope types choose their frequencies from the longest row of a *batch* beyond a certain length. The limit is
+    that length: beyond it, a row's text would depend on its neighbours.
     """
     text_config = config.get_text_config()
     limit: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -68,12 +71,35 @@ def max_positions(config: PretrainedConfig) -> int | None:
 
 
 def own_window(config: PretrainedConfig) -> int:
-    """How far back a model sees that cuts its window by itself (GPT-Neo: `window_size`); 0 if it does not.
+    """Return the window of a model that cuts it in its own code (GPT-Neo: `window_size`); 0 if it does not.
 
-    Windows under other names go through transformers' mask rules, which `attention` evaluates for each row.
+    Other windows are part of transformers' mask rules, which `slot_attention` evaluates for each row.
     """
     window = getattr(config.get_text_config(), "window_size", None)
     return max(window, 0) if isinstance(window, int) else 0
+
+
+def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size: int) -> None:
+    """Raise a ValueError naming the first token id that means something else to the draft than to the target.
+
+    One may know more ids than the other (padding, added tokens): the draft never proposes an id the target lacks.
+    Without a tokenizer beside both models only the sizes can be compared, and they must be equal.
+    """
+    target_tokens, draft_tokens = _tokens_by_id(target), _tokens_by_id(draft)
+    if target_tokens is None or draft_tokens is None:
+        if target_size != draft_size:
+            raise ValueError(
+                f"the draft {draft!r} has {draft_size} token ids and the target {target!r} has {target_size}, and "
+                "without a tokenizer in both folders they cannot be compared; put the tokenizer files there"
+            )
+        return
+    for token_id in sorted(target_tokens.keys() & draft_tokens.keys()):
+        if target_tokens[token_id] != draft_tokens[token_id]:
+            raise ValueError(
+                f"the draft {draft!r} does not share the vocabulary of the target {target!r}: token id {token_id} is "
+                f"{draft_tokens[token_id]!r} to the draft and {target_tokens[token_id]!r} to the target; "
+                "use a draft of the same family, or drafter 'ngram', which needs no second model"
+            )
 
 
 def _check_files(folder: Path) -> None:
@@ -111,3 +137,11 @@ def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return nested or [parameters]
+
+
+def _tokens_by_id(path: str) -> dict[int, str] | None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return None
+    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}

@@ -5,11 +5,10 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 
 from typing import Literal, assert_never, get_args
 
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
-from decoding.drafters.none import NoDrafter
 from decoding.drafters.suffix import SuffixDrafter
 from decoding.network.language_model import LanguageModel
 
@@ -27,7 +26,7 @@ def make_drafter(
     num_slots: int,
     max_model_len: int,
 ) -> Drafter:
-    """The drafter of that name. Those of `NEED_A_MODEL` need `draft`: the loaded model, or what drafts with it."""
+    """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, or a drafter that has one."""
     if name in NEED_A_MODEL and draft is None:
         raise ValueError(f"drafter {name!r} needs a draft model; name one, or use drafter 'suffix' or 'none'")
     match name:

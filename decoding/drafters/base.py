@@ -1,14 +1,16 @@
-"""Drafter: what proposes tokens. It may be wrong as often as it likes: the target's text does not depend on it.
+"""Drafter: proposes tokens. It may be wrong any number of times: the target's text does not depend on it.
 
-Two sources: a lookup finds tokens in what is written already and costs no forward, so what it offers is known before
-draft lengths are chosen; a draft model takes one forward a token. A drafter has one of them, both, or neither.
+There are two sources. A lookup finds tokens in what is written already and costs no forward, so its offer is known
+before draft lengths are chosen. A draft model takes one forward a token. A drafter has one of them, both, or neither.
 
 What a drafter proposes, and for which rows, may depend on committed tokens and on past acceptance. It must not depend
-on the noise of positions still to come: so under rejection nothing may look at drafted tokens that fell.
+on the noise of positions still to come; therefore, under rejection, nothing may depend on rejected tokens.
 """
 
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
+
+import torch
 
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
@@ -16,60 +18,70 @@ from decoding.sequence import Sequence
 
 
 class Drafter(Protocol):
-    """Proposes continuations of the running rows. Row b of a round stands in slot b. Inherit for what is left out."""
+    """Proposes continuations of the running rows. Row b of a round is in slot b. Inherit to get the empty methods."""
 
-    is_remote: bool = False  # whether it drafts in another process, while this one does something else
+    is_remote: bool = False  # whether it drafts in another process, while this process does other work
 
     @property
     def has_model(self) -> bool:
-        """Whether it can draft tokens with a draft model, a forward each; one that is out of reach may come back."""
+        """Whether a draft model can be used now; one in another process may become unreachable and return."""
         return False
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """A new prompt comes to `slot`; its first `num_shared` tokens stand in slot `donor` (maybe the same one)."""
+        """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
         return None
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """So much of the prompts in these slots, from their beginnings, has been read by the target."""
+        """Read the beginnings of the prompts in these slots, as far as the target has read them."""
         return None
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """The prompts in these slots are complete: their sequences are in every round from here on."""
+        """Take in sequences whose prompts are complete: they take part in every round from now on."""
         return None
 
-    def outlook(self, rows: Rows) -> Seq[Seq[float]] | None:
-        """For each row the chance that the first 1, 2, ... tokens of what a lookup offers all stand; never rising.
+    def lookup_survival(self, rows: Rows) -> Seq[Seq[float]] | None:
+        """Return for each row the chance that the first 1, 2, ... tokens that a lookup offers are all accepted.
 
-        At most rows.num_draft_tokens[b] of them, none where nothing was found. None: this drafter looks nothing up.
+        A list never rises, has at most rows.num_draft_tokens[b] entries, and is empty if nothing was found. A drafter
+        without a lookup returns None.
         """
         return None
 
     def ask(self, rows: Rows) -> None:
-        """Begin to draft for these rows, if that is done elsewhere; `propose` follows, with the same rows."""
+        """Send the request for a draft, if another process drafts; `propose` follows, with the same rows."""
         return None
 
     def propose(self, rows: Rows) -> Draft:
-        """At most rows.num_draft_tokens[b] tokens for row b; none is a fine answer."""
+        """Draft at most rows.num_draft_tokens[b] tokens for row b, or none."""
         ...
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn from a round, whose tokens the rows' sequences hold by now."""
+        """Learn from a round whose tokens have been committed to the rows' sequences."""
         return None
 
     def rest(self) -> None:
-        """Nobody is about to draft: what a draft would have to read may wait until somebody does."""
+        """Postpone reading prompts: no draft is expected soon, and the next one reads what it needs."""
         return None
 
     def swap(self, first: int, second: int) -> None:
-        """Two slots change places; either may have nobody in it, or a prompt that is not complete."""
+        """Exchange what is known of two slots; either may be empty, or hold a prompt that is not complete."""
         return None
 
     def reset(self, slot: int) -> None:
-        """Forget everything numeric about a slot: it has seen a value that is not finite."""
+        """Forget all numbers of a slot, in which a value that is not finite occurred."""
         return None
 
 
+class NoDrafter(Drafter):
+    """Plain decoding, as the empty draft: each round yields the target's own next token."""
+
+    def propose(self, rows: Rows) -> Draft:
+        """Return a draft of no tokens."""
+        keys_B = rows.sampling.keys_B
+        return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * len(keys_B))
+
+
 def swap_entries(table: dict[int, Any], first: int, second: int) -> None:
-    """Exchange what a table holds for two slots; either may have nothing."""
+    """Exchange the entries of a table for two slots; either may be missing."""
     held = {second: table.pop(first, None), first: table.pop(second, None)}
     table.update({slot: value for slot, value in held.items() if value is not None})

@@ -1,13 +1,13 @@
 """Continuations: what followed each context, how often, in bounded memory.
 
 A context is the last few tokens as one number (a hash: a collision costs a wrong guess, never a wrong text). Counts
-live in two generations. New ones go into the younger; when it is full the older one is forgotten and the younger takes
-its place, so that what was not met for a whole generation goes first.
+are kept in two generations. New ones go into the younger. When it is full, the older one is dropped and the younger
+takes its place, so that what did not occur for a whole generation is forgotten first.
 """
 
 from dataclasses import dataclass, field
 
-MAX_ENTRIES = 200_000  # counts in a generation; two of them take at most about 70 MB
+_MAX_ENTRIES = 200_000  # counts in a generation; two of them take at most about 70 MB
 _ONE = 1 << 32  # a context with a single continuation is one int: count * _ONE + token
 _TOKEN = _ONE - 1
 
@@ -25,28 +25,30 @@ class _Several:
 class _Generation:
     known: dict[int, "int | _Several"] = field(default_factory=dict)
     num_entries: int = 0
-    writers: dict[int, int | None] = field(default_factory=dict)  # noise key -> who wrote with it; None: several
+    writers: dict[int, int | None] = field(
+        default_factory=dict
+    )  # noise key -> the row that wrote with it; None: several
 
 
 class Continuations:
-    """Counts of (context, next token)."""
+    """The counts of (context, next token) pairs."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
         """Keep between `max_entries` and twice as many counts."""
         self._max_entries = max_entries
         self._young, self._old = _Generation(), _Generation()
 
     @property
     def num_entries(self) -> int:
-        """Counts held."""
+        """The number of counts held."""
         return self._young.num_entries + self._old.num_entries
 
     def __contains__(self, context: int) -> bool:
-        """Whether anything followed it."""
+        """Tell whether any token followed a context."""
         return context in self._young.known or context in self._old.known
 
     def add(self, context: int, token_id: int) -> None:
-        """One more time `token_id` followed `context`."""
+        """Count that `token_id` followed `context` once more."""
         young = self._young
         known = young.known.get(context)
         if known is None:
@@ -71,7 +73,7 @@ class Continuations:
             self._old, self._young = young, _Generation()
 
     def best(self, context: int) -> tuple[int, int, int] | None:
-        """The token that followed most often, how often, and how often anything did; None if nothing ever did."""
+        """Return the most frequent next token, its count, and the count of all; None if no token ever followed."""
         young, old = self._young.known.get(context), self._old.known.get(context)
         if old is None:
             return None if young is None else _best(young)
@@ -84,13 +86,13 @@ class Continuations:
         return token, count, total + other_total
 
     def sign(self, noise_key: int, writer: int) -> None:
-        """Note that what is added now was written by `writer` with this noise."""
+        """Record that what is added now was written by `writer` with this noise."""
         writers = self._young.writers
         if writers.setdefault(noise_key, writer) != writer:
             writers[noise_key] = None
 
     def holds_another(self, noise_key: int, writer: int) -> bool:
-        """Whether anything here was written with this noise by somebody else."""
+        """Tell whether anything here was written with this noise by another row."""
         return any(g.writers.get(noise_key, writer) != writer for g in (self._young, self._old))
 
 

@@ -1,13 +1,13 @@
-"""HybridDrafter: per row and round either what a lookup offers, or what the draft model drafts and what follows it.
+"""HybridDrafter: a row drafts either what a lookup offers, or what the draft model writes plus a looked-up extension.
 
-Which of the two a row takes is the schedule's choice (`rows.looks_up`), by expected tokens: the lookup states the
-chance that its tokens stand (`SuffixDrafter`), the draft model has the row's running acceptance. Rows that look up cost
-no draft steps; the draft model catches up with them when they return to it.
+The schedule chooses a row's source in each round (`rows.uses_lookup`) by expected tokens: the lookup states the chance
+that its tokens are accepted (`SuffixDrafter`), the draft model has the row's running acceptance. A row that takes the
+lookup costs no draft steps; the draft model reads the tokens it missed when the row returns to it.
 
-Behind the model's tokens a lookup goes on with the text as if they stood (`rows.tails`): that is longer than the model
-can draft in the time, and the model has led it past the place where texts part. Under rejection these tokens are point
-masses that follow from the drafted ones before them. Whether one is proposed at all depends on those, too, but not on
-itself, and that is what losslessness asks for.
+Behind the model's tokens the lookup continues the text as if they were accepted (`rows.extension_limits`). The draft
+becomes longer than the model could make it in the time, and the model has led it past the place where texts differ.
+Under rejection these tokens are point masses that follow from the drafted ones before them. Whether one is proposed at
+all depends on those, too, but not on itself; losslessness asks for no more.
 """
 
 from collections.abc import Sequence as Seq
@@ -25,7 +25,7 @@ from decoding.sequence import Sequence
 
 @dataclass
 class SourceCounts:
-    """What came from one source, and what of it stood."""
+    """How much was drafted by one source, and how much of it was accepted."""
 
     num_drafts: int = 0  # rows and rounds
     num_draft_tokens: int = 0
@@ -42,11 +42,11 @@ class HybridDrafter(Drafter):
     """A lookup and a draft model, side by side and one behind the other."""
 
     def __init__(self, lookup: SuffixDrafter, model: Drafter) -> None:
-        """Take over both. `model` is one with a draft model, here or in another process."""
+        """Take over both. `model` is a drafter with a draft model, here or in another process."""
         self._lookup, self._model = lookup, model
         self.is_remote = model.is_remote
-        self._tails: dict[int, tuple[int, Offer]] = {}  # by slot: the model's tokens, and what was added to them
-        self.counts = {"lookup": SourceCounts(), "model": SourceCounts(), "tail": SourceCounts()}
+        self._extensions: dict[int, tuple[int, Offer]] = {}  # by slot: length of the model's draft, the rest
+        self.counts = {"lookup": SourceCounts(), "model": SourceCounts(), "extension": SourceCounts()}
 
     @property
     def has_model(self) -> bool:
@@ -54,36 +54,36 @@ class HybridDrafter(Drafter):
         return self._model.has_model
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Only the draft model reads prompts before they are complete."""
+        """Prepare the draft model; the lookup reads only complete prompts."""
         self._model.begin(slot, donor, num_shared)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Only the draft model reads prompts before they are complete."""
+        """Let the draft model read; the lookup reads only complete prompts."""
         self._model.prefill(slots, prompts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Both take them in."""
+        """Take the sequences into both sources."""
         self._lookup.admit(slots, sequences)
         self._model.admit(slots, sequences)
 
-    def outlook(self, rows: Rows) -> list[list[float]]:
-        """The lookup's."""
-        return self._lookup.outlook(rows)
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
+        """Return the chances of the lookup's tokens."""
+        return self._lookup.lookup_survival(rows)
 
     def ask(self, rows: Rows) -> None:
-        """Only the draft model takes time."""
+        """Send the draft model's request; the lookup takes no time."""
         self._model.ask(self._for_model(rows))
 
     def propose(self, rows: Rows) -> Draft:
-        """Each row's tokens from its own source. Under rejection a looked-up token's law is a point mass on it."""
-        self._tails = {}
-        looked_up = self._lookup.propose(rows.limited(rows.looks_up))
+        """Draft each row from its own source. Under rejection a looked-up token counts as a point mass."""
+        self._extensions = {}
+        looked_up = self._lookup.propose(rows.limited(rows.uses_lookup))
         drafted = self._model.propose(self._for_model(rows))
-        assert drafted.most_B is not None
-        if not any(drafted.most_B):
+        assert drafted.max_draft_tokens_B is not None
+        if not any(drafted.max_draft_tokens_B):
             return looked_up
-        if any(tail.most for tail in rows.tails):
-            looked_up = self._with_tails(rows, looked_up, drafted)
+        if any(extension.max_tokens for extension in rows.extension_limits):
+            looked_up = self._with_extensions(rows, looked_up, drafted)
         num_by_model_B1 = drafted.num_draft_tokens_B[:, None]
         width = max(looked_up.token_ids_BK.shape[1], drafted.token_ids_BK.shape[1])
         is_drafted_BK = torch.arange(width, device=num_by_model_B1.device) < num_by_model_B1
@@ -94,61 +94,61 @@ class HybridDrafter(Drafter):
             probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
             point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
             probs_BKV = torch.where(is_drafted_BK[..., None], probs_BKV, point_masses_BKV)
-        assert looked_up.most_B is not None
+        assert looked_up.max_draft_tokens_B is not None
         return Draft(
             token_ids_BK,
             torch.maximum(looked_up.num_draft_tokens_B, drafted.num_draft_tokens_B),
             probs_BKV,
-            most_B=tuple(map(max, looked_up.most_B, drafted.most_B)),
+            max_draft_tokens_B=tuple(map(max, looked_up.max_draft_tokens_B, drafted.max_draft_tokens_B)),
         )
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """The lookup learns all new tokens, but only of its own drafts what they were worth."""
-        own_drafted = [n if up else 0 for up, n in zip(rows.looks_up, num_drafted, strict=True)]
+        """Teach the lookup all new tokens, and the acceptance of its own drafts."""
+        own_drafted = [n if up else 0 for up, n in zip(rows.uses_lookup, num_drafted, strict=True)]
         self._lookup.observe(rows, own_drafted, num_accepted)
-        for slot, (looks_up, drafted, accepted) in enumerate(
-            zip(rows.looks_up, num_drafted, num_accepted, strict=True)
+        for slot, (uses_lookup, drafted, accepted) in enumerate(
+            zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
         ):
-            if looks_up:
+            if uses_lookup:
                 self.counts["lookup"].add(drafted, accepted)
                 continue
-            by_model, tail = self._tails.get(slot, (drafted, None))
+            by_model, extension = self._extensions.get(slot, (drafted, None))
             self.counts["model"].add(min(drafted, by_model), min(accepted, by_model))
-            if tail is not None and accepted >= by_model:
-                self.counts["tail"].add(drafted - by_model, accepted - by_model)
-                self._lookup.learn_worth(tail, drafted - by_model, accepted - by_model)
+            if extension is not None and accepted >= by_model:
+                self.counts["extension"].add(drafted - by_model, accepted - by_model)
+                self._lookup.learn_acceptance(extension, drafted - by_model, accepted - by_model)
 
     def rest(self) -> None:
-        """Only the draft model reads prompts."""
+        """Postpone reading prompts in the draft model; the lookup has no need to."""
         self._model.rest()
 
     def swap(self, first: int, second: int) -> None:
-        """Both exchange what they know."""
+        """Exchange the slots in both sources."""
         self._lookup.swap(first, second)
         self._model.swap(first, second)
 
     def reset(self, slot: int) -> None:
-        """Only the draft model holds numbers."""
+        """Clear the slot of the draft model; the lookup holds no numbers."""
         self._model.reset(slot)
 
     @staticmethod
     def _for_model(rows: Rows) -> Rows:
-        return rows.limited([not looks_up for looks_up in rows.looks_up])
+        return rows.limited([not uses_lookup for uses_lookup in rows.uses_lookup])
 
-    def _with_tails(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
-        """The looked-up tokens, and those behind the model's, at the places where they stand in the whole draft."""
-        assert drafted.most_B is not None
+    def _with_extensions(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
+        """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft."""
+        assert drafted.max_draft_tokens_B is not None
         tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
         counts = looked_up.num_draft_tokens_B.tolist()
         for slot, (planned, num_finite) in enumerate(
-            zip(drafted.most_B, drafted.num_draft_tokens_B.tolist(), strict=True)
+            zip(drafted.max_draft_tokens_B, drafted.num_draft_tokens_B.tolist(), strict=True)
         ):
-            if planned and planned == num_finite and rows.tails[slot].most:
+            if planned and planned == num_finite and rows.extension_limits[slot].max_tokens:
                 by_model = tokens[slot][:planned]
-                tail = self._lookup.continue_draft(slot, by_model, rows.tails[slot], rows.verification)
-                self._tails[slot] = (planned, tail)
-                if tail.tokens:
-                    found[slot] = [*by_model, *tail.tokens]
+                extension = self._lookup.continue_draft(slot, by_model, rows.extension_limits[slot], rows.verification)
+                self._extensions[slot] = (planned, extension)
+                if extension.tokens:
+                    found[slot] = [*by_model, *extension.tokens]
                     counts[slot] = len(found[slot])
         return point_masses([row[:n] for row, n in zip(found, counts, strict=True)], rows.sampling.keys_B.device)
 

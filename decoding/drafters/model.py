@@ -1,11 +1,11 @@
 """ModelDrafter: a small language model that drafts token by token, under the target's own sampling parameters.
 
 Its first step reads every committed token that its cache lacks: the newest one, and after full acceptance also the last
-drafted one, which it never saw. The same forward fills that hole without a branch. A row that was left out for some
-rounds lacks more; a row that lacks much is caught up with first, alone.
+drafted one, which it never read. The same forward fills that hole without a branch. A row that was left out for some
+rounds lacks more tokens; a row that lacks many reads most of them in a forward of its own first.
 
-Rows that draft less than others leave once at most half of a step's rows still draft: a step over any rows but the
-first so many must copy their keys and values together, which is not worth it for fewer.
+Rows that have drafted enough leave the steps only when at most half of a step's rows still draft: a step over other
+rows than the first slots must gather their keys and values, which does not pay for fewer.
 
 Shapes: B rows, N of them in a step, T tokens of the first step, K drafted tokens, V vocabulary of the target.
 """
@@ -22,10 +22,10 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft, draw_draft
 from decoding.sequence import Sequence
 
-_MOST_IN_A_STEP = 32  # tokens that a row may lack and still read them in the first step, beside the other rows
-_CHUNK = 512  # tokens of each row that are caught up with in one forward: bounds its memory
-_IDLE_ROUNDS = 16  # rounds with hardly a draft after which new prompts are not read before somebody drafts
-_FEW = 4  # one row in so many, or fewer: hardly a draft
+_MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
+_CHUNK = 512  # missed tokens of a row to read in one forward: bounds its memory
+_IDLE_ROUNDS = 16  # rounds with hardly a draft after which prompts are read only when a row drafts
+_FEW = 4  # if at most one row in this many drafts, there is hardly a draft
 
 
 class ModelDrafter(Drafter):
@@ -36,38 +36,37 @@ class ModelDrafter(Drafter):
     def __init__(
         self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
     ) -> None:
-        """`vocab_size` is the target's: ids the target lacks are never proposed, ids the draft lacks are fed as 0.
+        """Allocate a cache. `vocab_size` is the target's; no other ids are proposed. Ids the draft lacks are read as 0.
 
-        Under rejection a token is drawn from its `most_candidates` best (0: from all), and the law says so: what a
-        law has to name is then bounded, for whoever must send it.
+        Under rejection a token is drawn from the `most_candidates` best ones (0: from all), and the stated distribution
+        says so. That bounds the size of the distribution for a drafter that must send it to another process.
         """
         self._model = model
         self._most_candidates = most_candidates
         self._vocab_size = vocab_size
         self._max_len = min(max_model_len, model.max_positions or max_model_len)
-        self._num_ingested: dict[int, int] = {}  # positions whose keys and values are sure to be right, per slot
-        self._is_finite_S = torch.ones(
-            num_slots, dtype=torch.bool, device=model.device
-        )  # a slot that was not is silent
+        self._num_ingested: dict[int, int] = {}  # per slot, positions whose keys and values are known to be right
+        # A slot with a value that is not finite drafts nothing.
+        self._is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=model.device)
         self._num_idle_rounds = 0
         model.allocate(num_slots, max_model_len)
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Copy as much of the donor's prefix as stands here and is finite; `prefill` computes the rest."""
+        """Copy the donor's prefix as far as it is cached and finite; `prefill` computes the rest."""
         assert self._model.cache is not None
         if not self._is_finite_S[slot]:
             self.reset(slot)
-        num_standing = 0
+        num_copied = 0
         if donor is not None and self._is_finite_S[donor]:
-            num_standing = min(num_shared, self._num_ingested.get(donor, 0))
-            if not self._model.cache.is_finite(donor, num_standing):
-                num_standing = 0
+            num_copied = min(num_shared, self._num_ingested.get(donor, 0))
+            if not self._model.cache.is_finite(donor, num_copied):
+                num_copied = 0
             elif donor != slot:
-                self._model.cache.copy(donor, slot, num_standing)
-        self._num_ingested[slot] = num_standing
+                self._model.cache.copy(donor, slot, num_copied)
+        self._num_ingested[slot] = num_copied
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Feed what the slots lack of these tokens; while nobody drafts, leave that for when somebody does."""
+        """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
         if self._num_idle_rounds >= _IDLE_ROUNDS:
             return
         known = [self._known(prompt[: self._max_len]) for prompt in prompts]
@@ -78,31 +77,31 @@ class ModelDrafter(Drafter):
             self._num_ingested[slot] = max(len(prompt), self._num_ingested.get(slot, 0))
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Feed all but the newest token of each sequence, where `prefill` has not done so."""
+        """Read all but the newest token of each sequence, unless `prefill` has done so."""
         for slot in slots:
             self._num_ingested.setdefault(slot, 0)
         self.prefill(slots, [sequence.token_ids[:-1] for sequence in sequences])
 
     def propose(self, rows: Rows) -> Draft:
-        """Drafted tokens with, for rejection, the law each was drawn from. Rows beyond the draft's context get none."""
+        """Draft tokens, and for rejection state what each was drawn from; none for rows beyond the draft's context."""
         lengths = [len(sequence) for sequence in rows.sequences]
         limits = [
             max(0, min(limit, self._max_len - length))
             for limit, length in zip(rows.num_draft_tokens, lengths, strict=True)
         ]
         for slot, length in enumerate(lengths):
-            # What the cache holds from the newest token on is the draft's own guess. Also in a round without a draft:
-            # the round after it would take that guess for the committed token.
+            # From the newest token on the cache holds the draft's own guess. This must be forgotten in a round without
+            # a draft, too: the next round would take the guess for the committed token.
             self._num_ingested[slot] = min(self._num_ingested[slot], length - 1)
         keys_B = rows.sampling.keys_B
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
             self._num_idle_rounds += 1
-            return Draft(drafted_BK, torch.zeros_like(keys_B), most_B=tuple(limits))
+            return Draft(drafted_BK, torch.zeros_like(keys_B), max_draft_tokens_B=tuple(limits))
         is_idle = _FEW * sum(limit > 0 for limit in limits) <= len(limits)
         self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
         num_finite_B = torch.zeros_like(keys_B)
-        laws: list[torch.Tensor] = []
+        probs: list[torch.Tensor] = []
         stepping: list[int] = []
         for step in range(max(limits)):
             still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
@@ -115,18 +114,17 @@ class ModelDrafter(Drafter):
             else:
                 starts = [lengths[slot] + step - 1 for slot in stepping]
                 logits_N1V = self._step(starts, drafted_NK[:, step - 1], stepping)
-                for slot in still_drafting:  # what they drafted before; rejected guesses stand beyond the newest token
+                for slot in still_drafting:  # their earlier drafts; rejected guesses are beyond the newest token
                     self._num_ingested[slot] = min(lengths[slot] + step, self._max_len)
             drafted_before_NK = drafted_NK[:, :step]
             if rows.verification == "rejection":
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
                 scores_N1V = keep_best(scores_N1V, self._most_candidates)
                 is_finite_N = scores_N1V.amax((1, 2)).isfinite()
-                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), part.positions(0, 1)[:, 0])[
-                    :, 0
-                ]
-                law_NV = probabilities(scores_N1V, part.sampling)[:, 0]
-                laws.append(law_NV.new_zeros(len(limits), law_NV.shape[1]).index_copy_(0, index_N, law_NV))
+                lengths_N = part.positions(0, 1)[:, 0]
+                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), lengths_N)[:, 0]
+                probs_NV = probabilities(scores_N1V, part.sampling)[:, 0]
+                probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
             else:
                 picks = part.pick(logits_N1V, drafted_before_NK, step)
                 is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
@@ -136,22 +134,22 @@ class ModelDrafter(Drafter):
             drafted_BK[index_N, step] = tokens_N
         return Draft(
             drafted_BK,
-            # Only what was drawn after a value that is not finite goes: dropping a token because of itself would bias.
+            # Drop only tokens drawn after a value that is not finite: to drop a token because of itself would bias.
             torch.minimum(to_device(limits, keys_B.device), num_finite_B),
-            torch.stack(laws, dim=1) if laws else None,
-            most_B=tuple(limits),
+            torch.stack(probs, dim=1) if probs else None,
+            max_draft_tokens_B=tuple(limits),
         )
 
     def roll_back(self, slot: int, length: int) -> None:
-        """What the slot holds from position `length` on was a guess that fell: for rows that wrote without drafting."""
+        """Forget the slot from position `length` on: rejected guesses of a row that wrote without drafting."""
         self._num_ingested[slot] = min(self._num_ingested.get(slot, 0), length)
 
     def rest(self) -> None:
-        """Read no prompt before somebody drafts."""
+        """Read no prompt before a row drafts."""
         self._num_idle_rounds = _IDLE_ROUNDS
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange keys and values; to their last position where some are not finite, so that none stays behind."""
+        """Exchange keys and values: all positions if some values are not finite, so that none of those stays behind."""
         cache = self._model.cache
         assert cache is not None
         slots = [first, second]
@@ -164,22 +162,22 @@ class ModelDrafter(Drafter):
         self._is_finite_S[slots] = self._is_finite_S[slots[::-1]]
 
     def reset(self, slot: int) -> None:
-        """Clear the slot's keys and values: a NaN in a masked position would silence it for ever (0 * NaN)."""
+        """Clear the slot's keys and values: a NaN in a masked position would spoil all later logits (0 * NaN)."""
         assert self._model.cache is not None
         self._model.cache.zero(slot)
         self._num_ingested[slot] = 0
         self._is_finite_S[slot] = True
 
     def _read(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
-        """Logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
+        """Return logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
 
-        The other rows of the step read as much of what they lack as fits beside them; their logits mean nothing.
+        The other rows of the step read as much of what they lack as fits beside them; their logits have no meaning.
         """
         self._catch_up([(slot, row) for slot, row in zip(slots, part.sequences, strict=True) if slot in drafting])
         ends = [min(len(sequence), self._max_len) for sequence in part.sequences]
         missing = [end - self._num_ingested[slot] for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
-        # Up to two tokens all rows read equally many, some again: a rectangle is cheaper than packing.
+        # Up to a width of two, all rows read equally many tokens, some again: a rectangle is cheaper than packing.
         counts = [width if width <= 2 else min(max(number, 1), width) for number in missing]
         starts = [
             max(min(self._num_ingested[slot], end - count), 0)
@@ -194,12 +192,12 @@ class ModelDrafter(Drafter):
         return self._forward(slots, starts, reading, width)
 
     def _catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
-        """Read all but the newest token of the slots that lack too much to do so in a step; bounded in memory."""
+        """Read all but the newest token of the slots that lack too many for one step; the memory is bounded."""
         while True:
             behind = [
                 (slot, self._num_ingested[slot], sequence)
                 for slot, sequence in rows
-                if len(sequence) - self._num_ingested[slot] > _MOST_IN_A_STEP
+                if len(sequence) - self._num_ingested[slot] > _MAX_IN_A_STEP
             ]
             if not behind:
                 return
@@ -210,7 +208,7 @@ class ModelDrafter(Drafter):
                 self._num_ingested[slot] = start + len(chunk)
 
     def _forward(self, slots: list[int], starts: list[int], tokens: list[list[int]], width: int) -> torch.Tensor:
-        """Logits [N, 1, V] after the last of each row's tokens."""
+        """Return logits [N, 1, V] after the last of each row's tokens."""
         device = self._model.device
         tokens_NT = to_device([row + [0] * (width - len(row)) for row in tokens], device)
         last_N1 = to_device([[len(row) - 1] for row in tokens], device)
@@ -223,18 +221,18 @@ class ModelDrafter(Drafter):
         return self._target_ids(self._model.forward(starts, tokens_N1, every_N1, slots=slots))
 
     def _target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
-        """Logits over the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""
+        """Fit logits to the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""
         num_missing = self._vocab_size - logits_BJV.shape[-1]
         if num_missing > 0:
             return torch.nn.functional.pad(logits_BJV, (0, num_missing), value=float("-inf"))
         return logits_BJV[..., : self._vocab_size]
 
     def _known(self, token_ids: Seq[int]) -> list[int]:
-        """The tokens as the draft knows them."""
+        """Replace the tokens that the draft does not know by 0."""
         return [token_id if token_id < self._model.vocab_size else 0 for token_id in token_ids]
 
 
 def _in_place_or_gathered(drafting: list[int]) -> list[int]:
-    """The slots of a step: the first so many, in place, or only those that draft if that leaves out half of them."""
+    """Return the slots of a step: all up to the last that drafts, or only those that draft if they are at most half."""
     in_place = list(range(drafting[-1] + 1))
     return drafting if 2 * len(drafting) <= len(in_place) else in_place

@@ -1,8 +1,8 @@
-"""NGramDrafter: prompt lookup. What followed the last few tokens the last time they occurred follows them again.
+"""NGramDrafter: prompt lookup. It proposes what followed the last few tokens the last time they occurred.
 
 Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding), over prompt and output. The
-longest matching n-gram wins, then the most recent occurrence. A match that runs into the end of the text goes on with
-what it has proposed itself, so that a text in a loop is continued to the full length.
+longest matching n-gram wins, then the most recent occurrence. A match that reaches the end of the text continues with
+its own proposal, so that a text in a loop is continued to the full length.
 """
 
 from collections.abc import Sequence as Seq
@@ -19,9 +19,8 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
-MAX_NGRAM = 4
-MIN_NGRAM = 2
-_FIRST_GUESS = 0.5  # the chance that a proposed token stands before any was tried
+_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
+_FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,14 @@ class Match:
     """What a lookup found for one row."""
 
     tokens: list[int]
-    size: int  # of the n-gram that matched; 0 where none did
+    size: int  # of the n-gram that matched; 0 if none did
 
 
 class NGramDrafter(Drafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
-    def __init__(self, max_ngram: int = MAX_NGRAM, min_ngram: int = MIN_NGRAM) -> None:
-        """Look for matches of max_ngram tokens first, of min_ngram last."""
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
+    def __init__(self) -> None:
+        """Start with no rows."""
         self._indexes: dict[int, _NGramIndex] = {}
         self._calibration = Calibration()
         self._sizes_matched: list[int] = []  # of this round's rows
@@ -45,24 +43,24 @@ class NGramDrafter(Drafter):
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Start an index for each new sequence."""
         for slot, _ in zip(slots, sequences, strict=True):
-            self._indexes[slot] = _NGramIndex(self._sizes)
+            self._indexes[slot] = _NGramIndex()
 
-    def outlook(self, rows: Rows) -> list[list[float]]:
-        """By how often n-grams of the same size were right."""
-        outlook = []
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
+        """Estimate the chances from how often matches of the same size were right."""
+        lookup_survival = []
         for match in self._matches(rows):
             rate = self._calibration.rate(match.size, _FIRST_GUESS)
-            outlook.append(list(accumulate([rate] * len(match.tokens), mul)))
-        return outlook
+            lookup_survival.append(list(accumulate([rate] * len(match.tokens), mul)))
+        return lookup_survival
 
     def propose(self, rows: Rows) -> Draft:
-        """The tokens that followed the row's newest n-gram before; none where it is new."""
+        """Draft the tokens that followed the row's newest n-gram before; none if it is new."""
         matches = self._matches(rows)
         self._sizes_matched = [match.size for match in matches]
         return point_masses([match.tokens for match in matches], rows.sampling.keys_B.device)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn what matches of each size are worth."""
+        """Learn how often matches of each size are right."""
         for size, drafted, accepted in zip(self._sizes_matched, num_drafted, num_accepted, strict=True):
             self._calibration.observe([size] * drafted, accepted)
 
@@ -78,31 +76,30 @@ class NGramDrafter(Drafter):
 
 
 def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
-    """The draft of these tokens, one list a row, each certain before any noise was looked at."""
+    """Make a draft of these tokens, one list a row, which were chosen without any noise."""
     lengths = [len(proposal) for proposal in proposals]
     width = max(lengths)
     return Draft(
         to_device([p + [0] * (width - len(p)) for p in proposals], device, torch.int64),
         to_device(lengths, device),
-        most_B=tuple(lengths),
+        max_draft_tokens_B=tuple(lengths),
     )
 
 
 class _NGramIndex:
-    """Where each n-gram of a growing token list ended most recently, the newest n-gram excepted."""
+    """The most recent end of each n-gram of a growing token list, except its newest n-gram."""
 
-    def __init__(self, sizes: range) -> None:
-        self._sizes = sizes
+    def __init__(self) -> None:
         self._end_of: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
     def lookup(self, token_ids: list[int], limit: int) -> Match:
         for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in self._sizes:
+            for size in _SIZES:
                 if size <= end:
                     self._end_of[tuple(token_ids[end - size : end])] = end
         self._num_indexed = max(len(token_ids) - 1, 0)
-        for size in self._sizes:
+        for size in _SIZES:
             end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end_of_match is not None:
                 period = token_ids[end_of_match:]

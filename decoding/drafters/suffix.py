@@ -1,19 +1,19 @@
 """SuffixDrafter: what followed the newest tokens elsewhere, by frequency.
 
-It looks in the prompt and in all samples of the same prompt, finished or running, and in the outputs of everything the
-engine wrote lately, whatever the prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617). Instead of a suffix
-tree it counts what followed contexts of a few sizes: the longest one that was met before decides, its most frequent
-continuation is proposed, and so on with that token as part of the context. A token costs a few dictionary accesses
-to learn and to look up, whatever was written so far.
+It looks in the prompt, in all samples of the same prompt, finished or running, and in everything that the engine wrote
+lately for any prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617). Instead of a suffix tree it counts
+what followed contexts of a few sizes. The longest context that occurred before decides: its most frequent continuation
+is proposed and becomes part of the context for the next token. To learn or look up a token takes a few dictionary
+accesses, however much was written so far.
 
-Each proposed token carries the chance that it stands: the frequency of the continuation, corrected by how often
-such continuations stood (`Calibration`).
+Each proposed token carries the chance that it is accepted: the frequency of the continuation, corrected by how often
+such continuations were accepted (`Calibration`).
 
-Why this is lossless under rejection. A proposal is a point mass that follows from committed tokens alone, and what a
-row commits next is drawn with noise at positions that nobody has looked at. That holds for other rows' tokens, too,
-as long as they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
-all prompts the same) are no news to each other in that sense: under rejection such a row looks nothing up. Under
-coupled verification any draft will do.
+Why this is lossless under rejection: a proposal is a point mass that follows from committed tokens alone, and the next
+token of a row is drawn with noise at a position that no earlier decision depended on. That holds for tokens of other
+rows, too, if they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
+the same to all prompts) share their noise, so under rejection such a row looks nothing up. Under coupled verification
+any draft is allowed.
 """
 
 from collections.abc import Sequence as Seq
@@ -22,23 +22,23 @@ from itertools import count
 
 from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
-from decoding.drafters.contexts import MAX_ENTRIES, Continuations
+from decoding.drafters.contexts import Continuations
 from decoding.drafters.ngram import point_masses
-from decoding.sampling.rows import Rows, Tail
+from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
 
 SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
-_LEAST = 0.1  # what is less likely to stand is not offered
+_MIN_SURVIVAL = 0.1  # what is less likely to be accepted is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
-_EVERYBODY = 0
+_ALL_PROMPTS = 0
 
 Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its frequency
 
 
 @dataclass
 class Offer:
-    """What a lookup found: tokens, what kind of match each came from, the chance that those up to it stand."""
+    """What a lookup found: tokens, the kind of match of each, the chance that all up to it are accepted."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -51,23 +51,23 @@ class _Writer:
 
     sequence: Sequence
     number: int
-    scope: int  # stands for its prompt
+    scope: int  # identifies its prompt
     tokens: list[int]  # prompt and what was learned of the output
-    offer: Offer | None = None  # for what stands now
+    offer: Offer | None = None  # for the tokens committed so far
 
 
 class SuffixDrafter(Drafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        """`max_entries` bounds the memory (`Continuations`)."""
-        self._continuations = Continuations(max_entries)
+    def __init__(self) -> None:
+        """Start with no counts."""
+        self._continuations = Continuations()
         self._calibration = Calibration()
         self._writers: dict[int, _Writer] = {}
         self._numbers = count()
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Learn each new prompt, and what its sequence holds already."""
+        """Learn each new prompt, and the output that its sequence has already."""
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
             if writer is not None and writer.sequence is sequence:
@@ -81,36 +81,36 @@ class SuffixDrafter(Drafter):
                 self._learn(writer, prompt, [scope])
             self._learn_output(writer)
 
-    def outlook(self, rows: Rows) -> list[list[float]]:
-        """Frequencies of the continuations, corrected by experience."""
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
+        """Return the frequencies of the continuations, corrected by experience."""
         offers = self._offers(rows)
         return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
 
     def propose(self, rows: Rows) -> Draft:
-        """The most frequent continuations."""
+        """Draft the most frequent continuations."""
         offers = self._offers(rows)
         proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
         return point_masses(proposals, rows.sampling.keys_B.device)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn the rows' new tokens, and what its own proposals were worth."""
+        """Learn the rows' new tokens, and how many of the proposed ones were accepted."""
         for slot, (drafted, accepted) in enumerate(zip(num_drafted, num_accepted, strict=True)):
             writer = self._writers[slot]
             if writer.offer is not None and drafted:
-                self.learn_worth(writer.offer, drafted, accepted)
+                self.learn_acceptance(writer.offer, drafted, accepted)
             writer.offer = None
             self._learn_output(writer)
 
-    def continue_draft(self, slot: int, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
-        """What follows the row's tokens and those drafted by somebody else, if all of them stand."""
-        return self._look_up(self._writers[slot], drafted, tail, verification)
+    def continue_draft(self, slot: int, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
+        """Look up what follows the row's tokens and a draft by another source, if all of it is accepted."""
+        return self._look_up(self._writers[slot], drafted, limit, verification)
 
-    def learn_worth(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
-        """Learn how many of an offer's first `num_drafted` tokens stood."""
+    def learn_acceptance(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
+        """Learn how many of an offer's first `num_drafted` tokens were accepted."""
         self._calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange what is known of the rows, where there are any."""
+        """Exchange what is known of the rows; either slot may be empty."""
         swap_entries(self._writers, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
@@ -118,32 +118,32 @@ class SuffixDrafter(Drafter):
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
             if writer.offer is None:
-                writer.offer = self._look_up(writer, [], Tail(limit, _LEAST), rows.verification)
+                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.verification)
             offers.append(writer.offer)
         return offers
 
-    def _look_up(self, writer: _Writer, drafted: list[int], tail: Tail, verification: Verification) -> Offer:
+    def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
         offer = Offer()
         noise_key = writer.sequence.noise_key
         if verification == "rejection" and self._continuations.holds_another(noise_key, writer.number):
             return offer
-        window, alive = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
-        for _ in range(tail.most):
+        window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
+        for _ in range(limit.max_tokens):
             found = self._next(window, writer.scope)
             if found is None:
                 break
             token, kind, rate = found
-            alive *= rate
-            if alive < tail.least:
+            survival *= rate
+            if survival < limit.min_survival:
                 break
             offer.tokens.append(token)
             offer.kinds.append(kind)
-            offer.survival.append(alive)
+            offer.survival.append(survival)
             window.append(token)
         return offer
 
     def _next(self, window: list[int], scope: int) -> tuple[int, Kind, float] | None:
-        """The most frequent token after the longest known context, from whichever scope is more to be trusted."""
+        """Return the most frequent token after the longest known context, from the scope with the higher rate."""
         best = None
         for size in SIZES:
             if size > len(window):
@@ -166,8 +166,8 @@ class SuffixDrafter(Drafter):
         new = writer.sequence.output_token_ids[num_known:]
         if new:
             self._continuations.sign(writer.sequence.noise_key, writer.number)
-            self._learn(writer, new, [writer.scope, _EVERYBODY])
-            # Once more: learning may have begun a new generation, which then holds some of it.
+            self._learn(writer, new, [writer.scope, _ALL_PROMPTS])
+            # Again, because learning may have begun a new generation, which then holds a part of it.
             self._continuations.sign(writer.sequence.noise_key, writer.number)
 
     def _learn(self, writer: _Writer, new: list[int], scopes: list[int]) -> None:

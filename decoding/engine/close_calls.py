@@ -6,7 +6,7 @@ draft's tokens may be the reason). Nothing here looks at other rows or at a draf
 
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target
-from decoding.sampling.judging import Decision
+from decoding.sampling.judging import RowVerdict
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
@@ -20,7 +20,7 @@ class SecondLook:
         self._target, self._drafter, self._verification = target, drafter, verification
         self.num_rechecks = 0  # close calls that were scored again
 
-    def recheck(self, sequence: Sequence, accepted: list[int]) -> Decision:
+    def recheck(self, sequence: Sequence, accepted: list[int]) -> RowVerdict:
         """The token after the accepted ones, decided by the sequence alone: one row, no cache, no draft.
 
         It is then a function of the tokens before it, whatever batch or draft this round had.
@@ -28,7 +28,7 @@ class SecondLook:
         self.num_rechecks += 1
         return self._target.decide(self._row(sequence), accepted, sequence.params.logprobs)
 
-    def score_again(self, slot: int, sequence: Sequence) -> Decision:
+    def score_again(self, slot: int, sequence: Sequence) -> RowVerdict:
         """The token after a row's own, without the draft: a guess that breaks the numbers must not fail it.
 
         Its slots are cleared (a value that is not finite would poison whatever comes next there) and filled anew.

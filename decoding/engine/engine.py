@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from decoding.checkpoint.loading import DType
-from decoding.device import Device
+from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
 from decoding.engine.costs import measure_costs
 from decoding.engine.engine_costs import with_overhead
@@ -18,7 +18,6 @@ from decoding.engine.lane import Lane, share_out
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.engine.remote_costs import with_remote_drafts
-from decoding.memory import give_back_freed_memory
 from decoding.network.target import Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
@@ -108,7 +107,7 @@ class Engine:
             for lane, num_slots in zip(engine.lanes, slots, strict=True):
                 schedule = AdaptiveSchedule(costs, most)
                 lane.schedule = schedule
-                if not schedule.pays_with(num_slots):
+                if not schedule.would_draft(num_slots):
                     lane.drafter.rest()
         give_back_freed_memory()
         return engine

@@ -26,7 +26,7 @@ from decoding.engine.close_calls import SecondLook
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.batch import SamplingBatch, first_stop
-from decoding.sampling.judging import Decision, Question, RowVerdict
+from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
@@ -108,7 +108,7 @@ class Lane:
         if self.drafter.is_remote:
             yield
         with self._timed():
-            pending = self.target.score(self._question(rows))
+            pending = self.target.score(self._score_request(rows))
         must_wait = not pending.is_ready
         if must_wait:
             yield
@@ -128,21 +128,23 @@ class Lane:
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
         rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self._verification)
-        plan = self.schedule.plan(sequences, self.drafter.outlook(rows), self.drafter.has_model)
-        return replace(rows, num_draft_tokens=plan.lengths, looks_up=plan.looks_up, tails=plan.tails)
+        plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
+        return replace(
+            rows, num_draft_tokens=plan.lengths, uses_lookup=plan.uses_lookup, extension_limits=plan.extension_limits
+        )
 
-    def _question(self, rows: Rows) -> Question:
+    def _score_request(self, rows: Rows) -> ScoreRequest:
         draft = self.drafter.propose(rows)
         num_drafted_B = draft.num_draft_tokens_B
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
         draft = replace(draft, num_draft_tokens_B=num_drafted_B)
-        return Question(rows, draft, tuple(sequence.params.logprobs for sequence in rows.sequences))
+        return ScoreRequest(rows, draft, tuple(sequence.params.logprobs for sequence in rows.sequences))
 
     def _commit(self, row: int, verdict: RowVerdict) -> None:
         sequence, logprobs = self.running[row], verdict.logprobs
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
-        decision: Decision | None = None  # of the token behind `settled` ones, where the round's logits do not tell
+        decision: RowVerdict | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
             settled, decision = 0, self._second_look.score_again(row, sequence)
         elif verdict.first_close_call <= verdict.num_accepted:
@@ -156,7 +158,7 @@ class Lane:
                     "if this is a float16 overflow, use bfloat16 or float32"
                 )
                 return
-            tokens = [*tokens[:settled], decision.token_id]
+            tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         sequence.commit(
             tokens,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decoding.checkpoint.loading import DType
-from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
 from decoding.engine.options import EngineOptions

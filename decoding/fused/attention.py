@@ -1,8 +1,8 @@
-"""The attention of a fused forward, in two ways that compute the same: our CPU kernel's, and torch's own operations.
+"""The attention of a fused forward, in two ways that compute the same: our CPU kernel, and torch's own operations.
 
-Both take what the layer's one product gave (queries, keys and values side by side), turn it by position, store keys
-and values in the slot cache, and return what the queries find there. Query heads that share a KV head stand beside the
-tokens, so that nothing is repeated.
+Both take the layer's single product (queries, keys and values side by side), apply the rotary embedding, store keys and
+values in the slot cache, and return the attention's output. Query heads that share a KV head are packed into the token
+dimension, so that nothing is repeated.
 
 Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G = Q / H, D head size, L visible
 positions, X any number of features.
@@ -19,7 +19,7 @@ from decoding.fused import kernels
 
 @dataclass(frozen=True)
 class Heads:
-    """How many there are, and how large."""
+    """The number of attention heads, and their size."""
 
     num_kv_heads: int
     group: int
@@ -27,7 +27,7 @@ class Heads:
 
     @property
     def num_query_heads(self) -> int:
-        """Q."""
+        """The number of query heads, Q."""
         return self.num_kv_heads * self.group
 
 
@@ -41,7 +41,7 @@ class Norms:
 
 
 class KernelForward:
-    """Where the tokens of one forward stand, as our kernels want to know it."""
+    """The positions and slots of one forward's tokens, in the form that our kernels take."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class KernelForward:
         turns_N: torch.Tensor,
         tables_PD: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """`turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        """Describe one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
         self.num_tokens = len(turns_N)
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
-        self._tensors = [tensor.contiguous() for tensor in tensors]  # kept: the kernel knows their addresses only
+        self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
         self.described = kernels.Forward(
             len(plan.positions_BT),
             self.num_tokens,
@@ -71,23 +71,23 @@ class KernelAttention:
     """Attention by `decoding/fused/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
-        """Of one forward."""
+        """Prepare the attention of one forward."""
         self._functions, self._heads, self._forward = functions, heads, forward.described
-        self._kept = forward  # the kernel knows addresses only
+        self._kept = forward  # kept alive: the kernel has only addresses
 
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
-        """What the queries find, [N, Q * D] with as many rows as `qkv_NX`; None if nobody wants to know."""
+        """Return the attention's output, [N, Q * D] with as many rows as `qkv_NX`; None unless `is_wanted`."""
         heads = self._heads
-        # Zeros, since rows of padding are not written, and must be numbers.
+        # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
         self._functions.attention(self._forward, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
         return out_NX
 
 
 def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch.Tensor) -> kernels.LayerCache:
-    """A layer's cache as our kernels want to know it, allocated in the dtype of `like` if it was not yet."""
+    """Describe a layer's cache for our kernels, and allocate it in the dtype of `like` if needed."""
     keys, values = slots.storage(like.new_empty(0, heads.num_kv_heads, heads.head_size))
     pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
     return kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *pointers)
@@ -99,11 +99,11 @@ class TorchAttention:
     def __init__(
         self, heads: Heads, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        """Of one forward: `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
         self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
         cos_PD, sin_PD = tables_PD
         self._cos_N1D, self._sin_N1D = cos_PD[turns_N][:, None], sin_PD[turns_N][:, None]
-        # What is added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, -inf where not.
+        # Added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, else -inf.
         keys_L = torch.arange(plan.num_visible, device=turns_N.device)
         is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
         mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
@@ -112,7 +112,7 @@ class TorchAttention:
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
-        """What the queries find, [N, Q * D] with as many rows as `qkv_NX`; None if nobody wants to know."""
+        """Return the attention's output, [N, Q * D] with as many rows as `qkv_NX`; None unless `is_wanted`."""
         heads = self._heads
         qkv_NXD = qkv_NX[: self._num_tokens].view(self._num_tokens, -1, heads.head_size)
         num_turned = heads.num_query_heads + heads.num_kv_heads
@@ -145,7 +145,7 @@ class TorchAttention:
 
 
 def load_kernels(heads: Heads, weight: torch.Tensor) -> kernels.Kernels | None:
-    """The CPU kernels for a network with these heads and an embedding `weight` [V, E], where they can run."""
+    """Load the CPU kernels for a network with these heads and an embedding `weight` [V, E]; None if they cannot run."""
     if weight.device.type != "cpu":
         return None
     return kernels.load(weight.dtype, heads.head_size, weight.shape[1])

@@ -1,11 +1,11 @@
 """FusedDecoder: the forward of a Llama-shaped network in few, large operations, over the network's own weights.
 
 Eager model code spends half a millisecond a layer on small operations. Here queries, keys and values come from one
-product, sums and activations ride on the products before them, only the attention sees rows (everything else is one
-line a token, so ragged rows cost nothing), and what nobody asks for is not computed: no logits in a prefill, and of its
+product; sums and activations are done in the products before them; only the attention handles rows (everything else is
+one line a token, so ragged rows cost nothing); and unused results are not computed: a prefill has no logits, and of its
 last layer only keys and values.
 
-`fits` decides by structure, `decoding/network/probe.py` by measurement; other networks run as transformers wrote them.
+`fits` decides by structure, `decoding/network/probe.py` by measurement; other networks run transformers' own code.
 
 Shapes: B rows, N tokens in all, M tokens whose logits are wanted, E hidden size, X any number of features, V
 vocabulary, P positions, D head size.
@@ -39,19 +39,19 @@ _FEWEST_LINES_ON_CPU = 4
 
 
 class FusedDecoder:
-    """Runs the layers of a transformers network. It owns its weights jointly with the network, which stays callable."""
+    """Runs the layers of a transformers network. It shares its weights with the network, which stays callable."""
 
     def __init__(self, model: PreTrainedModel, layers: LayerRange | None = None) -> None:
         """Run the layers of a network that fits, whose linear layers were packed with `FUSED_LINEARS` together.
 
-        All of them, or a range: without the first ones it takes hidden states in place of tokens, without the last
-        ones it gives such.
+        By default it runs all layers. Without the first ones its input is hidden states in place of tokens; without the
+        last ones its output is hidden states.
         """
         network: Any = model.model
         config = model.config
         self._range = layers or LayerRange.whole(len(network.layers))
         own = network.layers[self._range.first : self._range.end]
-        self._like_1E = own[0].input_layernorm.weight[None]  # of the dtype, the device and the size of hidden states
+        self._like_1E = own[0].input_layernorm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
         self._heads = Heads(
             num_kv_heads=config.num_key_value_heads,
@@ -69,7 +69,7 @@ class FusedDecoder:
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether every parameter of the network has its place here, and nothing else is in its configuration."""
+        """Tell whether each parameter of the network is used here, and its configuration asks for nothing else."""
         config = model.config
         if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
             return False
@@ -82,7 +82,7 @@ class FusedDecoder:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same bit for bit whatever stands beside it: whether only our kernels run."""
+        """Whether a token's logits are the same, bit for bit, in any batch: true if only our kernels run."""
         return self._at_once is not None and (self._head is None or isinstance(self._head, KernelLinear))
 
     def reach(self, num_positions: int) -> None:
@@ -90,16 +90,16 @@ class FusedDecoder:
         positions = torch.arange(num_positions, device=self._like_1E.device)[None]
         cos_1PD, sin_1PD = self._rotary(self._like_1E, positions)
         half = cos_1PD.shape[-1] // 2
-        # With the sign of rotate_half in the table, turning is x * cos + swapped(x) * sin.
+        # With the sign of rotate_half in the table, the rotation is x * cos + swapped(x) * sin.
         sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
         self._tables_PD = cos_1PD[0].contiguous(), sin_PD
 
     def forward(
         self, fed_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
     ) -> torch.Tensor:
-        """Logits [M, V] after the wanted tokens; the keys and values of all N go where the plan says.
+        """Return logits [M, V] after the wanted tokens; the keys and values of all N are stored as planned.
 
-        `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] come back.
+        `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned.
         """
         num_tokens = len(fed_N)
         is_last_wanted = self._head is None or len(wanted_M) > 0
@@ -120,7 +120,7 @@ class FusedDecoder:
         return self._out(hidden_NE[:num_tokens], wanted_M)
 
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
-        """Hidden states in memory of our own: the layers may write there."""
+        """Return hidden states in memory of our own, since the layers may write there."""
         return fed_N.clone() if self._embedding is None else embedding(fed_N, self._embedding)
 
     def _out(self, hidden_NE: torch.Tensor, wanted_M: torch.Tensor) -> torch.Tensor:
@@ -149,11 +149,11 @@ class FusedDecoder:
     def _turns(
         self, positions_N: torch.Tensor, cache: KVCache
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """The tokens' lines in the rotary tables, and these."""
+        """Return the tokens' lines in the rotary tables, and the tables."""
         if self._tables_PD is None or len(self._tables_PD[0]) < cache.num_positions:
             self.reach(cache.num_positions)
         assert self._tables_PD is not None
-        return positions_N.clamp(max=len(self._tables_PD[0]) - 1), self._tables_PD  # padding may stand beyond the end
+        return positions_N.clamp(max=len(self._tables_PD[0]) - 1), self._tables_PD  # padding may be beyond the end
 
 
 class _Layer:
@@ -171,7 +171,7 @@ class _Layer:
             self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
 
     def parts(self) -> LayerParts | None:
-        """What our kernels run at once, or None if oneDNN or torch has a hand in it."""
+        """Return the parts that our kernels run in one call; None if a linear layer belongs to oneDNN or torch."""
         linears = (self._qkv, self._out, self._gate, self._up, self._down)
         if not all(isinstance(linear, KernelLinear) for linear in linears):
             return None
@@ -180,12 +180,12 @@ class _Layer:
         return LayerParts(attention.weight, mlp.weight, epsilons, *linears, self.norms)
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values of every token side by side."""
+        """Compute queries, keys and values of every token, side by side."""
         qkv_NX: torch.Tensor = self._qkv(self._attention_norm(hidden_NE))
         return qkv_NX
 
     def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
-        """The hidden state after this layer, from what its attention found."""
+        """Compute the hidden states after this layer from the output of its attention."""
         hidden_NE = _add(self._out, found_NX, hidden_NE)
         normed_NE = self._mlp_norm(hidden_NE)
         if isinstance(self._up, Packed):

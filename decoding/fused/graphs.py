@@ -1,9 +1,9 @@
 """ForwardGraphs: forwards of few tokens, recorded once for each shape as CUDA graphs, and replayed.
 
-A forward of a round starts a thousand small kernels, and starting one takes Python longer than the GPU takes to run it.
-A graph starts them all at once. It reads and writes fixed addresses, so what a forward is about is copied to where the
-recording looks for it; shapes are rounded up, so that few recordings serve all rounds. What is added is padding: rows
-that read position 0, tokens that are written to the spare position of slot 0.
+A forward of a round starts a thousand small kernels, and Python takes longer to start one than the GPU to run it. A
+graph starts them all at once. It reads and writes fixed addresses, so the inputs of a forward are copied to the
+recording's own tensors. Shapes are rounded up, so that few recordings serve all rounds. The rest is padding: rows that
+read position 0, tokens that are written to the spare position of slot 0.
 
 Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each row, V vocabulary, L visible positions.
 """
@@ -19,15 +19,15 @@ import torch
 
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
 
-_MOST_TOKENS = 16  # of a row; what has more is a prefill, which keeps a GPU busy by itself
-_MOST_GRAPHS = 256
+_MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
+_MAX_GRAPHS = 256
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one forward is about."""
+    """The inputs of one forward."""
 
     tokens_N: torch.Tensor
     positions_N: torch.Tensor
@@ -39,12 +39,12 @@ Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
 
 
 class Recording(Protocol):
-    """A run that was recorded."""
+    """A recorded run."""
 
     output: torch.Tensor
 
     def replay(self) -> None:
-        """Run it again; `output` holds what came out."""
+        """Run it again; `output` then holds the result."""
         ...
 
 
@@ -59,11 +59,11 @@ class CudaRecording:
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self.output = run()
         except RuntimeError:
-            torch.cuda.set_stream(stream)  # a capture that breaks off leaves its own one current
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
             raise
 
     def replay(self) -> None:
-        """Start all of it."""
+        """Start all kernels."""
         self._graph.replay()
 
 
@@ -71,25 +71,25 @@ class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
     def __init__(self, forward: Forward, record: Callable[[Callable[[], torch.Tensor]], Recording]) -> None:
-        """`record` makes a recording (`cuda_recorder`)."""
+        """Use `record` (see `cuda_recorder`) to make recordings of `forward`."""
         self._forward, self._record = forward, record
         self._cache: weakref.ref[KVCache] | None = None
-        self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the last used at the end
-        self._logits = torch.empty(0, 0)  # where recordings put theirs: outputs of their own would add up
+        self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the most recently used at the end
+        self._logits = torch.empty(0, 0)  # shared by the recordings: outputs of their own would take too much memory
         self._works = True
 
     @property
     def num_recorded(self) -> int:
-        """How many shapes are replayed by now."""
+        """The number of shapes that are replayed by now."""
         return sum(shape.recording is not None for shape in self._shapes.values())
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
-        """Logits [B * J, V]. They stay until the next forward."""
+        """Run a forward; return logits [B * J, V], which are valid until the next one."""
         num_rows, num_tokens = inputs.plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
-        if not self._works or not num_wanted or num_tokens > _MOST_TOKENS:
+        if not self._works or not num_wanted or num_tokens > _MAX_TOKENS:
             return self._forward(inputs, cache)
-        if self._cache is None or self._cache() is not cache:  # the recordings know the addresses of another one
+        if self._cache is None or self._cache() is not cache:  # the recordings have the addresses of another cache
             self._cache, self._shapes = weakref.ref(cache), OrderedDict()
         shape = self._shape(inputs, cache)
         shape.take(inputs)
@@ -101,7 +101,7 @@ class ForwardGraphs:
             self._make_room(shape)
             try:
                 shape.recording = self._record(lambda: self._forward_into(shape, cache, self._logits))
-            except RuntimeError as error:  # a driver or an operation that cannot: slower, and right
+            except RuntimeError as error:  # a driver or an operation that cannot be recorded: slower, but correct
                 _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
                 self._works = False
         if shape.recording is None:
@@ -113,7 +113,7 @@ class ForwardGraphs:
         return shape.recording.output
 
     def _make_room(self, shape: "_Shape") -> None:
-        """A place for the logits of the largest shape so far; recordings of smaller ones keep the one they know."""
+        """Reserve memory for the logits of the largest shape so far; recordings of smaller ones keep theirs."""
         num_lines = shape.inputs.wanted_BJ.numel()
         if len(self._logits) < num_lines:
             self._logits = shape.logits_like.new_empty(num_lines, shape.logits_like.shape[1])
@@ -130,7 +130,7 @@ class ForwardGraphs:
         num_wanted = inputs.wanted_BJ.shape[1]
         key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
         if key not in self._shapes:
-            if len(self._shapes) >= _MOST_GRAPHS:
+            if len(self._shapes) >= _MAX_GRAPHS:
                 self._shapes.popitem(last=False)
             self._shapes[key] = _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
         self._shapes.move_to_end(key)
@@ -138,7 +138,7 @@ class ForwardGraphs:
 
 
 class _Shape:
-    """Where the forwards of one shape find what they are about, and their recording."""
+    """The input tensors of the forwards of one shape, and their recording."""
 
     def __init__(self, like: Inputs, num_rows: int, num_tokens: int, num_visible: int, spare: int) -> None:
         def padding(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
@@ -175,7 +175,7 @@ class _Shape:
         )
 
     def take(self, inputs: Inputs) -> None:
-        """Be about these from now on."""
+        """Copy these inputs into the shape's own tensors."""
         sizes = (len(inputs.plan.positions_BT), len(inputs.tokens_N))
         is_smaller = self._sizes is not None and (sizes[0] < self._sizes[0] or sizes[1] < self._sizes[1])
         self._sizes = sizes
@@ -186,7 +186,7 @@ class _Shape:
 
 
 def cuda_recorder() -> Callable[[Callable[[], torch.Tensor]], Recording]:
-    """Records CUDA graphs that share their memory: one runs at a time."""
+    """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     return lambda run: CudaRecording(run, pool)
 
@@ -203,6 +203,6 @@ def _tensors(inputs: Inputs) -> list[torch.Tensor]:
 
 
 def _rounded(number: int) -> int:
-    """Up to one of four sizes between a power of two and the next."""
+    """Round up to one of four sizes between a power of two and the next."""
     step = 1 << max(0, (number - 1).bit_length() - 3)
     return -(-number // step) * step

@@ -1,4 +1,4 @@
-"""KernelLayers: all decoder layers of a fused network in one call of `decoding/fused/kernels/decoder.h`.
+"""KernelLayers: all decoder layers of a fused network, run by one call of `decoding/fused/kernels/decoder.h`.
 
 Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations.
 
@@ -21,7 +21,7 @@ from decoding.fused.linear import KernelLinear
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What one layer is made of."""
+    """The parts of one layer."""
 
     attention_norm: torch.Tensor  # [E]
     mlp_norm: torch.Tensor  # [E]
@@ -38,7 +38,7 @@ class KernelLayers:
     """The layers of one network."""
 
     def __init__(self, function: Callable[..., None], parts: Seq[LayerParts], heads: Heads, first: int = 0) -> None:
-        """`function` is that of the dtype of all parts; `first` is the first layer's number in the cache."""
+        """Take the kernel `function` for the dtype of all parts, and the first layer's number in the cache."""
         self._function, self._parts, self._heads, self._first_layer = function, parts, heads, first
         some = parts[0]
         query_size = heads.num_query_heads * heads.head_size
@@ -50,9 +50,9 @@ class KernelLayers:
         )
 
     def run(self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, *, is_wanted: bool) -> None:
-        """Turn the embedded tokens, in place, into what they are after the last layer.
+        """Replace the embedded tokens, in place, by the hidden states after the last layer.
 
-        If nobody wants that, the last layer only writes its keys and values.
+        Unless `is_wanted`, the last layer only writes its keys and values.
         """
         layers = self._layers.get(cache)
         if layers is None:

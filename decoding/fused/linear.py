@@ -1,8 +1,8 @@
 """KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/fused/kernels/linear.h`).
 
-It reads its weight at the bandwidth of the memory, where oneDNN takes up to twice as long for one to sixteen lines, and
-the result of a line does not depend on the lines beside it, bit for bit: in bfloat16, too, the text does not depend on
-the batch. `benchmarks/linears.py` prints the times.
+It reads its weight at the bandwidth of the memory, while oneDNN takes up to twice as long for one to sixteen lines. The
+result of a line does not depend on the other lines, bit for bit, so the text does not depend on the batch in bfloat16,
+either. `benchmarks/linears.py` prints the times.
 
 Shapes: N lines, I inputs, O outputs.
 """
@@ -19,7 +19,7 @@ _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
 
 
 class KernelLinear(torch.nn.Module):
-    """`nn.Linear` for inference on CPU, with what follows it done in the same pass over the outputs."""
+    """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
     def __init__(
         self,
@@ -28,10 +28,10 @@ class KernelLinear(torch.nn.Module):
         function: kernels.LinearFunction,
         memory: HugePages | None = None,
     ) -> None:
-        """Lay out a copy of the weight, in this memory, for the function of its dtype."""
+        """Lay out a copy of the weight in `memory` for the kernel function of its dtype."""
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
-        # A copy that is no parameter: the kernel knows its address, so nobody may move it.
+        # A copy that is no parameter: the kernel has its address, so it must not move.
         self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = function
         depth = _DEPTHS[weight_OI.dtype]
@@ -43,23 +43,23 @@ class KernelLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [O, I] in plain order: a copy, for those who look at it."""
+        """The weight [O, I] in plain order, as a copy for inspection."""
         return self._packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
 
     def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
-        """`x W^T + b`, [..., O]."""
+        """Compute `x W^T + b`, [..., O]."""
         return self._run(self._linear, x_NI, None)
 
     def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
-        """`(x W^T + b) + other`, rounded once."""
+        """Compute `(x W^T + b) + other`, rounded once."""
         return self._run(self._linear, x_NI, other_NO)
 
     def gated(self, x_NI: torch.Tensor, gate: "KernelLinear") -> torch.Tensor:
-        """`silu(gate(x)) * (x W^T + b)`, rounded once."""
+        """Compute `silu(gate(x)) * (x W^T + b)`, rounded once."""
         return self._run(self.described(gate), x_NI, None)
 
     def described(self, gate: "KernelLinear | None" = None) -> kernels.Linear:
-        """The layer, and its gate, as the kernel wants to know them. It points here: keep both layers alive."""
+        """Describe the layer and its gate for the kernel, by addresses: keep both layers alive."""
         return kernels.Linear(
             self._packed.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),
@@ -92,7 +92,7 @@ class KernelLinear(torch.nn.Module):
 
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
-    """The kernel that multiplies weights of this kind fastest here, or None if there is none or oneDNN is faster."""
+    """Return the kernel that multiplies such weights here; None if there is none or oneDNN is faster."""
     if weight_OI.device.type != "cpu" or weight_OI.dtype not in _DEPTHS or weight_OI.shape[1] % 2:
         return None
     if weight_OI.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():  # sixteen lines for the price of one

@@ -1,8 +1,8 @@
-"""PackedLinear: a linear layer whose weight lies in oneDNN's own order.
+"""PackedLinear: a linear layer whose weight is stored in oneDNN's own order.
 
-On CPU a plain `nn.Linear` lets oneDNN re-lay its weight on every call (bfloat16), or multiplies few rows with a kernel
-made for many (float32). Laid out once at load, a pass over one to sixteen rows takes half to two thirds of the time;
-`benchmarks/linears.py` prints it.
+On CPU oneDNN reorders the weight of a plain `nn.Linear` in every call (bfloat16), or multiplies few rows with a kernel
+made for many (float32). With a weight reordered once at load, a pass over one to sixteen rows takes half to two thirds
+of the time; `benchmarks/linears.py` prints it.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -19,7 +19,7 @@ _PACKABLE = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(torch.nn.Module):
-    """`nn.Linear` for inference on CPU, with what follows it done in the same pass over the outputs."""
+    """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         """Pack a copy of the weight."""
@@ -30,20 +30,20 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [O, I] in plain order: a copy, for those who look at it."""
+        """The weight [O, I] in plain order, as a copy for inspection."""
         dense: torch.Tensor = self._packed.to_dense()
         return dense
 
     def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
-        """`x W^T + b`, [..., O]."""
+        """Compute `x W^T + b`, [..., O]."""
         return self._pointwise(x_NI, "none")
 
     def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
-        """`(x W^T + b) + other`."""
+        """Compute `(x W^T + b) + other`."""
         return self._binary(x_NI, other_NO, "add")
 
     def gated(self, x_NI: torch.Tensor, gate: "PackedLinear") -> torch.Tensor:
-        """`silu(gate(x)) * (x W^T + b)`."""
+        """Compute `silu(gate(x)) * (x W^T + b)`."""
         return self._binary(x_NI, gate._pointwise(x_NI, "swish"), "mul")
 
     def _binary(self, x_NI: torch.Tensor, other_NO: torch.Tensor, what: str) -> torch.Tensor:
@@ -59,7 +59,7 @@ Packed = KernelLinear | PackedLinear
 
 
 def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, memory: HugePages | None = None) -> Packed | None:
-    """The fastest linear layer there is for this weight here, or None if that is torch's own."""
+    """Make the fastest linear layer for this weight here; None if that is torch's own."""
     function = kernel_function(weight_OI)
     if function is not None:
         return KernelLinear(weight_OI, bias_O, function, memory)
@@ -67,21 +67,21 @@ def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, memory: HugePages
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN multiplies weights of this kind here."""
+    """Tell whether oneDNN multiplies such weights here."""
     if weight.device.type != "cpu" or weight.dtype not in _PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) -> None:
-    """Replace every `nn.Linear` inside `network` by a packed one; their plain weights are given back.
+    """Replace every `nn.Linear` inside `network` by a packed one; the plain weights are freed.
 
-    Layers of one module that are named `together` become one (`LinearSlice.fused`), even where nothing is packed.
+    Layers of one module that are named `together` become one (`LinearSlice.fused`), even if nothing is packed.
     """
     weights = [module.weight for module in network.modules() if type(module) is torch.nn.Linear]
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
-    del weights  # or nothing would be given back
+    del weights  # or their memory would not be freed
     for parent in list(network.modules()):
         for names in together:
             if all(hasattr(parent, name) for name in names):
@@ -94,28 +94,28 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) 
 
 
 class LinearSlice(torch.nn.Module):
-    """A linear layer that is part of a fused one: what the network's own code finds in its old place."""
+    """A part of a fused linear layer, in the place where the network's own code expects the original layer."""
 
     def __init__(self, fused: torch.nn.Module, first: int, last: int) -> None:
-        """Outputs `first` up to `last` of `fused`."""
+        """Show the outputs `first` up to `last` (not included) of `fused`."""
         super().__init__()
         self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
         self._first, self._last = first, last
 
     @property
     def fused(self) -> torch.nn.Module:
-        """The layer that this is a part of."""
+        """The fused layer."""
         fused: torch.nn.Module = self._fused[0]
         return fused
 
     @property
     def weight(self) -> torch.Tensor:
-        """Its lines of the fused weight."""
+        """The slice's lines of the fused weight."""
         weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
         return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """All of the fused outputs, cut: this is not the fast path."""
+        """Compute all fused outputs and return the slice; this is not the fast path."""
         out: torch.Tensor = self.fused(x)[..., self._first : self._last]
         return out
 

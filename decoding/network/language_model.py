@@ -1,4 +1,4 @@
-"""LanguageModel: an unmodified transformers model over slots, the only thing the engine calls to get logits.
+"""LanguageModel: an unmodified transformers model over slots, from which the engine gets its logits.
 
 Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 """
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.kv_cache import KVCache, Packing
-from decoding.cache.prefill import Piece, batches, may_go_with
+from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs, cuda_recorder
@@ -22,12 +22,12 @@ from decoding.network.target import LocalTarget, timed_start
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
-    """A causal LM with a slot cache. Rows are named by slot and start; nobody here remembers how long a row is."""
+    """A causal LM with a slot cache. Each forward names its rows' slots and starts; no lengths are kept here."""
 
     vocab_size: int
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
-        """Take over `model`; it must not be used by anyone else (its head carries our hook)."""
+        """Take over `model`; it must have no other user (its head carries our hook)."""
         super().__init__(model, eos_token_ids)
         self.cache: KVCache | None = None
         # A forward reads each weight once, but only a few rows of an input embedding.
@@ -38,39 +38,39 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     @classmethod
     def load(cls, path: str, device: Device = "auto", dtype: DType = "auto") -> "LanguageModel":
-        """The model at `path` (a folder, or a hub name), or a ValueError saying why it cannot be run.
+        """Load the model at `path` (a folder, or a hub name); raise a ValueError saying why it cannot be run.
 
-        Safetensors only, never remote code. `auto` is CUDA where there is one; float32 on CPU, elsewhere the
-        checkpoint's own dtype.
+        Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is
+        float32 on CPU, elsewhere the checkpoint's own.
         """
         return cls(*load_network(path, device, dtype))
 
     def facts(self) -> dict[str, bool | int]:
-        """Whether our layers run, and whether their forwards are recorded."""
+        """Return whether our layers run, and whether their forwards are recorded."""
         return {"fused": self.fused is not None, "graphs": self.graphs is not None}
 
     def share(self) -> "LanguageModel":
-        """The same weights with a cache of its own. One thread drives all who share."""
+        """Return a model with the same weights and a cache of its own. One thread drives all that share weights."""
         twin = copy(self)
         twin.cache = None
-        if self.graphs is not None:  # recordings know the addresses of one cache
+        if self.graphs is not None:  # recordings contain the addresses of one cache
             twin.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
+        """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""
         self.cache = KVCache(num_slots, num_positions)
 
     def release(self) -> None:
-        """Give the cache's memory back; `allocate` comes before the next forward."""
+        """Free the cache's memory; `allocate` comes before the next forward."""
         self.cache = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def speed_up(self) -> None:
-        """Lay the weights out for this device, and fuse the layers of a network that fits; its cache is gone.
+        """Lay the weights out for this device, and fuse the layers of a network that fits; the cache is lost.
 
-        The network stays whole and callable. `decoding/network/probe.py` measures that it computes the same.
+        The network stays complete and callable. `decoding/network/probe.py` measures that it computes the same.
         """
         self.cache = None
         if self.is_sped_up:
@@ -82,15 +82,15 @@ class LanguageModel(SlotNetwork, LocalTarget):
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
 
-        Rows go end to end, longest first, into forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
-        runs over the rectangle of rows x longest row, so rows much shorter than the longest go into the next forward.
+        Rows are laid end to end, longest first, in forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
+        runs over the rectangle of rows x longest row, so rows much shorter than the longest wait for the next forward.
         """
-        for batch in batches(slots, token_ids, starts, self._goes_with):
+        for batch in batches(slots, token_ids, starts, self._may_join):
             self._prefill_batch(batch)
 
-    def _goes_with(self, row: list[int], batch: list[Piece]) -> bool:
+    def _may_join(self, row: list[int], batch: list[Piece]) -> bool:
         runs_kernels = self.fused is not None and self.fused.kernels is not None
-        return may_go_with(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
+        return may_join_batch(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
 
     def _prefill_batch(self, batch: list[Piece]) -> None:
         width = len(batch[0].tokens)
@@ -112,11 +112,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
         slots: Seq[int] | None = None,
         lengths: Seq[int] | None = None,
     ) -> torch.Tensor:
-        """Logits [B, J, V] at the given token indexes of each row (0..T-1), after writing the rows' keys and values.
+        """Return logits [B, J, V] at the given token indexes of each row (0..T-1); keys and values are written first.
 
-        Row b's tokens stand at positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see
-        everything before them there. Row b has its first `lengths[b]` tokens (by default all): ragged rows are packed
-        end to end, so that what is not there costs nothing; logits beyond a row's tokens are those of its last one.
+        Row b's tokens have positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see everything
+        before them there. Row b has `lengths[b]` of the T tokens (by default all): ragged rows are packed end to end,
+        so that padding costs nothing; logits beyond a row's tokens are those of its last one.
         """
         assert self.cache is not None, "allocate() comes first"
         width = token_ids_BT.shape[1]
@@ -125,11 +125,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
 
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
-        """Logits [V] after `token_ids`, from one forward without any cache: a function of the tokens alone."""
+        """Return logits [V] after `token_ids` from one forward without a cache: a function of the tokens alone."""
         return self.plain(to_device(list(token_ids), self.device))[0]
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """As `Target.seconds`."""
+        """Measure a forward, as `Target.seconds` says."""
         assert self.cache is not None
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)

@@ -1,8 +1,8 @@
-"""The measurement that decides whether a model may run: our slots against the model's own plain forward.
+"""The probe: a measurement that decides whether a model may run, our slots against the model's own plain forward.
 
 Ragged rows are prefilled into scattered slots, junk tokens are verified and rolled back, and real tokens follow. The
-logits of the real tokens must be those of one plain forward with transformers' own eager attention. Whether rows may be
-packed is measured as well; a model that does not bear it gets rectangles.
+logits of the real tokens must equal those of one plain forward with transformers' own eager attention. Whether rows may
+be packed is measured as well; a model that packing changes gets rectangles.
 """
 
 import logging
@@ -17,7 +17,7 @@ from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragg
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-# Close calls (`scoring.CLOSE_CALL`) count on float32 being as good as this, whichever code runs. Measured: below 2e-6.
+# Close calls (`judging.CLOSE_CALL`) rely on float32 being this exact, whichever code runs. Measured: below 2e-6.
 FUSED_TOLERANCE = {torch.float32: 1e-5}
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_model(model: LanguageModel, name: str) -> float:
-    """The relative deviation found, or a ValueError that quotes it. The model's cache is gone afterwards.
+    """Return the relative deviation found; raise a ValueError that quotes it if it is too large.
 
-    A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again, against what it
-    computed before anything was changed.
+    A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again against what it
+    computed before anything was changed. The model's cache is lost.
     """
     try:
         plain = _plain_logits(model)
@@ -51,13 +51,8 @@ def check_model(model: LanguageModel, name: str) -> float:
         ) from error
 
 
-def measure_deviation(model: LanguageModel) -> float:
-    """Largest difference of logits, relative to the largest logit."""
-    return _measured(model, _plain_logits(model))
-
-
 def _fused_deviation(model: LanguageModel, plain: list[torch.Tensor]) -> float:
-    """Of the fused network; infinite if it fails."""
+    """Measure the deviation of the fused network; infinite if it fails."""
     try:
         return _measured(model, plain)
     except _FAILURES:
@@ -84,7 +79,7 @@ def _rows(model: LanguageModel) -> ProbeRows:
 
 @torch.inference_mode()
 def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
-    """Each row's last logits [J, V] by one forward of the network itself, with transformers' own eager attention."""
+    """Return each row's last logits [J, V] from one forward of the network itself, with its own eager attention."""
     attention.uninstall(model.network)
     try:
         return [
@@ -99,7 +94,7 @@ def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
 def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
     rows = _rows(model)
     model.allocate(len(SLOTS), rows.num_positions)
-    may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: they are what packing is measured against
+    may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: packing is compared with them
     model.prefill(SLOTS, rows.prompts)
     junk_BJ, real_BJ = to_device(rows.junk, model.device), to_device(rows.real, model.device)
     model.forward(rows.starts, junk_BJ, _every(junk_BJ), slots=SLOTS)
@@ -112,7 +107,7 @@ def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
 
 
 def _packs(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found_BJV: torch.Tensor) -> bool:
-    """Whether ragged rows, packed end to end, get the logits they got in a rectangle."""
+    """Tell whether ragged rows, packed end to end, get the logits they got in a rectangle."""
     model.packs_rows = True
     try:
         for _ in range(_num_times(model)):
@@ -123,10 +118,10 @@ def _packs(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found
 
 
 def _every(token_ids_BJ: torch.Tensor) -> torch.Tensor:
-    """The indexes of all tokens of each row."""
+    """Return the indexes of all tokens of each row."""
     return torch.arange(token_ids_BJ.shape[1], device=token_ids_BJ.device).expand_as(token_ids_BJ)
 
 
 def _num_times(model: LanguageModel) -> int:
-    """How often to run a forward to see all of its ways: as it is, recorded, replayed."""
+    """Return how often to run a forward to see all of its ways: plain, recorded, replayed."""
     return 1 if model.graphs is None else 3

@@ -1,4 +1,4 @@
-"""ProbeRows: what a probe runs through the slots of a model, and how far off the logits are that it finds.
+"""ProbeRows: the tokens that a probe runs through the slots of a model, and the deviation of the logits it finds.
 
 Prompts of many lengths are prefilled into scattered slots; junk tokens follow and are rolled back; then come real ones.
 """
@@ -11,14 +11,14 @@ import torch
 
 SLOTS = (2, 0, 1)
 NUM_REAL = 3
-RAGGED = (3, 1, 2)  # so many of the real tokens each row has where rows are ragged
+RAGGED = (3, 1, 2)  # the number of real tokens of each row when rows are ragged
 _PROMPT_LENGTHS = (4, 0, 40)  # the last one longer than any block of positions that a kernel takes at once
 _NUM_JUNK = 4
 
 
 @dataclass(frozen=True)
 class ProbeRows:
-    """Tokens of each row."""
+    """The tokens of each row."""
 
     prompts: list[list[int]]
     junk: list[list[int]]
@@ -26,7 +26,7 @@ class ProbeRows:
 
     @classmethod
     def of(cls, vocab_size: int, window: int, max_positions: int | None) -> "ProbeRows":
-        """For a model of this vocabulary and context; the last prompt is longer than `window`, if there is one."""
+        """Make the rows for a model of this vocabulary and context; the last prompt is longer than a `window`."""
         reach = window
         if max_positions is not None:
             reach = max(0, min(reach, max_positions - max(_PROMPT_LENGTHS) - _NUM_JUNK - 1))
@@ -45,27 +45,27 @@ class ProbeRows:
 
     @property
     def starts(self) -> list[int]:
-        """Where the junk stands, and then the real tokens."""
+        """The position of each row's first junk token, where the first real token comes later."""
         return [len(prompt) for prompt in self.prompts]
 
     @property
     def num_positions(self) -> int:
-        """So many a slot must have."""
+        """The number of positions that a slot must have."""
         return max(self.starts) + _NUM_JUNK
 
     @property
     def texts(self) -> list[list[int]]:
-        """What each slot holds in the end."""
+        """The tokens that each slot holds in the end."""
         return [prompt + real for prompt, real in zip(self.prompts, self.real, strict=True)]
 
 
 def relative_deviation(found: Seq[torch.Tensor], expected: Seq[torch.Tensor]) -> float:
-    """Largest difference of logits, relative to the largest logit; not a number where any of them is none."""
+    """Return the largest difference of logits, relative to the largest logit; NaN if one of them is NaN."""
     differences = [(each - like).abs().max() for each, like in zip(found, expected, strict=True)]
     size = float(torch.stack([like.abs().max() for like in expected]).max())
     return float(torch.stack(differences).max()) / size if size else float("inf")
 
 
 def ragged(logits_BJV: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each row's logits [J, V], those at the tokens that it has where rows are ragged."""
+    """Return each row's logits [J, V] at the tokens that it has when rows are ragged."""
     return [row_JV[:length] for row_JV, length in zip(logits_BJV, RAGGED, strict=True)]

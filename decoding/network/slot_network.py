@@ -1,7 +1,7 @@
 """SlotNetwork: a transformers network over slot caches, whole or some of its layers.
 
-It computes with transformers' own code, or in our few large operations where they fit (`speed_up`). Nobody here
-remembers how long a row is: each forward names its rows' slots and starts.
+It computes with transformers' own code, or with our few large operations if they fit (`speed_up`). No lengths of rows
+are kept here: each forward names its rows' slots and starts.
 
 Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
 size.
@@ -26,27 +26,27 @@ from decoding.fused.packed_linear import pack_linears
 
 
 class SlotNetwork(ABC):
-    """What a model in one process and a stage of one have in common."""
+    """The common part of a whole model and a stage of one."""
 
     layers: LayerRange | None  # None: all of them
-    vocab_size: int | None  # of the logits; None where there is no head
+    vocab_size: int | None  # of the logits; None without a head
 
     def __init__(
         self, network: PreTrainedModel, eos_token_ids: frozenset[int], layers: LayerRange | None = None
     ) -> None:
-        """Take over `network`, of which these layers are here (all by default): its head carries our hook."""
+        """Take over `network`, of which these layers are here (default: all); its head gets our hook."""
         self.network = network.eval().requires_grad_(False)
         attention.install(self.network)
         self.eos_token_ids = eos_token_ids
-        # Asked for every round; the network would go through its parameters each time.
-        self.device: torch.device = network.device  # where the weights are
-        self.dtype: torch.dtype = network.dtype  # what they are
+        # Read in every round; the network's own properties go through its parameters each time.
+        self.device: torch.device = network.device
+        self.dtype: torch.dtype = network.dtype
         self.max_positions: int | None = max_positions(network.config)
-        # Models with attention of their own see no packed rows; they get a rectangle.
+        # Models with attention of their own cannot take packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
-        # Counted while they are all parameters.
+        # Counted now, while all weights are parameters.
         self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(local_share, network.parameters()))
-        self.fused: FusedDecoder | None = None  # runs instead of the network's own code where it fits
+        self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
         self.layers = layers
@@ -59,26 +59,26 @@ class SlotNetwork(ABC):
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether what comes out for a token is the same, bit for bit, in any batch, slot and cut of its row."""
+        """Whether a token's output is the same, bit for bit, in any batch, slot and split of its row."""
         return self.fused is not None and self.fused.is_batch_invariant
 
     @torch.inference_mode()
     def plain(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
-        """One row from its beginning, without any cache: its last logits [J, V], or hidden states [T, H]."""
+        """Run one row from its beginning without a cache; return its last logits [J, V], or hidden states [T, H]."""
         fed_T = fed_T.to(self.device)
         positions_1T = torch.arange(len(fed_T), device=self.device)[None]
         return self._run(fed_T[None], positions_1T, positions_1T[:, len(fed_T) - num_logits :], use_cache=False)[0]
 
     @abstractmethod
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """What the network makes of tokens [B, T] or hidden states [B, T, H]: the wanted logits, or hidden states."""
+        """Run tokens [B, T] or hidden states [B, T, H]; return the wanted logits, or hidden states."""
 
     def _lay_out(self) -> None:
-        """Lay the weights out for this device, and fuse the layers of a network that fits. Caches are to be new."""
+        """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network)
         pack_linears(self.network, FUSED_LINEARS if fits else ())
-        if self.device.type == "cpu":  # what is left still points into the file, and keeps all of it mapped
+        if self.device.type == "cpu":  # the other parameters still point into the file and keep all of it mapped
             for parameter in self.network.parameters():
                 parameter.data = parameter.data.clone()
         self.fused = FusedDecoder(self.network, self.layers) if fits else None
@@ -93,10 +93,10 @@ class SlotNetwork(ABC):
         slots: Seq[int] | None,
         cache: KVCache,
     ) -> torch.Tensor:
-        """Logits [B, J, V], or hidden states of all tokens [..., H], after writing the rows' keys and values.
+        """Write the rows' keys and values; return logits [B, J, V], or hidden states of all tokens [..., H].
 
-        `fed_N` are the rows' tokens end to end, packed, or `width` of each; they stand at starts[b], starts[b] + 1, ...
-        of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
+        `fed_N` are the rows' tokens end to end, packed, or `width` of each; their positions are starts[b],
+        starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
         """
         starts_B = to_device(starts, self.device)
         slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
@@ -137,13 +137,13 @@ class SlotNetwork(ABC):
 
 
 class _Wanted:
-    """Which positions the network's head is to multiply: all who share a network ask it by this."""
+    """The positions that the network's head multiplies, for all models that share the network."""
 
     def __init__(self) -> None:
         self.at_BJ: torch.Tensor | None = None  # None: all
 
     def keep(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Run before the output head: of what comes in, only the positions somebody wants."""
+        """Keep only the wanted positions of the output head's input; runs as its hook."""
         hidden_BTH, *rest = args
         if self.at_BJ is None:
             return args

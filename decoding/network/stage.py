@@ -1,8 +1,8 @@
-"""Stage: a range of a causal LM's layers in this process, with slot caches. Tokens or hidden states in, hidden states
-or logits out.
+"""Stage: a range of a causal LM's layers in this process, with slot caches.
 
-What comes in and goes out is packed: the rows' tokens end to end, without padding. Like the whole model, a stage knows
-no lengths: each forward names its rows' slots and starts. Several caches may be in use, one for each session.
+It turns tokens or hidden states into hidden states or logits. Inputs and outputs are packed: the rows' tokens end to
+end, without padding. Like the whole model, a stage keeps no lengths: each forward names its rows' slots and starts.
+Several caches may be in use, one for each session.
 
 Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
 size.
@@ -19,23 +19,23 @@ from decoding.cache.kv_cache import KVCache, Packing
 from decoding.checkpoint.layer_range import LayerRange, cut
 from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
 from decoding.checkpoint.loading import DType, load_network
-from decoding.checkpoint.rank import check_can_be_shared_out
+from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import model_folder
 from decoding.device import Device, to_device
 from decoding.network.slot_network import SlotNetwork
 
 
 class Stage(SlotNetwork):
-    """Some of a model's layers; the first of them with the embedding, the last with the head."""
+    """Some of a model's layers; the first stage has the embedding, the last one the head."""
 
     layers: LayerRange
 
     def __init__(
         self, network: PreTrainedModel, layers: LayerRange, eos_token_ids: frozenset[int], num_ranks: int = 1
     ) -> None:
-        """Take over `network`, of the class that `stage_class` gives for these layers.
+        """Take over `network`, of the class that `stage_class` makes for these layers.
 
-        With `num_ranks` above 1 it is this process's share: all ranks must run the same forwards in the same order.
+        With `num_ranks` above 1 it is this process's share; all ranks must run the same forwards in the same order.
         """
         super().__init__(network, eos_token_ids, layers)
         self.num_ranks = num_ranks
@@ -52,10 +52,10 @@ class Stage(SlotNetwork):
         dtype: DType = "auto",
         num_ranks: int = 1,
     ) -> "Stage":
-        """Stage `index` of so many of the model at `path`, or a ValueError saying why it cannot be run.
+        """Load stage `index` of the model at `path`; raise a ValueError saying why it cannot be run.
 
-        The weights of the other stages are not read. With `num_ranks` above 1 each of so many processes, which have
-        met (`decoding/checkpoint/rank.py`), has its share of every layer.
+        The weights of the other stages are not read. With `num_ranks` above 1, each of the ranks, which have met
+        (`decoding/checkpoint/rank.py`), has its share of every layer.
         """
         path = model_folder(path)
         layers: LayerRange | None = None
@@ -66,7 +66,7 @@ class Stage(SlotNetwork):
             if num_stages > 1 or num_ranks > 1:
                 check_can_be_cut(config, path)
             if num_ranks > 1:
-                check_can_be_shared_out(config, path, num_ranks)
+                check_can_be_sharded(config, path, num_ranks)
             return stage_class(config, layers)
 
         network, eos_token_ids = load_network(path, device, dtype, network_class, num_ranks)
@@ -74,30 +74,30 @@ class Stage(SlotNetwork):
         return cls(network, layers, eos_token_ids, num_ranks)
 
     def cache(self, session: int = 0) -> KVCache:
-        """The slots of a session; `allocate` comes first."""
+        """Return the slots of a session; `allocate` comes first."""
         return self._caches[session]
 
     def allocate(self, num_slots: int, num_positions: int, session: int = 0) -> None:
-        """Reserve a fresh cache of slots x positions for a session; everything in its earlier one is gone."""
+        """Reserve a fresh cache of slots x positions for a session; the contents of its earlier one are lost."""
         self._caches[session] = KVCache(num_slots, num_positions)
 
     def release(self, session: int = 0) -> None:
-        """Give a session's cache back; `allocate` comes before its next forward."""
+        """Free a session's cache; `allocate` comes before its next forward."""
         self._caches.pop(session, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def speed_up(self) -> None:
-        """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are gone.
+        """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are lost.
 
-        Weights that are shared out stay as transformers left them: its hooks know their layout.
+        Sharded weights stay as transformers left them: its hooks depend on their layout.
         """
         self._caches.clear()
         if not self.is_sped_up and self.num_ranks == 1:
             self._lay_out()
 
     def slow_down(self) -> None:
-        """Run transformers' own code again, where ours was measured to be off."""
+        """Run transformers' own code again, because ours was measured to deviate."""
         self.fused = None
 
     @torch.inference_mode()
@@ -110,18 +110,18 @@ class Stage(SlotNetwork):
         slots: Seq[int] | None = None,
         session: int = 0,
     ) -> torch.Tensor:
-        """Hidden states [N, H], or from the last stage logits [B, J, V], after writing the rows' keys and values.
+        """Write the rows' keys and values; return hidden states [N, H], or logits [B, J, V] of the last stage.
 
-        `fed_N` are the rows' tokens end to end, `lengths[b]` of them for row b, or what the stage before made of them.
-        They stand at starts[b], starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into
-        each row's tokens, those beyond a row's last token meaning that one.
+        `fed_N` are the rows' tokens end to end, `lengths[b]` of them for row b, or the output of the stage before.
+        Their positions are starts[b], starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes
+        into each row's tokens; an index beyond the last token means that one.
         """
         fed_N, packing = fed_N.to(self.device), Packing.of(lengths, self.device)
         if wanted_BJ is None:
             wanted_BJ = torch.zeros(len(lengths), 0, dtype=torch.int64)
         last_B1 = to_device(lengths, self.device)[:, None] - 1
         wanted_BJ = wanted_BJ.to(self.device).minimum(last_B1)
-        # Our own layers always take packed rows. In a rectangle, where a row has ended, its last token stands again.
+        # Our own layers always take packed rows. In a rectangle, a row's last token is repeated to the end.
         rectangle = None if self.packs_rows or self.fused is not None else packing
         if rectangle is not None:
             fed_N, packing = fed_N[rectangle.unpacked_BT.flatten()], None
@@ -132,7 +132,7 @@ class Stage(SlotNetwork):
         return hidden_NH if rectangle is None else hidden_NH[rectangle.packed_N]
 
     def plain_eager(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
-        """`plain` with transformers' own attention: what everything else is measured against."""
+        """Run `plain` with transformers' own attention, with which everything else is compared."""
         attention.uninstall(self.network)
         try:
             return self.plain(fed_T, num_logits)

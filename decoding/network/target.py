@@ -1,6 +1,6 @@
-"""Target: what the engine asks of the model whose text is written, whether it stands in this process or in others.
+"""Target: the model whose text is written, as the engine uses it, in this process or in others.
 
-Nobody here remembers how long a row is: each question names its rows' slots and starts.
+No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
@@ -10,15 +10,15 @@ from typing import Protocol
 import torch
 
 from decoding.device import name_of, to_device
-from decoding.sampling.judging import Answer, Decision, Question, RowVerdict, decide, token_logprobs
+from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
 _TIMED_START = 64  # positions
 
 
-class Pending(Protocol):
-    """An answer that is on its way."""
+class PendingVerdicts(Protocol):
+    """The verdicts on a round that are not computed yet, or not received."""
 
     @property
     def is_ready(self) -> bool:
@@ -26,12 +26,12 @@ class Pending(Protocol):
         ...
 
     def result(self) -> list[RowVerdict]:
-        """The verdict on each row of the question."""
+        """Return the verdict on each row of the request."""
         ...
 
 
 class SlotCache(Protocol):
-    """What the engine does with whole slots of a cache; see `decoding/cache/kv_cache.py`."""
+    """The engine's operations on whole slots of a cache; see `decoding/cache/kv_cache.py`."""
 
     def copy(self, source: int, target: int, length: int) -> None: ...
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None: ...
@@ -40,30 +40,30 @@ class SlotCache(Protocol):
 
 
 class Timed(Protocol):
-    """What the cost table is measured on."""
+    """A model whose forwards are timed for the cost table."""
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Of a forward over so many tokens of so many rows, as it is in a round. It spoils the cache."""
+        """Measure one forward over `num_tokens` tokens of each row, as in a round. The cache is overwritten."""
         ...
 
 
 def timed_start(num_positions: int, num_tokens: int) -> int:
-    """Where tokens stand whose forward is timed: behind some others, as in a round, where there is room."""
+    """Return the first position of timed tokens: behind some others, as in a round, if there is room."""
     return max(0, min(_TIMED_START, num_positions - num_tokens))
 
 
 class Target(Timed, Protocol):
     """A model over slots that judges drafts."""
 
-    device: torch.device  # where questions are put: of their tensors
+    device: torch.device  # of the tensors in requests
     dtype: torch.dtype
     vocab_size: int
-    max_positions: int | None  # the longest context, where there is a limit
+    max_positions: int | None  # the longest context; None: no limit
     eos_token_ids: frozenset[int]
 
     @property
     def runs_on(self) -> str:
-        """What computes: "cpu", or the name of the GPU."""
+        """The name of the processor: "cpu", or that of the GPU."""
         ...
 
     @property
@@ -73,54 +73,56 @@ class Target(Timed, Protocol):
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same, bit for bit, in any batch, slot and cut of its row."""
+        """Whether a token's logits are the same, bit for bit, in any batch, slot and split of its row."""
         ...
 
     def facts(self) -> dict[str, bool | int]:
-        """What the log says of the way in which it runs."""
+        """Return how the model runs, for the log."""
         ...
 
     def share(self) -> "Target":
-        """The same model with a cache of its own. One thread drives all who share."""
+        """Return the same model with a cache of its own. One thread drives all that share a model."""
         ...
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions; everything in an earlier one is gone."""
+        """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""
         ...
 
     def release(self) -> None:
-        """Give the cache's memory back; `allocate` comes before anything else then."""
+        """Free the cache's memory; `allocate` comes before any other use."""
         ...
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on."""
         ...
 
-    def score(self, question: Question) -> Pending:
-        """Write the question's tokens into the slots and judge its draft."""
+    def score(self, request: ScoreRequest) -> PendingVerdicts:
+        """Write the request's tokens into the slots and judge its draft."""
         ...
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
-        """The token of the only row after its own tokens and `accepted`, from that row alone.
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
+        """Decide the token of the only row after its own tokens and `accepted`, from that row alone.
 
-        By a forward without a cache; with `in_slot`, that slot is cleared and filled with the row's tokens instead.
+        It takes one forward without a cache; with `in_slot`, that slot is filled with the row's tokens instead.
         """
         ...
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Write these tokens into slot 0, from `start` on: of the token that follows each of them."""
+        """Write tokens into slot 0, from `start` on; return the log-probability of the token that follows each."""
         ...
 
 
 class LocalTarget(ABC):
-    """Questions answered from logits that are computed in this process."""
+    """Requests served from logits that are computed in this process."""
 
     device: torch.device
     dtype: torch.dtype
 
     @property
     def runs_on(self) -> str:
-        """As `Target.runs_on`."""
+        """The name of the processor, as `Target.runs_on` says."""
         return name_of(self.device)
 
     @abstractmethod
@@ -132,39 +134,41 @@ class LocalTarget(ABC):
         slots: Seq[int] | None = None,
         lengths: Seq[int] | None = None,
     ) -> torch.Tensor:
-        """Logits [B, J, V]; see `LanguageModel.forward`."""
+        """Return logits [B, J, V]; see `LanguageModel.forward`."""
 
     @abstractmethod
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        """As `Target.prefill`."""
+        """Read prompts, as `Target.prefill` says."""
 
     @abstractmethod
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
-        """Logits [V] after these tokens, without a cache."""
+        """Return logits [V] after these tokens, without a cache."""
 
-    def score(self, question: Question) -> Answer:
-        """As `Target.score`; the forward is done, or queued on the device, when this returns."""
-        tokens_BJ = question.token_ids_BJ
+    def score(self, request: ScoreRequest) -> DeviceVerdicts:
+        """Judge a draft, as `Target.score` says; the forward is done, or queued on the device, when this returns."""
+        tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
-        logits_BJV = self.forward(question.starts, tokens_BJ, every_BJ, lengths=question.lengths)
-        return Answer(question, logits_BJV, self.dtype)
+        logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
+        return judge(request, logits_BJV, self.dtype)
 
-    def decide(self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None) -> Decision:
-        """As `Target.decide`."""
+    def decide(
+        self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
+    ) -> RowVerdict:
+        """Decide one token, as `Target.decide` says."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
         logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
         return decide(rows, accepted, logits_V, num_logprobs)
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """As `Target.logprobs`."""
+        """Return log-probabilities, as `Target.logprobs` says."""
         tokens_1T = to_device([list(token_ids)], self.device)
         every_1T = torch.arange(len(token_ids), device=self.device)[None]
         logits_1TV = self.forward([start], tokens_1T, every_1T, slots=[0])
         return token_logprobs(logits_1TV[0], list(following), num_top)
 
     def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
-        """Logits [V] after these tokens, all of which are read into the slot."""
+        """Read all tokens into the slot; return logits [V] after them."""
         *before, newest = token_ids
         self.prefill([slot], [before])
         newest_11 = to_device([[newest]], self.device)

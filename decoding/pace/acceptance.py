@@ -1,4 +1,4 @@
-"""Acceptance: how likely the draft model's next tokens stand, estimated from what stood before.
+"""Acceptance: the chance that the draft model's next tokens are accepted, estimated from past rounds.
 
 Shapes: B rows, K draft positions.
 """
@@ -11,36 +11,37 @@ import numpy.typing as npt
 from decoding.sequence import Sequence
 
 _FIRST_GUESS = 0.7  # before anything was drafted
+# The values of these three weights come from `python -m benchmarks.regret`.
 _ROW_WEIGHT = 32.0  # drafted tokens that the mean of all rows counts for in a row's own estimate
-_POSITION_WEIGHT = 16.0  # and in the estimate of a position; these three by `python -m benchmarks.regret`
+_POSITION_WEIGHT = 16.0  # and in the estimate of a position
 _DECAY = 0.99  # of what all rows learned, per round with a draft
-_MOST = 0.995  # no estimate is higher: nothing is certain
+_MAX_RATE = 0.995  # no estimate is higher: nothing is certain
 
 
 class Acceptance:
     """Running estimates over all rows, for each row and for each draft position.
 
-    A token at a position that was reached stands with odds (row) x odds (position) / odds (all): a row that is easier
-    than the others is so at all depths, and a draft that gets worse with depth does so in all rows.
+    A token at a position that was reached is accepted with odds (row) x odds (position) / odds (all): a row that is
+    easier than the others is so at all depths, and a draft that gets worse with depth does so in all rows.
 
-    Only what was accepted and where the first token fell is counted, never which tokens fell or how many stood behind.
+    Only the number of accepted tokens counts, never which token was rejected or how many tokens stood behind it.
     """
 
     def __init__(self, num_positions: int) -> None:
-        """Estimates for drafts of at most `num_positions` tokens."""
+        """Start estimates for drafts of at most `num_positions` tokens."""
         self._accepted_K, self._tried_K = np.zeros(num_positions), np.zeros(num_positions)
         self._accepted, self._tried = _FIRST_GUESS * _ROW_WEIGHT, _ROW_WEIGHT
         self._of_row: dict[Sequence, tuple[int, int]] = {}  # accepted and tried tokens of unfinished sequences
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn what each sequence drafted, and how much of it stood."""
+        """Learn how much each sequence drafted, and how much of it was accepted."""
         if any(num_drafted):
             for counts_K in (self._accepted_K, self._tried_K):
                 counts_K *= _DECAY
             self._accepted *= _DECAY
             self._tried *= _DECAY
         for sequence, drafted, accepted in zip(sequences, num_drafted, num_accepted, strict=True):
-            tried = min(accepted + 1, drafted)  # what stands behind a rejected token was never tried
+            tried = min(accepted + 1, drafted)  # tokens behind a rejected one were never tried
             if tried:
                 self._accepted_K[:accepted] += 1
                 self._tried_K[:tried] += 1
@@ -54,18 +55,18 @@ class Acceptance:
             self._of_row = {s: self._of_row[s] for s in sequences if s in self._of_row}
 
     def survival_BK(self, sequences: Seq[Sequence | None]) -> npt.NDArray[np.float64]:
-        """The chance that a sequence's first 1, 2, ..., K drafted tokens all stand, [B, K]; None is a new sequence."""
-        mean = min(self._accepted / self._tried, _MOST)
+        """Return the chances [B, K] that a sequence's first 1, ..., K tokens are all accepted; None: a new sequence."""
+        mean = min(self._accepted / self._tried, _MAX_RATE)
         counts = [self._of_row.get(s, (0, 0)) if s is not None else (0, 0) for s in sequences]
         counts_B2 = np.array(counts, dtype=np.float64)
         rate_B = (counts_B2[:, 0] + mean * _ROW_WEIGHT) / (counts_B2[:, 1] + _ROW_WEIGHT)
         rate_K = (self._accepted_K + mean * _POSITION_WEIGHT) / (self._tried_K + _POSITION_WEIGHT)
         odds_BK = _odds(rate_B)[:, None] * _odds(rate_K) / _odds(np.array(mean))
-        rate_BK = np.minimum(odds_BK / (1 + odds_BK), _MOST)
+        rate_BK = np.minimum(odds_BK / (1 + odds_BK), _MAX_RATE)
         survival_BK: npt.NDArray[np.float64] = rate_BK.cumprod(axis=1)
         return survival_BK
 
 
 def _odds(rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    odds: npt.NDArray[np.float64] = np.clip(rate, 1 - _MOST, _MOST)
+    odds: npt.NDArray[np.float64] = np.clip(rate, 1 - _MAX_RATE, _MAX_RATE)
     return odds / (1 - odds)

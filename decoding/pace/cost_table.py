@@ -13,43 +13,43 @@ import numpy.typing as npt
 class CostTable:
     """Seconds of a target forward by its number of tokens, of a draft step by its number of rows, and of the rest.
 
-    The rest is the engine's own: `round_seconds` for every round, `position_seconds` for every row and position whose
-    distribution is worked out (rows x (longest draft + 1) in verification, and once for each drafted token).
+    The rest is overhead of the engine: `round_seconds` for every round, `position_seconds` for every row and position
+    whose distribution is computed (rows x (longest draft + 1) in verification, and once for each drafted token).
     """
 
     target: tuple[tuple[int, float], ...]  # (tokens, seconds), ascending in both
     draft: tuple[tuple[int, float], ...]  # (rows, seconds)
     round_seconds: float = 0.0
     position_seconds: float = 0.0
-    # Drafting in another process, while this one verifies other rows: a round then takes the longer of both, not both.
-    # `draft` is all that a step takes there, and each draft costs `trip_seconds` on top, however long it is.
+    # Drafting happens in another process while this one verifies other rows: a round takes the longer of the two times.
+    # `draft` is then the whole time of a step there, and each draft costs `trip_seconds` more, however long it is.
     is_overlapped: bool = False
     trip_seconds: float = 0.0
 
     def target_seconds(self, num_tokens: int) -> float:
-        """Of one forward over so many tokens, interpolated."""
+        """Return the time of one target forward over `num_tokens` tokens, interpolated."""
         return _interpolate(self.target, num_tokens)
 
     def draft_seconds(self, num_rows: int) -> float:
-        """Of one draft step for so many rows, interpolated."""
+        """Return the time of one draft step for `num_rows` rows, interpolated."""
         return _interpolate(self.draft, num_rows)
 
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
-        """Of so many draft steps for so many rows, less what the engine's own work on their positions takes."""
+        """Return the time of `num_steps` draft steps for `num_rows` rows, without the overhead of their positions."""
         return num_steps * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 
-    def target_by_tokens(self, most: int) -> npt.NDArray[np.float64]:
-        """`target_seconds` of 0 to `most` tokens."""
-        return _tabulate(self.target, most)
+    def target_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
+        """Tabulate `target_seconds` for 0 to `max_tokens` tokens."""
+        return _tabulate(self.target, max_tokens)
 
-    def draft_by_rows(self, most: int) -> npt.NDArray[np.float64]:
-        """`draft_seconds` of 0 to `most` rows; a step of no rows costs nothing."""
-        return _tabulate(self.draft, most) * (np.arange(most + 1) > 0)
+    def draft_by_rows(self, max_rows: int) -> npt.NDArray[np.float64]:
+        """Tabulate `draft_seconds` for 0 to `max_rows` rows; a step of no rows costs nothing."""
+        return _tabulate(self.draft, max_rows) * (np.arange(max_rows + 1) > 0)
 
 
 @lru_cache(maxsize=256)
-def _tabulate(table: tuple[tuple[int, float], ...], most: int) -> npt.NDArray[np.float64]:
-    return np.array([_interpolate(table, size) for size in range(most + 1)])
+def _tabulate(table: tuple[tuple[int, float], ...], max_size: int) -> npt.NDArray[np.float64]:
+    return np.array([_interpolate(table, size) for size in range(max_size + 1)])
 
 
 def _interpolate(table: Seq[tuple[int, float]], size: int) -> float:

@@ -1,9 +1,10 @@
 """best_lengths: how many tokens each row drafts, and from which source, for the most expected tokens a second.
 
-A round yields one token a row, plus each drafted token that stands. Survival only falls within a row, so of any number
-of draft tokens the ones most likely to stand are the best, and they are never a row's later ones without its earlier
-ones (TETRIS, arXiv 2502.15197; TurboSpec, arXiv 2406.14066). What depends on the depth rather than on the number of
-tokens (draft steps, the width of verification) is settled by trying every depth.
+A round yields one token a row, plus each drafted token that is accepted. The survival of a token is the chance that it
+and all before it are accepted. It only falls within a row, so of any number of draft tokens the ones with the highest
+survival are the best, and they never include a row's later token without its earlier ones (TETRIS, arXiv 2502.15197;
+TurboSpec, arXiv 2406.14066). Costs that depend on the depth rather than on the number of tokens (draft steps, the width
+of verification) are handled by trying every depth.
 
 Shapes: B rows, K draft positions, N tokens that could be drafted (most likely first), C pairs of depths.
 """
@@ -14,26 +15,26 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.pace.cost_table import CostTable
-from decoding.sampling.rows import Tail
+from decoding.sampling.rows import ExtensionLimit
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What each row drafts in a round."""
+    """The draft of each row in a round."""
 
     lengths: tuple[int, ...]
-    looks_up: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
+    uses_lookup: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
     speed: float = 0.0  # expected tokens a second
-    tails: tuple[Tail, ...] = ()  # what a lookup may add behind a row's model tokens
+    extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
 
 
 def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:
-    """The best plan, given the chance that a row's first 1, 2, ... drafted tokens all stand (0: may not be drafted).
+    """Find the best plan, given each row's survival by draft position and source (0: may not be drafted).
 
-    Where a row has both sources it takes the one with more expected tokens at the depths tried; given the sources, the
-    lengths are the best of all.
+    A row with both sources takes the one with more expected tokens at the depths tried. Given the sources, no other
+    lengths yield more tokens a second.
     """
     survival_SBK = np.stack([_or_nothing(s_BK, by_model_BK, by_lookup_BK) for s_BK in (by_model_BK, by_lookup_BK)])
     num_positions = survival_SBK.shape[2]
@@ -50,10 +51,10 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     survival_N = survival_SBK.ravel()[order_N]
     steps_C, width_C = _depths(by_model_BK is not None, by_lookup_BK is not None, num_positions)
     expected_SBJ = np.pad(survival_SBK.cumsum(2), ((0, 0), (0, 0), (1, 0)))
-    looks_up_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
+    uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
     depth_SC = np.stack([steps_C, width_C])
-    may_CN = (position_N < depth_SC[source_N].T) & (source_N == looks_up_BC[row_N].T)
-    num_steppers_C = ((survival_SBK[0, :, :1] > 0) & ~looks_up_BC).sum(0)
+    may_CN = (position_N < depth_SC[source_N].T) & (source_N == uses_lookup_BC[row_N].T)
+    num_steppers_C = ((survival_SBK[0, :, :1] > 0) & ~uses_lookup_BC).sum(0)
 
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
@@ -70,7 +71,9 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
         return nothing
     chosen_N = may_CN[best_c, : best_n + 1]
     lengths_B = np.bincount(row_N[: best_n + 1][chosen_N], minlength=num_rows)
-    return DraftPlan(tuple(lengths_B.tolist()), tuple(looks_up_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n]))
+    return DraftPlan(
+        tuple(lengths_B.tolist()), tuple(uses_lookup_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n])
+    )
 
 
 def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:
@@ -79,11 +82,11 @@ def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:
     return np.zeros_like(next(other for other in others if other is not None))
 
 
-def _depths(has_model: bool, has_lookup: bool, most: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Draft steps and longest draft of every pair to try: a draft is as long as its steps, or longer by a lookup."""
+def _depths(has_model: bool, has_lookup: bool, max_depth: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return every pair of draft steps and longest draft to try: without a lookup the two are equal."""
     if not has_lookup:
-        return np.arange(most + 1), np.arange(most + 1)
+        return np.arange(max_depth + 1), np.arange(max_depth + 1)
     if not has_model:
-        return np.zeros(most + 1, dtype=np.intp), np.arange(most + 1)
-    steps, widths = np.triu_indices(most + 1)
+        return np.zeros(max_depth + 1, dtype=np.intp), np.arange(max_depth + 1)
+    steps, widths = np.triu_indices(max_depth + 1)
     return steps, widths

@@ -1,13 +1,13 @@
-"""How many draft tokens each row gets in a round: as many as pay, down to none.
+"""Schedule: how many draft tokens each row gets in a round, as many as pay, down to none.
 
-A round costs what its draft steps, its target forward and the engine's own work cost (`CostTable`, measured on the
-device itself). What it yields is estimated from what stood before (`Acceptance`) and from what a lookup offers (the
-drafter's `outlook`); `best_lengths` weighs the one against the other.
+A round costs the time of its draft steps, its target forward and the engine's overhead (`CostTable`, measured on the
+device itself). Its yield is estimated from past acceptance (`Acceptance`) and from what a lookup offers (the drafter's
+`lookup_survival`). `best_lengths` weighs one against the other.
 
-What a row gets depends on committed tokens, on how much was accepted and on measured times, never on drafted tokens
-that fell and never on noise to come: the choice is lossless under rejection verification, too (a policy that drops a
-drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so
-weighing its tokens is weighing those.
+A row's draft length depends on committed tokens, on how much was accepted and on measured times, never on rejected
+tokens and never on noise to come. So the choice is lossless under rejection verification, too (a policy that drops a
+drafted token because of that token is not). What a lookup offers is a point mass fixed by the tokens before it, so a
+choice that depends on its tokens depends on those only.
 """
 
 from collections.abc import Sequence as Seq
@@ -19,34 +19,34 @@ import numpy as np
 from decoding.pace.acceptance import Acceptance
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
-from decoding.pace.overhead import OwnTime
-from decoding.sampling.rows import Tail
+from decoding.pace.overhead import Overhead
+from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
-_REST = 7  # rounds for which nobody thinks of drafting after a round that did and found that it does not pay
-_PROBE_ROWS = (
-    8  # one row in so many probes: the draft model must catch up first, and a lookup takes a better plan's place
-)
-_LEAST_CHANCE = 0.05  # of a looked-up token behind the model's, however cheap it is
+_PAUSE = 7  # rounds that are not planned after a plan found that no draft pays
+# One row in this many probes: the draft model must read the tokens it missed first, and a probe by lookup replaces a
+# better plan.
+_PROBE_ROWS = 8
+_MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
 
 
 class Schedule(Protocol):
     """Decides draft lengths before a round and learns after it."""
 
-    ceiling: int  # no row drafts more
-    costs: CostTable | None = None  # what the lengths are weighed by, as measured at the start; None: by nothing
+    ceiling: int  # the longest draft of a row
+    costs: CostTable | None = None  # as measured at the start; None: the lengths do not depend on costs
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
-        """The most each row may draft: a round adds one token to what it accepts."""
+        """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
         return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
 
-    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """What these rows draft, where a lookup has this outlook (`Drafter.outlook`)."""
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
         ...
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn from the round that was planned last: what each row drafted, what of it stood, how long it took."""
+        """Learn from the round that was planned last: tokens drafted and accepted by each row, and its time."""
         ...
 
 
@@ -54,26 +54,26 @@ class FixedSchedule(Schedule):
     """The same draft length for every row, for comparison."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
-        """The length."""
+        """Draft `num_speculative_tokens` in every round, or as many as a row can keep."""
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
         self._plan = DraftPlan((), ())
 
-    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """The full length; a row with both sources takes the one with more expected tokens."""
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """Plan the full length; a row with both sources takes the one with more expected tokens."""
         lengths = self.lengths(sequences)
-        looks_up = (outlook is not None,) * len(lengths)
-        if outlook is not None and has_model:
+        uses_lookup = (lookup_survival is not None,) * len(lengths)
+        if lookup_survival is not None and has_model:
             by_model_BK = self._acceptance.survival_BK(sequences)
-            looks_up = tuple(
+            uses_lookup = tuple(
                 sum(offered) > by_model_K[:length].sum()
-                for offered, by_model_K, length in zip(outlook, by_model_BK, lengths, strict=True)
+                for offered, by_model_K, length in zip(lookup_survival, by_model_BK, lengths, strict=True)
             )
-        self._plan = DraftPlan(lengths, looks_up)
+        self._plan = DraftPlan(lengths, uses_lookup)
         return self._plan
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn what the draft model is worth."""
+        """Learn how often the draft model is right."""
         self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
 
 
@@ -81,98 +81,105 @@ class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
-        """Never more than `num_speculative_tokens` a row."""
+        """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
         self.costs: CostTable = costs
         self.ceiling = num_speculative_tokens
         self._acceptance = Acceptance(num_speculative_tokens)
-        # Of tails where the model's tokens stood: tokens that stood, less what the time of them all would have earned.
-        self._tail_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
-        self._tail_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)  # rows that fill a column of verification
-        most_tokens = costs.target[-1][0]  # about those of all slots at the ceiling: what matters is to be far apart
-        self._own_time = OwnTime(costs, max(1, most_tokens // (1 + num_speculative_tokens)), max(2, most_tokens))
+        # Of extensions that were reached: accepted tokens, less what the time of all of them would have earned.
+        self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
+        # The share of rows that fill a column of verification that extensions added.
+        self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
+        max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
+        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
-        self._resting = 0  # rounds to come that draft nothing and are not planned, with at least so many rows:
-        self._least_resting = 0
+        # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
+        self._num_paused, self._min_paused_rows = 0, 0
         self._plan = DraftPlan((), ())
 
-    def pays_with(self, num_rows: int) -> bool:
-        """Whether so many new rows would draft with a model."""
+    def would_draft(self, num_rows: int) -> bool:
+        """Tell whether `num_rows` new rows would draft with a model."""
         survival_BK = self._acceptance.survival_BK([None] * num_rows)
-        return any(best_lengths(survival_BK, None, self._own_time.costs, num_rows).lengths)
+        return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
 
-    def plan(self, sequences: Seq[Sequence], outlook: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """The best lengths for these rows now."""
-        if outlook is None and self._resting and len(sequences) >= self._least_resting:
-            self._resting -= 1
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """Plan the best lengths for these rows now."""
+        if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
+            self._num_paused -= 1
             self._rounds_without["model"] += 1
             self._plan = _nothing(len(sequences))
             return self._plan
-        limits, costs = self.lengths(sequences), self._own_time.costs
+        limits, costs = self.lengths(sequences), self._overhead.costs
         survival_BK = self._acceptance.survival_BK(sequences)
-        by_lookup_BK = None if outlook is None else _cut(_rectangle(outlook, self.ceiling), limits)
+        by_lookup_BK = None if lookup_survival is None else _cut(_rectangle(lookup_survival, self.ceiling), limits)
         by_model_BK = _cut(survival_BK, limits) if has_model else None
         if by_model_BK is not None and by_lookup_BK is not None:
-            by_model_BK = _with_tails(by_model_BK, max(self._tail_gain.value, 0.0))
-        if any(limits) and (has_model or outlook is not None):
+            by_model_BK = _with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
+        if any(limits) and (has_model or lookup_survival is not None):
             plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
-            may_rest = outlook is None and not any(plan.lengths)
-            self._resting, self._least_resting = max(0, min(_REST, until_probe)) if may_rest else 0, len(limits)
+            may_pause = lookup_survival is None and not any(plan.lengths)
+            self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
         else:
             plan = _nothing(len(limits))
-        if has_model and outlook is not None:
-            plan = replace(plan, tails=self._tails(plan, limits, survival_BK, costs))
+        if has_model and lookup_survival is not None:
+            plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK, costs))
         self._plan = plan
         return plan
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn what the sources are worth, and how long the engine's own work takes with these parameters."""
+        """Learn how often the sources are right, and the overhead with these sampling parameters."""
         by_model, accepted_of_model = _by_model(self._plan, num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
-        self._observe_tails(num_drafted, num_accepted)
+        self._observe_extensions(num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
         drafting = self.costs.drafting_seconds(steps, num_steppers)
         num_positions = num_rows * (1 + max(num_drafted))
-        if self.costs.is_overlapped:  # only what other rows' verification did not hide was waited for
-            own = self._own_time.costs
-            drafting -= forwards + own.round_seconds + num_positions * own.position_seconds
+        if self.costs.is_overlapped:  # this lane waited only for the part that verification of other rows did not hide
+            costs = self._overhead.costs
+            drafting -= forwards + costs.round_seconds + num_positions * costs.position_seconds
             drafting = max(drafting, 0.0)
         else:
             num_positions += steps * num_steppers
-        self._own_time.observe(num_positions, seconds - forwards - drafting)
+        self._overhead.observe(num_positions, seconds - forwards - drafting)
 
-    def _observe_tails(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        plan, num_tail_tokens = self._plan, 0
-        for tail, planned, drafted, accepted in zip(plan.tails, plan.lengths, num_drafted, num_accepted, strict=False):
-            if tail.most:
-                num_tail_tokens += max(drafted - planned, 0)
+    def _observe_extensions(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        plan, num_extension_tokens = self._plan, 0
+        for extension, planned, drafted, accepted in zip(
+            plan.extension_limits, plan.lengths, num_drafted, num_accepted, strict=False
+        ):
+            if extension.max_tokens:
+                num_extension_tokens += max(drafted - planned, 0)
                 if accepted >= planned:
-                    self._tail_gain.observe(accepted - planned - tail.least * (drafted - planned))
-        if num_tail_tokens:
+                    self._extension_gain.observe(accepted - planned - extension.min_survival * (drafted - planned))
+        if num_extension_tokens:
             added_width = max(num_drafted) - max(plan.lengths)
-            self._tail_share.observe(min(1.0, num_tail_tokens / (len(num_drafted) * max(added_width, 1))))
+            self._extension_share.observe(min(1.0, num_extension_tokens / (len(num_drafted) * max(added_width, 1))))
 
-    def _tails(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats, costs: CostTable) -> tuple[Tail, ...]:
-        """Behind the model's tokens, what earns the time that it adds to verification."""
+    def _extension_limits(
+        self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats, costs: CostTable
+    ) -> tuple[ExtensionLimit, ...]:
+        """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
         num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
         more = costs.target_seconds(num_tokens + num_rows) - costs.target_seconds(num_tokens)
-        column_share = costs.position_seconds / self._tail_share.value
-        least = max(plan.speed * (more / num_rows + column_share), _LEAST_CHANCE)
+        column_share = costs.position_seconds / self._extension_share.value
+        min_chance = max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
         return tuple(
-            Tail(limit - length, least / survival_K[length - 1]) if length and not up else Tail(0, 1.0)
-            for limit, length, up, survival_K in zip(limits, plan.lengths, plan.looks_up, survival_BK, strict=True)
+            ExtensionLimit(limit - length, min_chance / survival_K[length - 1])
+            if length and not up
+            else ExtensionLimit(0, 1.0)
+            for limit, length, up, survival_K in zip(limits, plan.lengths, plan.uses_lookup, survival_BK, strict=True)
         )
 
     def _probe(
         self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
     ) -> DraftPlan:
-        """The plan, with one token from a source that nobody drew on for long."""
-        lengths, looks_up = list(plan.lengths), list(plan.looks_up)
+        """Add one token to the plan from a source that was not used for long."""
+        lengths, uses_lookup = list(plan.lengths), list(plan.uses_lookup)
         for name, survival_BK in (("lookup", by_lookup_BK), ("model", by_model_BK)):
             is_lookup = name == "lookup"
-            if any(n and up is is_lookup for n, up in zip(plan.lengths, plan.looks_up, strict=True)):
+            if any(n and up is is_lookup for n, up in zip(plan.lengths, plan.uses_lookup, strict=True)):
                 self._rounds_without[name] = 0
                 continue
             self._rounds_without[name] += 1
@@ -180,18 +187,18 @@ class AdaptiveSchedule(Schedule):
                 continue
             self._rounds_without[name] = 0
             rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
-            if not is_lookup:  # the shortest have missed the least
+            if not is_lookup:  # the draft model has missed the fewest tokens of the shortest rows
                 rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
             for row in rows:
-                lengths[row], looks_up[row] = 1, is_lookup
-        return DraftPlan(tuple(lengths), tuple(looks_up), plan.speed)
+                lengths[row], uses_lookup[row] = 1, is_lookup
+        return DraftPlan(tuple(lengths), tuple(uses_lookup), plan.speed)
 
 
 class Mean:
-    """A running mean that starts from a guess and forgets."""
+    """A running mean that starts from a guess and forgets old values."""
 
     def __init__(self, first_guess: float, weight: float, decay: float) -> None:
-        """The guess counts as `weight` observations; an observation fades by `decay` with each that follows."""
+        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
         self._sum, self._weight, self._decay = first_guess * weight, weight, decay
 
     @property
@@ -200,7 +207,7 @@ class Mean:
         return self._sum / self._weight
 
     def observe(self, value: float) -> None:
-        """Count one more."""
+        """Count one more value."""
         self._sum = self._sum * self._decay + value
         self._weight = self._weight * self._decay + 1
 
@@ -210,28 +217,28 @@ def _nothing(num_rows: int) -> DraftPlan:
 
 
 def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
-    """Both counts, of what the draft model drafted: up to the planned length of rows that did not look up."""
-    most = [0 if up else length for up, length in zip(plan.looks_up, plan.lengths, strict=True)]
-    drafted = [min(n, limit) for n, limit in zip(num_drafted, most, strict=True)]
-    accepted = [min(n, limit) for n, limit in zip(num_accepted, most, strict=True)]
+    """Return both counts for the draft model alone: up to the planned length of rows that did not look up."""
+    limits = [0 if up else length for up, length in zip(plan.uses_lookup, plan.lengths, strict=True)]
+    drafted = [min(n, limit) for n, limit in zip(num_drafted, limits, strict=True)]
+    accepted = [min(n, limit) for n, limit in zip(num_accepted, limits, strict=True)]
     return drafted, accepted
 
 
-def _rectangle(outlook: Seq[Seq[float]], width: int) -> Floats:
-    return np.array([[*offered, *[0.0] * (width - len(offered))] for offered in outlook])
+def _rectangle(lookup_survival: Seq[Seq[float]], width: int) -> Floats:
+    return np.array([[*offered, *[0.0] * (width - len(offered))] for offered in lookup_survival])
 
 
 def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
-    """0 where a row may not draft."""
+    """Set the survival to 0 where a row may not draft."""
     return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
 
 
-def _with_tails(survival_BK: Floats, tail_gain: float) -> Floats:
-    """What each of the model's tokens adds to what is expected, if a tail behind the last of them gains this much.
+def _with_extensions(survival_BK: Floats, extension_gain: float) -> Floats:
+    """Return what each of the model's tokens adds to the expected tokens, if an extension behind the last gains this.
 
-    A first token adds itself and its tail, a later one itself and less: the tail comes later, so is reached less often.
+    A first token adds itself and its extension. A later one adds less, since the extension is then reached less often.
     """
     before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
-    added_BK = survival_BK + tail_gain * (survival_BK - before_BK) * (survival_BK > 0)
-    never_rising_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
-    return never_rising_BK
+    added_BK = survival_BK + extension_gain * (survival_BK - before_BK) * (survival_BK > 0)
+    falling_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
+    return falling_BK

@@ -1,8 +1,8 @@
 """From logits to the distribution that is sampled: one function for target and drafter, for every row and position.
 
-A distribution is carried as *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
-drafter and the target do all of it here, so the q that was sampled is the q that is verified.
-Results equal transformers' logits processors where one exists (tests/decoding/sampling/test_batch.py).
+A distribution is represented by *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
+drafter and the target both compute theirs here, so the q that was sampled is the q that is verified.
+The results equal transformers' logits processors where one exists (tests/decoding/sampling/test_batch.py).
 
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """
@@ -21,46 +21,32 @@ from decoding.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class RowKind:
-    """Rows whose tokens are found the same way; `open` is without a cut, `nucleus` has top-p or min-p but no top-k."""
+    """Rows whose tokens are found in the same way: `open` has no cut, `nucleus` has top-p or min-p but no top-k."""
 
     name: Literal["greedy", "open", "top_k", "nucleus"]
     rows: tuple[int, ...]  # which rows of the batch
     rows_R: torch.Tensor | None  # None: every row of the batch
-    top_k_R: torch.Tensor | None
-    top_p_R: torch.Tensor | None
-    min_p_R: torch.Tensor | None
-    most: int  # the largest top_k, as the host knows it
+    cuts: Cuts  # one for each row
 
     def take(self, rows: Seq[int], device: torch.device) -> "RowKind | None":
-        """Those of this kind among these rows of the batch, as they stand there; None if there are none."""
+        """Return the rows of this kind among `rows`, numbered by their place there; None if there are none."""
         old_of = {row: old for old, row in enumerate(self.rows)}
-        new = [place for place, row in enumerate(rows) if row in old_of]
+        new = [index for index, row in enumerate(rows) if row in old_of]
         if not new:
             return None
-        old_R = to_device([old_of[rows[place]] for place in new], device)
+        old_R = to_device([old_of[rows[index]] for index in new], device)
         return RowKind(
             name=self.name,
             rows=tuple(new),
             rows_R=None if len(new) == len(rows) else to_device(new, device),
-            top_k_R=None if self.top_k_R is None else self.top_k_R[old_R],
-            top_p_R=None if self.top_p_R is None else self.top_p_R[old_R],
-            min_p_R=None if self.min_p_R is None else self.min_p_R[old_R],
-            most=self.most,
+            cuts=self.cuts.of(old_R),
         )
 
     def places(self, num_positions: int) -> torch.Tensor | None:
-        """Where these rows' positions stand among all rows' positions, flattened; None: everywhere."""
+        """Return the indexes of these rows' positions among all positions, flattened; None if the kind has all."""
         if self.rows_R is None:
             return None
         return (self.rows_R[:, None] * num_positions + torch.arange(num_positions, device=self.rows_R.device)).flatten()
-
-    def cuts(self, num_positions: int) -> Cuts:
-        """The cuts of these rows, once for each position."""
-        top_k_P, top_p_P, min_p_P = (
-            None if cut is None else cut.repeat_interleave(num_positions)
-            for cut in (self.top_k_R, self.top_p_R, self.min_p_R)
-        )
-        return Cuts(top_k_P, top_p_P, min_p_P, self.most)
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ class SamplingBatch:
 
     temperature_B: torch.Tensor  # 1 where greedy: greedy is the case of no noise, not of a small temperature
     keys_B: torch.Tensor  # noise keys, int64
-    kinds: tuple[RowKind, ...]  # every row stands in one of them
+    kinds: tuple[RowKind, ...]  # every row belongs to one of them
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
     bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
@@ -84,7 +70,7 @@ class SamplingBatch:
         prompt_lengths: Seq[int],
         device: torch.device,
     ) -> "SamplingBatch":
-        """The batch of these rows, in this order, on `device`."""
+        """Return the batch of these rows, in this order, on `device`."""
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         return cls(
             temperature_B=to_device([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device),
@@ -111,12 +97,12 @@ class SamplingBatch:
         return any(kind.name != "greedy" for kind in self.kinds)
 
     def of_scores(self) -> "SamplingBatch":
-        """The same rows where logits are scores already: nothing is left to divide or cut."""
+        """Return the batch for logits that are scores already, so that nothing is left to divide or to cut."""
         kinds = tuple(replace(k, name="greedy" if k.name == "greedy" else "open") for k in self.kinds)
         return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds)
 
     def take(self, rows: Seq[int]) -> "SamplingBatch":
-        """Only these rows, in this order."""
+        """Return the batch of these rows only, in this order."""
         index_N = to_device(rows, self.keys_B.device)
         kinds = [kind.take(rows, index_N.device) for kind in self.kinds]
         return replace(
@@ -133,15 +119,15 @@ class SamplingBatch:
 
 @dataclass(frozen=True)
 class TokenHistory:
-    """Which tokens stand before each of J positions: what penalties and min_tokens look at."""
+    """The tokens before each of J positions, which penalties and min_tokens depend on."""
 
     token_ids_BL: torch.Tensor  # prompt, output and draft, padded on the right with anything
     prompt_lengths_B: torch.Tensor
-    lengths_BJ: torch.Tensor  # tokens that stand before position j; the position's own token is the next one
+    lengths_BJ: torch.Tensor  # number of tokens before position j; the position's own token is the next one
 
 
 def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
-    """Scores of the distribution that is sampled, float32 [B, J, V]; the argument is left as it was.
+    """Return the scores of the distribution that is sampled, float32 [B, J, V]; the argument is not changed.
 
     A greedy row gets its penalized logits, whose argmax is its token.
     """
@@ -150,7 +136,7 @@ def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: T
 
 
 def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
-    """The logits after bias, penalties and min_tokens, [B, J, V]: the argument itself where no row has any of these."""
+    """Return the logits [B, J, V] after bias, penalties and min_tokens: the argument itself if no row has these."""
     shaped_BJV = logits_BJV
     if sampling.bias_BE is not None:
         ids_BE, values_BE = sampling.bias_BE
@@ -164,7 +150,7 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
 
 
 def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
-    """The scores with what top-k, top-p and min-p drop at -inf; the argument itself where nothing can be dropped."""
+    """Set what top-k, top-p and min-p drop to -inf; return the argument itself if nothing can be dropped."""
     num_positions = scores_BJV.shape[1]
     cutting = [kind for kind in sampling.kinds if kind.name not in ("greedy", "open")]
     if not cutting:
@@ -174,26 +160,26 @@ def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     for kind in cutting:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)
-        for support in find_supports(own, kind.cuts(num_positions)):
+        for support in find_supports(own, kind.cuts.repeated(num_positions)):
             kept_PM = support.scores_PM.masked_fill(~support.is_kept_PM, NEVER)
             nothing_PV = kept_PM.new_full((len(kept_PM), scores.vocab_size), NEVER)
             cut_PV[own.places_P[support.index_P]] = nothing_PV.scatter_(-1, support.token_ids_PM, kept_PM)
     return cut_PV.view(scores_BJV.shape)
 
 
-def keep_best(scores_BJV: torch.Tensor, most: int) -> torch.Tensor:
-    """The scores of each position's `most` best tokens, the others at -inf; the argument itself where most is 0.
+def keep_best(scores_BJV: torch.Tensor, num_kept: int) -> torch.Tensor:
+    """Set all but each position's `num_kept` best scores to -inf; return the argument itself if `num_kept` is 0.
 
-    A drafter that draws from these, and states their law, is as lossless as one that draws from all.
+    A drafter that draws from these tokens, and states their distribution, is as lossless as one that draws from all.
     """
-    if not 0 < most < scores_BJV.shape[-1]:
+    if not 0 < num_kept < scores_BJV.shape[-1]:
         return scores_BJV
-    best_BJM, ids_BJM = scores_BJV.topk(most, dim=-1)
+    best_BJM, ids_BJM = scores_BJV.topk(num_kept, dim=-1)
     return torch.full_like(scores_BJV, NEVER).scatter_(-1, ids_BJM, best_BJM)
 
 
 def probabilities(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
-    """The distribution itself, float32 [B, J, V]: a point mass on the best token where a row is greedy."""
+    """Return the distribution itself, float32 [B, J, V]: a point mass on the best token for a greedy row."""
     probs_BJV = scores_BJV.softmax(-1)
     for kind in sampling.kinds:
         if kind.name == "greedy":
@@ -204,7 +190,7 @@ def probabilities(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Te
 
 
 def first_stop(token_ids_BK: torch.Tensor, stop_ids_BS: torch.Tensor) -> torch.Tensor:
-    """How many tokens stand up to and including the first stop id of each row, [B]; K where there is none."""
+    """Count each row's tokens up to and including its first stop id, [B]; K for a row without one."""
     is_stop_BK = (token_ids_BK[:, :, None] == stop_ids_BS[:, None, :]).any(-1)
     num_before_B = (is_stop_BK.cumsum(-1) == 0).sum(-1)
     return (num_before_B + 1).clamp(max=token_ids_BK.shape[1])
@@ -213,10 +199,10 @@ def first_stop(token_ids_BK: torch.Tensor, stop_ids_BS: torch.Tensor) -> torch.T
 def _penalize(logits_BJV: torch.Tensor, penalties_3B: torch.Tensor, history: TokenHistory) -> torch.Tensor:
     repetition_B11, presence_B11, frequency_B11 = penalties_3B[:, :, None, None]
     index_L = torch.arange(history.token_ids_BL.shape[1], device=logits_BJV.device)
-    stands_BJL = index_L < history.lengths_BJ[:, :, None]
-    # Ids that do not stand yet are replaced by the row's first token, which does: writing it again is harmless.
-    ids_BJL = torch.where(stands_BJL, history.token_ids_BL[:, None, :], history.token_ids_BL[:, None, :1])
-    is_output_BJL = stands_BJL & (index_L >= history.prompt_lengths_B[:, None, None])
+    is_before_BJL = index_L < history.lengths_BJ[:, :, None]
+    # Ids at or behind the position are replaced by the row's first token: writing that one again is harmless.
+    ids_BJL = torch.where(is_before_BJL, history.token_ids_BL[:, None, :], history.token_ids_BL[:, None, :1])
+    is_output_BJL = is_before_BJL & (index_L >= history.prompt_lengths_B[:, None, None])
     counts_BJV = torch.zeros_like(logits_BJV).scatter_add_(-1, ids_BJL, is_output_BJL.float())
     counts_BJL = counts_BJV.gather(-1, ids_BJL)
     seen_BJL = logits_BJV.gather(-1, ids_BJL)
@@ -239,7 +225,7 @@ def _forbid_early_stop(
 
 
 def _is_greedy(params: SamplingParams) -> bool:
-    # Who is sure to pick the best token is greedy, and no cut can reach that token.
+    # With top_k 1 only the best token is left, and no cut can remove that one.
     return params.temperature == 0 or params.top_k == 1
 
 
@@ -257,10 +243,12 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
             name=name,
             rows=tuple(own),
             rows_R=None if len(own) == len(params) else to_device(own, device),
-            top_k_R=_column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
-            top_p_R=None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
-            min_p_R=None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
-            most=max(params[row].top_k for row in own) if name == "top_k" else 0,
+            cuts=Cuts(
+                _column([params[row].top_k for row in own], 0, device) if name == "top_k" else None,
+                None if name == "greedy" else _column([float(params[row].top_p) for row in own], 1.0, device),
+                None if name == "greedy" else _column([float(params[row].min_p) for row in own], 0.0, device),
+                max(params[row].top_k for row in own) if name == "top_k" else 0,
+            ),
         )
         for name, own in rows.items()
     )

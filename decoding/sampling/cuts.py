@@ -1,13 +1,14 @@
 """Cuts: which tokens top-k, top-p and min-p leave, found among the best few tokens of each position.
 
-Every cut keeps the best tokens down to some place, so one sorted list tells them all. The list is short at first; only
-positions that it is too short for get a longer one, at last the whole vocabulary. What is kept does not depend on the
-length of the list that found it. Results equal transformers' logits processors (tests/decoding/sampling/test_batch.py).
+Every cut keeps the best tokens down to some rank, so one sorted list serves all cuts. The list is short at first; only
+positions for which it is too short get a longer one, at last the whole vocabulary. What is kept does not depend on the
+length of the list that found it. The results equal transformers' logits processors
+(tests/decoding/sampling/test_batch.py).
 
 Shapes: P positions, V vocabulary, M listed tokens. The parameters of a position are its row's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,19 +21,26 @@ _LATER_SIZES = (256, 2048)
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cuts of P positions; None where no position has one."""
+    """The cuts of P positions; a field is None if no position has that cut."""
 
     top_k_P: torch.Tensor | None  # 0: none
     top_p_P: torch.Tensor | None  # 1: none
     min_p_P: torch.Tensor | None  # 0: none
-    most: int  # the largest top_k; every position has one, or (most = 0) none has
+    max_top_k: int  # the largest top_k; every position has a top_k, or (max_top_k = 0) none has
 
     def of(self, index: torch.Tensor) -> "Cuts":
-        """The cuts of some of these positions."""
+        """Return the cuts of some of these positions."""
+        return self._mapped(lambda cut_P: cut_P[index])
+
+    def repeated(self, num_positions: int) -> "Cuts":
+        """Return the cuts of rows, repeated for each of their positions."""
+        return self._mapped(lambda cut_P: cut_P.repeat_interleave(num_positions))
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Cuts":
         top_k_P, top_p_P, min_p_P = (
-            None if cut is None else cut[index] for cut in (self.top_k_P, self.top_p_P, self.min_p_P)
+            None if cut_P is None else change(cut_P) for cut_P in (self.top_k_P, self.top_p_P, self.min_p_P)
         )
-        return Cuts(top_k_P, top_p_P, min_p_P, self.most)
+        return Cuts(top_k_P, top_p_P, min_p_P, self.max_top_k)
 
 
 @dataclass(frozen=True)
@@ -43,19 +51,20 @@ class Support:
     token_ids_PM: torch.Tensor
     scores_PM: torch.Tensor
     is_kept_PM: torch.Tensor
-    is_loose_PM: torch.Tensor  # kept, or let in if rounding went that way
-    is_tight_PM: torch.Tensor  # kept whatever rounding does
+    is_loose_PM: torch.Tensor  # kept, or would be kept if rounding fell another way
+    is_tight_PM: torch.Tensor  # kept however rounding falls
 
 
 def find_supports(scores: Scores, cuts: Cuts, margin: float = 0.0) -> Iterator[Support]:
-    """Every position once. Rounding moves a logit of a size up to 10 by `margin`, and larger ones in proportion.
+    """Yield supports that together cover every position once.
 
-    Over the temperature, that counts as much in the probability mass of top-p. Near-equal scores can also change
-    places: of several tokens that stand where the cut is, each could be the one that goes.
+    Rounding is taken to move a logit of a size up to 10 by `margin`, and larger ones in proportion; divided by the
+    temperature, it moves the probability mass of top-p by as much. Near-equal scores can also change ranks: of several
+    tokens at the cut, each could be the one that is dropped.
     """
     index_P = torch.arange(len(scores.places_P), device=scores.places_P.device)
-    best_prob_P = None if cuts.top_p_P is None or cuts.most else scores.best_probability()
-    for size in _sizes(cuts.most, scores.vocab_size):
+    best_prob_P = None if cuts.top_p_P is None or cuts.max_top_k else scores.best_probability()
+    for size in _sizes(cuts.max_top_k, scores.vocab_size):
         ids_PM, scores_PM = scores.best(size)
         size_P = (scores_PM[:, 0] * scores.temperature_P).abs()
         slack_P = margin * (size_P / 10).clamp(min=1.0) / scores.temperature_P
@@ -68,30 +77,30 @@ def find_supports(scores: Scores, cuts: Cuts, margin: float = 0.0) -> Iterator[S
             tight_PM = _kept(scores_PM, cuts, best_prob_P, -slack_P) & ~border_PM
         else:
             loose_PM = tight_PM = kept_PM
-        # Nothing that could be kept may stand behind the list, nor equal its end.
+        # A list is long enough if no token behind it could be kept or equals its last one.
         last_P = scores_PM[:, -1]
-        is_told_P = (_lowest(scores_PM, loose_PM) > last_P) | (last_P == NEVER)
+        is_settled_P = (_lowest(scores_PM, loose_PM) > last_P) | (last_P == NEVER)
         if cuts.top_k_P is not None and size < scores.vocab_size:
-            is_told_P &= cuts.top_k_P < size
-        if size == scores.vocab_size or bool(is_told_P.all()):
+            is_settled_P &= cuts.top_k_P < size
+        if size == scores.vocab_size or bool(is_settled_P.all()):
             yield Support(index_P, ids_PM, scores_PM, kept_PM, loose_PM, tight_PM)
             return
-        if bool(is_told_P.any()):
-            told, fields = is_told_P, (index_P, ids_PM, scores_PM, kept_PM, loose_PM, tight_PM)
-            yield Support(*(field[told] for field in fields))
-        rest = (~is_told_P).nonzero()[:, 0]
+        if bool(is_settled_P.any()):
+            settled, fields = is_settled_P, (index_P, ids_PM, scores_PM, kept_PM, loose_PM, tight_PM)
+            yield Support(*(field[settled] for field in fields))
+        rest = (~is_settled_P).nonzero()[:, 0]
         index_P, scores, cuts = index_P[rest], scores.of(rest), cuts.of(rest)
         best_prob_P = None if best_prob_P is None else best_prob_P[rest]
 
 
-def _sizes(most: int, vocab_size: int) -> list[int]:
-    first = max(_FIRST_SIZE, -(-(most + 1) // 16) * 16)  # one more than top_k shows that nothing equals the last
+def _sizes(max_top_k: int, vocab_size: int) -> list[int]:
+    first = max(_FIRST_SIZE, -(-(max_top_k + 1) // 16) * 16)  # one more than top_k shows that nothing equals the last
     short = {size for size in (first, *_LATER_SIZES) if first <= size <= vocab_size // 4}
     return [*sorted(short), vocab_size]
 
 
 def _kept(scores_PM: torch.Tensor, cuts: Cuts, best_prob_P: torch.Tensor | None, slack_P: torch.Tensor) -> torch.Tensor:
-    """What stays, [P, M], with some slack in the mass of top-p and the floor of min-p; the best token always does."""
+    """Return which tokens stay, [P, M], with some slack in top-p's mass and min-p's floor; the best one always does."""
     best_P1, size = scores_PM[:, :1], scores_PM.shape[-1]
     kept_PM = torch.ones_like(scores_PM, dtype=torch.bool)
     if cuts.top_k_P is not None:

@@ -1,9 +1,9 @@
-"""What a round asks of the target, and what comes back: a few numbers a row. The logits stay where they were computed.
+"""What a round asks of the target, and the verdicts that come back: a few numbers a row. The logits stay on the device.
 
-A `Question` may be asked of another process, which has the target's last layers; what it needs of the rows' sequences
-are their lengths and, for penalties, their tokens.
+A `ScoreRequest` may be sent to another process, which has the target's last layers. Of the rows' sequences that process
+needs the lengths and, for penalties, the tokens.
 
-Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary.
+Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary, C columns.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,7 +16,7 @@ import torch
 from decoding.device import to_device
 from decoding.sampling.batch import process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft, judge, verify_rejection
+from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
 from decoding.sequence import TokenLogprobs
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
@@ -25,16 +25,16 @@ CLOSE_CALL = {torch.float32: 1e-4}
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the target is asked about the rows of a round; row b stands in slot b."""
+class ScoreRequest:
+    """The rows of a round and their drafts, to be scored by the target; row b is in slot b."""
 
     rows: Rows
     draft: Draft
-    num_logprobs: tuple[int | None, ...]  # the most likely tokens wanted with each output token of a row; None: nothing
+    num_logprobs: tuple[int | None, ...]  # likely tokens to list with each output token of a row; None: no logprobs
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each row's first token, its newest committed one, stands."""
+        """The position of each row's first token, which is its newest committed one."""
         return [len(sequence) - 1 for sequence in self.rows.sequences]
 
     @cached_property
@@ -46,65 +46,56 @@ class Question:
 
     @property
     def lengths(self) -> list[int] | None:
-        """How many of its tokens each row really has, as the host knows it; None: all."""
-        return None if self.draft.most_B is None else [1 + most for most in self.draft.most_B]
+        """The number of tokens that each row really has, as the host knows it; None: all."""
+        limits = self.draft.max_draft_tokens_B
+        return None if limits is None else [1 + limit for limit in limits]
 
 
 class RowVerdict(NamedTuple):
-    """What came of one row's draft."""
+    """What the target decided about one row's draft. If the logits are not finite, nothing but `failure` has a meaning.
+
+    `first_close_call` is the first position where rounding could decide, or the number of positions if there is none.
+    """
 
     num_accepted: int
     next_token: int
-    first_close_call: int  # first position where rounding could decide; the number of positions where there is none
-    is_finite: bool  # whether the logits are numbers; if not, nothing else here means anything
+    first_close_call: int
+    is_finite: bool  # whether the logits are numbers
     num_drafted: int
-    draft_token_ids: list[int]  # K of them, those that were not drafted included
-    logprobs: list[TokenLogprobs]  # of the accepted tokens and the next one, where they were wanted
+    draft_token_ids: list[int]  # K token ids; those past num_drafted are padding
+    logprobs: list[TokenLogprobs]  # of the accepted tokens and the next one, if the request asked for them
+    failure: str | None = None  # why there is no decision, if the reason is not the logits
 
 
-class Decision(NamedTuple):
-    """A token that was decided for one row alone."""
-
-    token_id: int
-    is_finite: bool  # whether the logits were numbers; if not, the token means nothing
-    logprobs: list[TokenLogprobs]  # of this token, where they were wanted
-    failure: str | None = None  # why nothing was decided, where that is not the numbers
-
-
-class Answer:
+class DeviceVerdicts:
     """The verdicts on all rows: computed, but perhaps still on their way from the device."""
 
-    is_ready = True  # result() waits for nobody but the device
+    is_ready = True  # result() waits for nothing but the device
 
-    def __init__(self, question: Question, logits_BJV: torch.Tensor, dtype: torch.dtype) -> None:
-        """Judge the draft by the logits at its own places and the one behind them, of a target that runs in `dtype`.
-
-        To be read before the target's next forward, which may use the memory of these logits.
-        """
-        rows, draft = question.rows, question.draft
-        self._question, self._logits_BJV = question, logits_BJV
-        if rows.verification == "rejection":
-            num_positions = logits_BJV.shape[1]
-            history = rows.history(draft.token_ids_BK, 0, num_positions)
-            scores_BJV = process_logits(logits_BJV, rows.sampling, history)
-            verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(0, num_positions))
-            is_finite_B = logits_BJV.amax((1, 2)).isfinite()
-        else:
-            close_call = CLOSE_CALL.get(dtype, 0.0)
-            picks = rows.pick(logits_BJV, draft.token_ids_BK, 0, close_call)
-            verdict = judge(picks, draft, rows.sampling, close_call)
-            is_finite_B = picks.is_finite_BJ.all(-1)
+    def __init__(
+        self,
+        verdict: BatchVerdict,
+        is_finite_B: torch.Tensor,
+        draft: Draft,
+        logits_BJV: torch.Tensor,
+        num_logprobs: Seq[int | None],
+    ) -> None:
+        """Pack all numbers of the verdicts into one tensor, so that one copy brings them to the host."""
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B)
         columns_BC = torch.stack([column.long() for column in (*columns, draft.num_draft_tokens_B)], dim=1)
-        self._packed = torch.cat([columns_BC, draft.token_ids_BK], dim=1)
+        self._columns_BC = torch.cat([columns_BC, draft.token_ids_BK], dim=1)
+        self._logits_BJV, self._num_logprobs = logits_BJV, num_logprobs
 
     def result(self) -> list[RowVerdict]:
-        """One for each row. The only values of a round that come back from the device."""
+        """Return one verdict for each row. Nothing else of a round is copied from the device to the host.
+
+        Read it before the target's next forward, which may reuse the memory of the logits.
+        """
         verdicts = []
         for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(
-            self._packed.tolist()
+            self._columns_BC.tolist()
         ):
-            tokens, num_top = [*drafted[:accepted], next_token], self._question.num_logprobs[row]
+            tokens, num_top = [*drafted[:accepted], next_token], self._num_logprobs[row]
             logprobs = token_logprobs(self._logits_BJV[row], tokens, num_top) if is_finite else []
             verdicts.append(
                 RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, logprobs)
@@ -112,25 +103,53 @@ class Answer:
         return verdicts
 
 
-def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> Decision:
-    """The token of the only row after `accepted`, as the verifier decides it where there is no draft."""
-    if not logits_V.amax().isfinite():
-        return Decision(0, False, [])
-    rows = replace(rows, num_draft_tokens=(0,), noises=None)
+def judge(request: ScoreRequest, logits_BJV: torch.Tensor, dtype: torch.dtype) -> DeviceVerdicts:
+    """Judge each row's draft by the logits of a target that runs in `dtype`: K drafted positions and the next one."""
+    close_call = CLOSE_CALL.get(dtype, 0.0)
+    verdict, is_finite_B = verify_rows(
+        request.rows, request.draft, request.draft.token_ids_BK, 0, logits_BJV, close_call
+    )
+    return DeviceVerdicts(verdict, is_finite_B, request.draft, logits_BJV, request.num_logprobs)
+
+
+def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
+    """Return the verdict on the only row after `accepted`, with an empty draft: `next_token` follows these tokens."""
+    rows = replace(rows, num_draft_tokens=(0,), round_noise=None)
     accepted_1K = to_device([list(accepted)], logits_V.device, torch.int64)
+    nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
     logits_11V = logits_V[None, None]
-    if rows.verification == "coupled":
-        token_id = int(rows.pick(logits_11V, accepted_1K, len(accepted)).token_ids_BJ)
+    verdict, is_finite_1 = verify_rows(rows, nothing, accepted_1K, len(accepted), logits_11V)
+    (row_verdict,) = DeviceVerdicts(verdict, is_finite_1, nothing, logits_11V, [num_top]).result()
+    return row_verdict
+
+
+def verify_rows(
+    rows: Rows,
+    draft: Draft,
+    uncommitted_BK: torch.Tensor,
+    first: int,
+    logits_BJV: torch.Tensor,
+    close_call: float = 0.0,
+) -> tuple[BatchVerdict, torch.Tensor]:
+    """Return the verdict on a draft by the rows' own rule, and which rows have finite logits [B].
+
+    The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
+    ones: penalties count the tokens before a position.
+    """
+    if rows.verification == "rejection":
+        num_positions = logits_BJV.shape[1]
+        scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
+        verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(first, num_positions))
+        is_finite_B = logits_BJV.amax((1, 2)).isfinite()
     else:
-        scores_11V = process_logits(logits_11V, rows.sampling, rows.history(accepted_1K, len(accepted), 1))
-        nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
-        verdict = verify_rejection(scores_11V, nothing, rows.sampling, rows.positions(len(accepted), 1))
-        token_id = int(verdict.next_token_B)
-    return Decision(token_id, True, token_logprobs(logits_V[None], [token_id], num_top))
+        picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call)
+        verdict = verify_coupled(picks, draft, rows.sampling, close_call)
+        is_finite_B = picks.is_finite_BJ.all(-1)
+    return verdict, is_finite_B
 
 
 def token_logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -> list[TokenLogprobs]:
-    """Of these tokens, one at each of the first positions; nothing where nobody wants them."""
+    """Return the log-probabilities of these tokens, one for each of the first positions; [] if `num_top` is None."""
     if num_top is None:
         return []
     logprobs_JV = logits_JV[: len(tokens)].float().log_softmax(-1)

@@ -2,113 +2,114 @@
 
     pick = argmax over tokens of   logit / temperature + Gumbel noise      (greedy: without noise)
 
-Nothing here is approximate: what the long way over the whole vocabulary would pick is picked, bit for bit. The short
-ways know a bound for each block of 64 tokens (its largest score plus its largest noise), and the few tokens that a cut
-leaves; noise is drawn only for tokens that could still win. Rows go in three kinds, and none pays for another's.
+`pick_plain` is this definition over the whole vocabulary. `pick_tokens` computes the same, bit for bit, without reading
+every score and every noise: it bounds each block of 64 tokens (its largest score plus its largest noise), knows the few
+tokens that a cut leaves, and draws noise only for tokens that could still win. Rows of different kinds (greedy, without
+a cut, with one) are handled apart, so that none pays for what another needs.
 
 Shapes: B sequences, J positions, V vocabulary; P positions (B x J, flattened), N blocks, C of them, M listed tokens.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 
 from decoding.noise import BLOCK, GumbelNoise
-from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.batch import SamplingBatch, truncate
 from decoding.sampling.cuts import Support, find_supports
 from decoding.sampling.scores import NEVER, Scores
 
-_NUM_LEADERS = 8  # blocks whose best tokens say what there is to beat
+_NUM_LEADERS = 8  # blocks whose best tokens set the score to beat
 _DENSE = 1 << 15  # scores; for fewer, bounds cost more than they save
 
 
 @dataclass(frozen=True)
 class Picks:
-    """What is picked at B x J positions, all tensors [B, J]."""
+    """The picked tokens of B x J positions, all tensors [B, J]."""
 
     token_ids_BJ: torch.Tensor
     best_BJ: torch.Tensor  # the noised score of the pick, float32
-    second_BJ: torch.Tensor  # the best noised score of any other token; -inf where there is none
+    second_BJ: torch.Tensor  # the best noised score of any other token; -inf if there is none
     score_BJ: torch.Tensor  # the pick's own score, without noise
-    is_at_border_BJ: torch.Tensor  # whether a cut that fell a rounding otherwise would change the pick
+    is_at_border_BJ: torch.Tensor  # whether another rounding of a cut would change the pick
     is_finite_BJ: torch.Tensor  # whether the best logit is a number
+
+
+def pick_plain(logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelNoise | None) -> Picks:
+    """Pick as the definition says, by scores plus noise of every token: what `pick_tokens` must equal, bit for bit.
+
+    It knows no margin, so no pick is at a border. The tests compare with it; nothing else runs it.
+    """
+    scores_BJV = logits_BJV.float() / sampling.temperature_B[:, None, None]
+    noise_BJV = torch.zeros_like(scores_BJV) if noise is None else noise.dense(scores_BJV.shape[-1])
+    for kind in sampling.kinds:
+        if kind.name == "greedy":
+            noise_BJV[slice(None) if kind.rows_R is None else kind.rows_R] = 0.0
+    noised_BJV = truncate(scores_BJV, sampling) + noise_BJV
+    ids_BJ1 = noised_BJV.argmax(-1, keepdim=True)
+    best_BJ, score_BJ = (values_BJV.gather(-1, ids_BJ1)[..., 0] for values_BJV in (noised_BJV, scores_BJV))
+    second_BJ = noised_BJV.scatter(-1, ids_BJ1, NEVER).amax(-1)
+    is_finite_BJ = logits_BJV.amax(-1).isfinite()
+    return Picks(ids_BJ1[..., 0], best_BJ, second_BJ, score_BJ, torch.zeros_like(is_finite_BJ), is_finite_BJ)
 
 
 def pick_tokens(
     logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelNoise | None, margin: float = 0.0
 ) -> Picks:
-    """The picks from shaped logits (`shape_logits`); `noise` may be None if no row samples.
+    """Pick from shaped logits (`shape_logits`); `noise` may be None if no row samples.
 
-    Of equals the lowest token id is picked. `margin`, in logits, is how far rounding moves them (`cuts.find_supports`).
+    Of equal tokens the one with the lowest id is picked. `margin`, in logits, is how far rounding is taken to move them
+    (`cuts.find_supports`).
     """
     num_rows, num_positions, vocab_size = logits_BJV.shape
     scores = Scores.over(logits_BJV, sampling.temperature_B)
-    found = _Found()
+    parts: list[tuple[Scores, _FlatPicks]] = []
     for kind in sampling.kinds:
         places_P = kind.places(num_positions)
         own = scores if places_P is None else scores.of(places_P)
         if kind.name == "greedy":
-            found.add(own, _best_two(own))
+            parts.append((own, _best_two(own)))
         elif noise is None:
             raise ValueError("some rows sample, so noise is needed")
         elif kind.name == "open":
-            found.add(own, _race(own, noise))
+            parts.append((own, _race(own, noise)))
         else:
-            for support in find_supports(own, kind.cuts(num_positions), margin):
+            for support in find_supports(own, kind.cuts.repeated(num_positions), margin):
                 part = own if len(support.index_P) == len(own.places_P) else own.of(support.index_P)
-                found.add(part, _best_of(support, part, noise))
-    answer, shape = found.join(len(scores.places_P)), (num_rows, num_positions)
-    is_at_border_P = torch.zeros_like(answer.best_P, dtype=torch.bool)
-    return Picks(
-        answer.token_ids_P.clamp(max=vocab_size - 1).view(shape),  # beyond it only where nothing is a number
-        answer.best_P.view(shape),
-        answer.second_P.view(shape),
-        answer.score_P.view(shape),
-        (is_at_border_P if answer.is_at_border_P is None else answer.is_at_border_P).view(shape),
-        scores.logits.block_max_PN.amax(-1).isfinite().view(shape),
-    )
+                parts.append((part, _best_of(support, part, noise)))
+    picks = _joined(parts)
+    picks = picks._replace(token_ids_P=picks.token_ids_P.clamp(max=vocab_size - 1))  # larger only if nothing is finite
+    is_finite_P = scores.logits.block_max_PN.amax(-1).isfinite()
+    return Picks(*(field_P.view(num_rows, num_positions) for field_P in (*picks, is_finite_P)))
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What is picked at P positions: see Picks."""
+class _FlatPicks(NamedTuple):
+    """The picks of P positions; the fields are those of Picks."""
 
     token_ids_P: torch.Tensor
     best_P: torch.Tensor
     second_P: torch.Tensor
     score_P: torch.Tensor
-    is_at_border_P: torch.Tensor | None = None
+    is_at_border_P: torch.Tensor
+
+    @classmethod
+    def inside(cls, ids_P: torch.Tensor, best_P: torch.Tensor, second_P: torch.Tensor, score_P: torch.Tensor) -> Self:
+        """Return picks of which none is at the border of a cut."""
+        return cls(ids_P, best_P, second_P, score_P, torch.zeros_like(best_P, dtype=torch.bool))
 
 
-class _Found:
-    """Answers for parts of the positions, put together in order."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Scores, _Answer]] = []
-
-    def add(self, scores: Scores, answer: _Answer) -> None:
-        self._parts.append((scores, answer))
-
-    def join(self, num_positions: int) -> _Answer:
-        if len(self._parts) == 1 and self._parts[0][0].is_all:
-            return self._parts[0][1]
-        answers = [answer for _, answer in self._parts]
-        is_at_border = [
-            torch.zeros_like(a.best_P, dtype=torch.bool) if a.is_at_border_P is None else a.is_at_border_P
-            for a in answers
-        ]
-        order_P = torch.cat([scores.places_P for scores, _ in self._parts]).argsort()
-        return _Answer(
-            torch.cat([a.token_ids_P for a in answers])[order_P],
-            torch.cat([a.best_P for a in answers])[order_P],
-            torch.cat([a.second_P for a in answers])[order_P],
-            torch.cat([a.score_P for a in answers])[order_P],
-            torch.cat(is_at_border)[order_P],
-        )
+def _joined(parts: list[tuple[Scores, _FlatPicks]]) -> _FlatPicks:
+    """Put the picks of parts of the positions in order."""
+    if len(parts) == 1 and parts[0][0].is_all:
+        return parts[0][1]
+    order_P = torch.cat([scores.places_P for scores, _ in parts]).argsort()
+    fields = zip(*(picks for _, picks in parts), strict=True)
+    return _FlatPicks(*(torch.cat(field)[order_P] for field in fields))
 
 
-def _best_two(scores: Scores) -> _Answer:
-    """Without noise: the best block has the best token, and it or another block the second best."""
+def _best_two(scores: Scores) -> _FlatPicks:
+    """Pick without noise: the best block has the best token, and it or another block the second best."""
     if scores.size <= _DENSE:
         return _best_two_of(scores.dense())
     block_P = scores.block_max_PN.max(-1).indices
@@ -116,18 +117,18 @@ def _best_two(scores: Scores) -> _Answer:
     best_P, place_P = scores_PM.max(-1)
     others_P = scores.block_max_PN.scatter(-1, block_P[:, None], NEVER).amax(-1)
     second_P = scores_PM.scatter_(-1, place_P[:, None], NEVER).amax(-1).maximum(others_P)
-    return _Answer(block_P * BLOCK + place_P, best_P, second_P, best_P)
+    return _FlatPicks.inside(block_P * BLOCK + place_P, best_P, second_P, best_P)
 
 
-def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _Answer:
-    """The long way; the argument is used up."""
+def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _FlatPicks:
+    """Pick from all noised scores; the argument is overwritten."""
     best_P, ids_P = noised_PV.max(-1)
     score_P = best_P if scores_PV is None else scores_PV.gather(-1, ids_P[:, None])[:, 0]
-    return _Answer(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
+    return _FlatPicks.inside(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
 
 
-def _race(scores: Scores, noise: GumbelNoise) -> _Answer:
-    """The whole vocabulary, of which few tokens can win."""
+def _race(scores: Scores, noise: GumbelNoise) -> _FlatPicks:
+    """Pick from the whole vocabulary, of which few tokens can win."""
     if scores.size <= _DENSE:
         scores_PV = scores.dense()
         noise_PV = noise.dense(scores.vocab_size).flatten(0, 1)
@@ -136,9 +137,9 @@ def _race(scores: Scores, noise: GumbelNoise) -> _Answer:
     if not scores.is_all:
         largest_PN = largest_PN[scores.places_P]
     bound_PN = scores.block_max_PN + largest_PN
-    floor_P1 = _what_to_beat(scores, noise, bound_PN)[:, None]
+    floor_P1 = _score_to_beat(scores, noise, bound_PN)[:, None]
 
-    # A block where nothing reaches what is to be beaten is out, then each token that could not with its block's luck.
+    # Drop the blocks whose bound is below the floor, then the tokens that could not reach it with their block's noise.
     index_A, block_A = (bound_PN >= floor_P1).nonzero(as_tuple=True)
     scores_AM = scores.block(index_A, block_A)
     needed_A1 = floor_P1[index_A] - largest_PN[index_A, block_A][:, None]
@@ -155,11 +156,11 @@ def _race(scores: Scores, noise: GumbelNoise) -> _Answer:
     is_pick_Q = ids_Q == ids_P[index_Q]
     second_P = nothing_P.scatter_reduce(0, index_Q, noised_Q.masked_fill(is_pick_Q, NEVER), "amax")
     score_P = nothing_P.scatter_reduce(0, index_Q, scores_Q.masked_fill(~is_pick_Q, NEVER), "amax")
-    return _Answer(ids_P, best_P, second_P, score_P)
+    return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
 
 
-def _what_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
-    """A little less than the second best noised score of a few promising tokens, [P]; always finite."""
+def _score_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
+    """Return a little less than the second best noised score of a few promising tokens, [P]; always finite."""
     index_P1 = torch.arange(len(bound_PN), device=bound_PN.device)[:, None]
     places_P1 = scores.places_P[:, None]
     block_PC = bound_PN.topk(min(_NUM_LEADERS, bound_PN.shape[-1]), dim=-1, sorted=False).indices
@@ -168,18 +169,18 @@ def _what_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) ->
     leader_PC += block_PC * BLOCK
     holder_PC = noise.holder_of(places_P1, block_PC)
     holder_score_PC = scores_PCM.gather(-1, (holder_PC % BLOCK)[..., None])[..., 0]
-    holder_score_PC = holder_score_PC.masked_fill(holder_PC == leader_PC, NEVER)  # count nobody twice
+    holder_score_PC = holder_score_PC.masked_fill(holder_PC == leader_PC, NEVER)  # count no token twice
     noised_PM = noise.at(places_P1, torch.cat([leader_PC, holder_PC], dim=-1))
     noised_PM += torch.cat([leader_score_PC, holder_score_PC], dim=-1)
     second_P = noised_PM.topk(2, dim=-1).values[:, 1]
-    # A bound is one up to the last bits of a logarithm and of sums. What is -inf needs not be beaten: it cannot win.
+    # Bounds hold up to the last bits of a logarithm and of sums. A score of -inf cannot win, so the floor is finite.
     limits = torch.finfo(second_P.dtype)
     second_P = second_P.clamp(min=limits.min / 2, max=limits.max / 2)
     return second_P - 1e-4 * second_P.abs().clamp(min=1.0)
 
 
-def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _Answer:
-    """What a cut leaves. The noise decides among few tokens, so all of them get theirs."""
+def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _FlatPicks:
+    """Pick from what a cut leaves: the tokens are few, so noise is drawn for all of them."""
     noised_PM = support.scores_PM + noise.at(scores.places_P[:, None], support.token_ids_PM)
     kept_PM = noised_PM.masked_fill(~support.is_kept_PM, NEVER)
     best_P, ids_P = _best_and_lowest(kept_PM, support, scores.vocab_size)
@@ -187,11 +188,11 @@ def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _Answer:
     second_P = kept_PM.masked_fill(is_pick_PM, NEVER).amax(-1)
     score_P = support.scores_PM.masked_fill(~is_pick_PM, NEVER).amax(-1)
     if support.is_tight_PM is support.is_kept_PM:
-        return _Answer(ids_P, best_P, second_P, score_P)
+        return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
     loose_PM = noised_PM.masked_fill(~support.is_loose_PM, NEVER)
     is_at_border_P = _best_and_lowest(loose_PM, support, scores.vocab_size)[1] != ids_P
     is_at_border_P |= ~(is_pick_PM & support.is_tight_PM).any(-1)
-    return _Answer(ids_P, best_P, second_P, score_P, is_at_border_P)
+    return _FlatPicks(ids_P, best_P, second_P, score_P, is_at_border_P)
 
 
 def _best_and_lowest(noised_PM: torch.Tensor, support: Support, beyond: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Scores: the logits of many positions over their temperatures, as numbers made only where somebody looks.
+"""Scores: the logits of many positions over their temperatures, each computed only when it is read.
 
-A vocabulary is long and few of its tokens can win, so nobody copies it: the largest score of each block of 64 tokens
-is read once, and single scores are fetched by token id. Whatever the path, a score is the same float32 number.
+A vocabulary is long and few of its tokens can win, so it is never copied: the largest score of each block of 64 tokens
+is computed once, and single scores are fetched by token id. A score is the same float32 number on every path.
 
 Shapes: P positions (of any row), V vocabulary, N blocks of it, M token ids.
 """
@@ -22,12 +22,12 @@ class Logits:
     """Logits [P, V] of any float dtype, and the largest of each block of 64 tokens, read once."""
 
     def __init__(self, logits_BJV: torch.Tensor) -> None:
-        """Positions of all rows, flattened; nothing is read yet."""
+        """Flatten the positions of all rows; nothing is read yet."""
         self.values_PV = logits_BJV.flatten(0, 1)
 
     @cached_property
     def block_max_PN(self) -> torch.Tensor:
-        """Float32; NaN where there is one in the block."""
+        """The largest logit of each block, float32; NaN for a block that holds one."""
         values_PNM = self._whole_blocks_PNM
         largest = [] if values_PNM is None else [values_PNM.amax(-1)]
         if self._rest_PM is not None:
@@ -35,7 +35,7 @@ class Logits:
         return (largest[0] if len(largest) == 1 else torch.cat(largest, dim=-1)).float()
 
     def block(self, places: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """Whole blocks, with one dimension of 64 more than `places` and `blocks`; -inf beyond the vocabulary."""
+        """Return whole blocks: `places` and `blocks` broadcast, plus a dimension of 64; -inf beyond the vocabulary."""
         values_PNM, rest_PM = self._whole_blocks_PNM, self._rest_PM
         if values_PNM is None:
             assert rest_PM is not None
@@ -59,7 +59,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of P positions, which stand at `places_P` of some logits."""
+    """The scores of P positions, of which `places_P` are the indexes into some logits."""
 
     logits: Logits
     places_P: torch.Tensor
@@ -68,7 +68,7 @@ class Scores:
 
     @classmethod
     def over(cls, logits_BJV: torch.Tensor, temperature_B: torch.Tensor) -> "Scores":
-        """The scores of all rows and positions, flattened."""
+        """Return the scores of all rows and positions, flattened."""
         num_rows, num_positions = logits_BJV.shape[:2]
         places_P = torch.arange(num_rows * num_positions, device=logits_BJV.device)
         temperature_P = temperature_B if num_positions == 1 else temperature_B.repeat_interleave(num_positions)
@@ -76,12 +76,12 @@ class Scores:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The size of the vocabulary, V."""
         return self.logits.values_PV.shape[-1]
 
     @property
     def size(self) -> int:
-        """P times V."""
+        """The number of scores, P times V."""
         return len(self.places_P) * self.vocab_size
 
     @cached_property
@@ -91,21 +91,21 @@ class Scores:
         return (block_max_PN if self.is_all else block_max_PN[self.places_P]) / self.temperature_P[:, None]
 
     def of(self, index: torch.Tensor) -> "Scores":
-        """The scores of some of these positions."""
+        """Return the scores of some of these positions."""
         return Scores(self.logits, self.places_P[index], self.temperature_P[index], is_all=False)
 
     def block(self, index: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """Whole blocks of positions `index` (into P), float32, with one dimension of 64 tokens more than `blocks`."""
+        """Return whole blocks of positions `index` (into P), float32, with a dimension of 64 more than `blocks`."""
         return self.logits.block(self.places_P[index], blocks).float() / self.temperature_P[index][..., None]
 
     def dense(self) -> torch.Tensor:
-        """All of them, float32 [P, V]."""
+        """Return all scores, float32 [P, V]."""
         return self._values().float() / self.temperature_P[:, None]
 
     def best(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token ids and scores [P, M] of the `size` best tokens, best first, of equals the highest id first.
+        """Return the token ids and scores [P, M] of the `size` best tokens, best first, of equals the highest id first.
 
-        Which of several equals at the very end is among them is left to chance.
+        It is undefined which of several tokens that tie at the very end are listed.
         """
         if size == self.vocab_size:
             scores_PM, order_PM = self.dense().flip(-1).sort(dim=-1, descending=True, stable=True)
@@ -125,9 +125,9 @@ class Scores:
         return ids_PM, scores_PM
 
     def best_probability(self) -> torch.Tensor:
-        """The probability [P] of the best token among all, which turns any score into its token's probability.
+        """Return the probability [P] of the best token among all, which turns any score into a probability.
 
-        A function of the position alone: softmax adds up each position in the same order, whatever stands beside it.
+        It is a function of the position alone: softmax sums each position in the same order in any batch.
         """
         index_P = torch.arange(len(self.places_P), device=self.places_P.device)
         chunks = torch.split(index_P, max(1, _AT_ONCE // self.vocab_size))

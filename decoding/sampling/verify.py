@@ -1,11 +1,12 @@
-"""Verification: which drafted tokens stand, and the token that follows them.
+"""Verification: which drafted tokens are accepted, and the token that follows them.
 
-Two rules. `coupled` (default): the target's own pick under noise that the drafter shared; a drafted token stands if
-and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978), so the text is a function of target and seed
-alone. `rejection`: accept with min(1, p/q), else draw from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192;
-Chen et al., arXiv 2302.01318), so the text has the target's law.
+There are two rules. `coupled` (the default): the target makes its own pick under noise that the drafter shared, and a
+drafted token is accepted if and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978). The text is then
+a function of target and seed alone. `rejection`: a token is accepted with probability min(1, p/q), else one is drawn
+from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). The text then has the
+target's distribution.
 
-Plain decoding is the case of an empty draft, the bonus token the residual of nothing.
+Plain decoding is the case of an empty draft; the bonus token is the residual of nothing.
 
 Shapes: B sequences, K draft positions, J = K + 1 target positions, V vocabulary. p is the target's, q the draft's.
 """
@@ -28,65 +29,52 @@ class Draft:
 
     token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
     num_draft_tokens_B: torch.Tensor  # int64, 0..K
-    probs_BKV: torch.Tensor | None = None  # the law each token was drawn from; None: a point mass on the token
-    most_B: tuple[int, ...] | None = None  # what num_draft_tokens_B cannot exceed, as the host knows it; None: K
+    probs_BKV: torch.Tensor | None = None  # what each token was drawn from; None: a point mass on the token
+    max_draft_tokens_B: tuple[int, ...] | None = None  # num_draft_tokens_B's upper bounds, known to the host; None: K
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What stands of a draft: the first num_accepted tokens, then next_token (recovered, or bonus)."""
+class BatchVerdict:
+    """What is accepted of B drafts: the first num_accepted tokens, followed by next_token (recovered, or bonus)."""
 
     num_accepted_B: torch.Tensor  # int64, 0..num_draft_tokens
     next_token_B: torch.Tensor  # int64
-    first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J where none
-
-
-def pick_shared(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor) -> torch.Tensor:
-    """The tokens the shared noise picks from these scores, [B, J]; greedy rows have no noise."""
-    return _pick(scores_BJV, sampling, positions_BJ, Stream.SHARED).token_ids_BJ
+    first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J if there is none
 
 
 def draw_draft(
     scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, lengths_B: torch.Tensor
 ) -> torch.Tensor:
-    """Tokens drawn from the draft's law with noise that nothing else reads, [B, J]: what rejection requires.
+    """Draw tokens [B, J] from the draft's distribution with noise that nothing else reads, as rejection requires.
 
-    The noise is that of a round (`lengths_B`: the rows' committed tokens), so that what a fallen token may have told
-    anybody, say about lengths that pay, says nothing of the token that is drafted at its position next time.
+    The noise belongs to the round (`lengths_B`: the rows' committed tokens). A rejected token may have influenced
+    something, say which draft lengths pay; the token drafted at its position in the next round is independent of it.
     """
     of_round = replace(sampling, keys_B=round_keys(sampling.keys_B, lengths_B))
-    return _pick(scores_BJV, of_round, positions_BJ, Stream.DRAFT).token_ids_BJ
+    noise = None
+    if sampling.samples:
+        noise = GumbelNoise.draw(of_round.keys_B, positions_BJ, scores_BJV.shape[-1], Stream.DRAFT)
+    return pick_tokens(scores_BJV, of_round.of_scores(), noise).token_ids_BJ
 
 
-def verify_coupled(
-    scores_BJV: torch.Tensor,
-    draft: Draft,
-    sampling: SamplingBatch,
-    positions_BJ: torch.Tensor,
-    close_call: float = 0.0,
-) -> Verdict:
-    """The verdict of accept-iff-equal on scores that are cut already (`process_logits`)."""
-    return judge(_pick(scores_BJV, sampling, positions_BJ, Stream.SHARED), draft, sampling, close_call)
+def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> BatchVerdict:
+    """Return the verdict of accept-if-equal, given the target's own picks.
 
-
-def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> Verdict:
-    """The verdict of accept-iff-equal, given the target's own picks.
-
-    `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion): where the best two noised
-    scores lie nearer than that, rounding could have decided, and the verdict says so. So it does where the pick is one
-    that rounding could drop, or another would be picked if rounding let it in (`Picks.is_at_border_BJ`).
+    `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion). Where the best two noised
+    scores are closer than that, rounding could have decided, and the verdict reports a close call. It also reports one
+    where rounding could drop the pick at a cut, or let in a token that would win (`Picks.is_at_border_BJ`).
     """
-    num_accepted_B = _leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
+    num_accepted_B = _count_leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
     if not close_call:
         num_positions = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
-        return Verdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
+        return BatchVerdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
     temperature_B1 = sampling.temperature_B[:, None]
     size_BJ = (picks.score_BJ * temperature_B1).abs()
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
     ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
     is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
     is_close_BJ |= picks.is_at_border_BJ
-    return Verdict(
+    return BatchVerdict(
         num_accepted_B=num_accepted_B,
         next_token_B=picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0],
         first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1),
@@ -95,22 +83,23 @@ def judge(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float
 
 def verify_rejection(
     scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
-) -> Verdict:
-    """The verdict of the rejection rule, with noise that is a function of key and position."""
-    accept_BK, recover_BJV = rejection_law(probabilities(scores_BJV, sampling).double(), draft)
+) -> BatchVerdict:
+    """Return the verdict of the rejection rule, with noise that is a function of key and position."""
+    accept_BK, recover_BJV = rejection_rule(probabilities(scores_BJV, sampling).double(), draft)
     accept_noise_BK = uniform(sampling.keys_B, positions_BJ[:, :-1], Stream.ACCEPT)
-    num_accepted_B = _leading(accept_noise_BK < accept_BK, draft)
+    num_accepted_B = _count_leading(accept_noise_BK < accept_BK, draft)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     rows_B = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
     next_token_B = _inverse_cdf(recover_BJV[rows_B, num_accepted_B], recover_noise_BJ[rows_B, num_accepted_B])
     never_B = torch.full_like(num_accepted_B, scores_BJV.shape[1])
-    return Verdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
+    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
 
 
-def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
-    """Acceptance probabilities [B, K] of the drafted tokens, and the law [B, J, V] of the token after a stop at j.
+def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
 
-    Both are what `verify_rejection` draws with, so enumerating them enumerates the verifier (tests do, in float64).
+    The latter are distributions [B, J, V]. `verify_rejection` draws with both, so enumerating them enumerates the
+    verifier, which the tests do in float64.
     """
     drafted_BK1 = draft.token_ids_BK[:, :, None]
     draft_probs_BKV = draft.probs_BKV
@@ -126,16 +115,9 @@ def rejection_law(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.T
     q_BJV = torch.nn.functional.pad(draft_probs_BKV * exists_BK[..., None], (0, 0, 0, 1))
     residual_BJV = (target_probs_BJV - q_BJV).clamp(min=0.0)
     mass_BJ1 = residual_BJV.sum(-1, keepdim=True)
-    # No residual means p == q: the draft is accepted with certainty, and the law after it is never drawn from.
+    # No residual means p == q: the draft is accepted with certainty, and nothing is ever drawn from this row.
     recover_BJV = torch.where(mass_BJ1 > 0, residual_BJV / mass_BJ1, target_probs_BJV)
     return accept_BK, recover_BJV
-
-
-def _pick(scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, stream: Stream) -> Picks:
-    noise = None
-    if sampling.samples:
-        noise = GumbelNoise.draw(sampling.keys_B, positions_BJ, scores_BJV.shape[-1], stream)
-    return pick_tokens(scores_BJV, sampling.of_scores(), noise)
 
 
 def _exists(draft: Draft) -> torch.Tensor:
@@ -143,12 +125,12 @@ def _exists(draft: Draft) -> torch.Tensor:
     return index_K < draft.num_draft_tokens_B[:, None]
 
 
-def _leading(stands_BK: torch.Tensor, draft: Draft) -> torch.Tensor:
-    return (stands_BK & _exists(draft)).long().cumprod(-1).sum(-1)
+def _count_leading(is_accepted_BK: torch.Tensor, draft: Draft) -> torch.Tensor:
+    return (is_accepted_BK & _exists(draft)).long().cumprod(-1).sum(-1)
 
 
-def _inverse_cdf(law_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    cdf_BV = law_BV.cumsum(-1)
+def _inverse_cdf(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    cdf_BV = probs_BV.cumsum(-1)
     total_B1 = cdf_BV[:, -1:]
     # Strictly below the total, and right=True: a token of probability zero can never be drawn, at either end.
     below_B1 = torch.minimum(uniform_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))

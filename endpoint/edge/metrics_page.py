@@ -7,8 +7,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
 from endpoint.http.held_body import num_refused_at_gate
-from endpoint.service.metrics import FINISHED, HTTP_REQUESTS, ServingMetrics
+from endpoint.service.metrics import ServingMetrics
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -38,7 +39,7 @@ class RequestCounts:
             return
         for path, num_refused in num_refused_at_gate(scope).items():
             self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
-            self._metrics.add(FINISHED, num_refused, finished_reason="rejected")
+            self._metrics.add(REQUESTS_FINISHED, num_refused, finished_reason="rejected")
         status = "none"  # the client left before there was an answer
 
         async def watched_send(message: Message) -> None:

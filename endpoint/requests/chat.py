@@ -33,7 +33,7 @@ class ChatRequest(GenerationRequest):
     @property
     def prompts(self) -> dict[str, Conversation]:
         """The one prompt: the messages, under the name of their field."""
-        return {"messages": Conversation.of(self.messages)}
+        return {"messages": Conversation(self.messages)}
 
     def params(self) -> SamplingParams:
         """Return what each sample is drawn with; without a limit it may fill the context. Raises ApiError."""

@@ -29,6 +29,10 @@ _EMPTY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
 }
+_SAMPLING_FIELDS = {  # with the same name and form in SamplingParams
+    *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop_token_ids", "ignore_eos", "min_tokens"),
+}
 _UNSUPPORTED = frozenset(
     {*_EMPTY_VALUES, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"}
 )
@@ -130,24 +134,9 @@ class GenerationRequest(BaseModel):
 
     def _params(self, *, max_tokens: int, num_samples: int, logprobs: int | None) -> SamplingParams:
         """Return sampling parameters, or raise ApiError for fields that contradict each other."""
-        given: dict[str, Any] = {
-            name: value
-            for name in (
-                "temperature",
-                "top_p",
-                "frequency_penalty",
-                "presence_penalty",
-                "min_p",
-                "repetition_penalty",
-                "stop_token_ids",
-                "ignore_eos",
-                "min_tokens",
-            )
-            if (value := getattr(self, name)) is not None
-        }
         try:
             return SamplingParams(
-                **given,
+                **self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True),
                 top_k=max(0, self.top_k or 0),
                 logit_bias={int(token_id): bias for token_id, bias in self.logit_bias.items()},
                 stop=tuple(self.stop),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from endpoint.http.errors import ApiError, shown_name
 from endpoint.requests.fields import check_text, unsupported, wrong
@@ -16,7 +16,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 
 
 def _checked_messages(value: Any) -> Any:
-    """Return the messages, the content of each as one string."""
+    """Return the messages as a row of the offline job has them, the content of each as one string."""
     if not isinstance(value, list) or not value:
         raise wrong("messages", "expected a list of at least one message")
     if len(value) > _MAX_MESSAGES:
@@ -40,7 +40,9 @@ def _checked_message(where: str, message: Any) -> dict[str, str]:
         )
     if role not in _ROLES:
         raise wrong(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
-    checked = {"role": str(role), "content": _checked_content(f"{where}.content", message.get("content"))}
+    # Chat templates know no developer.
+    checked = {"role": "system" if role == "developer" else str(role)}
+    checked["content"] = _checked_content(f"{where}.content", message.get("content"))
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= 64:
             raise wrong(f"{where}.name", "expected a string of 1 to 64 characters")
@@ -86,7 +88,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message, after the text parts of its content were joined."""
+    """A message as a client may send it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -95,18 +97,11 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], BeforeValidator(_checked_messages)]
+Messages = Annotated[list[dict[str, str]], PlainValidator(_checked_messages, json_schema_input_type=list[ChatMessage])]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as a row of the offline job has them, for the chat template."""
+    """A prompt that is made of messages by the chat template."""
 
     messages: list[dict[str, str]]
-
-    @classmethod
-    def of(cls, messages: list[ChatMessage]) -> Conversation:
-        """Convert messages. Chat templates know no developer, so a developer's message becomes a system's."""
-        roles = ("system" if message.role == "developer" else message.role for message in messages)
-        dumped = (message.model_dump(exclude_none=True) for message in messages)
-        return cls([{**message, "role": role} for message, role in zip(dumped, roles, strict=True)])

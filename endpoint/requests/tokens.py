@@ -32,7 +32,7 @@ class TokenizeRequest(BaseModel):
         """The name of the field that is given, and what it holds."""
         if self.prompt is not None:
             return "prompt", self.prompt
-        return "messages", Conversation.of(self.messages or [])
+        return "messages", Conversation(self.messages or [])
 
 
 class DetokenizeRequest(BaseModel):

@@ -30,25 +30,20 @@ class Encoder:
 
     async def encode(self, param: str, text: str, max_model_len: int) -> list[int]:
         """Return the token ids of a plain prompt, the request field `param`; 400 if it cannot fit the context."""
-
-        def work() -> list[int]:
-            try:
-                return self._codec.encode(text, is_chat=False, most_tokens=max_model_len)
-            except RowError as error:
-                raise _refusal(error, param, max_model_len) from error
-
-        return await self._run(len(text), work)
+        try:
+            return await self._run(
+                len(text), lambda: self._codec.encode(text, is_chat=False, most_tokens=max_model_len)
+            )
+        except RowError as error:
+            raise _refusal(error, param, max_model_len) from error
 
     async def encode_chat(self, messages: list[dict[str, str]], max_model_len: int) -> tuple[str, list[int]]:
         """Return the chat template's text for messages, and its token ids; 400 if it refuses or they cannot fit."""
-
-        def work() -> tuple[str, list[int]]:
-            try:
-                return self._codec.chat_prompt(messages, most_tokens=max_model_len)
-            except RowError as error:
-                raise _refusal(error, "messages", max_model_len) from error
-
-        return await self._run(sum(map(_size_of, messages)), work)
+        size = sum(map(_size_of, messages))
+        try:
+            return await self._run(size, lambda: self._codec.chat_prompt(messages, most_tokens=max_model_len))
+        except RowError as error:
+            raise _refusal(error, "messages", max_model_len) from error
 
     async def decode(self, token_ids: Seq[int]) -> str:
         """Return the text of token ids without special tokens."""

@@ -17,7 +17,7 @@ from endpoint.requests.generation import GenerationRequest
 from endpoint.requests.messages import Conversation
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
-from endpoint.service.meter import Meter, NoMeter
+from endpoint.service.meter import RequestMeter
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly
@@ -76,7 +76,7 @@ class Service:
         settings: ServiceSettings,
         codec: TextCodec,
         backend: Backend,
-        new_meter: Callable[[], Meter] = NoMeter,
+        new_meter: Callable[[], RequestMeter] = RequestMeter,
     ) -> None:
         """Measure each request to generate with a meter of its own, made by `new_meter`."""
         self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter

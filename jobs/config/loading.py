@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,7 +114,8 @@ def _model_fields(fields: Iterable[Field]) -> dict[str, Any]:
 
 
 def _model_field(field: Field) -> tuple[Any, Any]:
-    annotation, default = field.annotation, ... if field.is_required else field.default
+    annotation: Any = field.annotation
+    default = ... if field.is_required else field.default
     if field.is_section:
         annotation = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
         default = ... if field.is_required else annotation()
@@ -134,7 +134,7 @@ def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _
             values[each.name] = _value(each.annotation, given, each.flat)
         elif flat is None or each.name not in flat.without:
             value = getattr(given, each.name if flat is None else flat.prefix + each.name)
-            values[each.name] = _value(each.annotation, value) if is_dataclass(each.annotation) else _plain(each, value)
+            values[each.name] = _value(each.annotation, value) if each.is_section else _plain(each, value)
     return kind(**values)
 
 

@@ -5,30 +5,33 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ray
 
-from actors.drafts.roster import start_roster
-from actors.metrics import ROWS_LEFT, UNITS_LEFT, Heartbeat, Metrics
+from actors.drafts.roster import roster_of
+from actors.heartbeat import Heartbeat
+from actors.metric_table import ROWS_LEFT, UNITS_LEFT
+from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
-from actors.units.feed import Feed
+from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
+from actors.workers.generator import Generator
 from jobs.config.run import RunConfig
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import GracefulStop
 from jobs.driver.watches import OrphanWatch, ShortageWatch
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import Event, LogSettings
+from pipeline.logs import Event
 from pipeline.run.receipt import Receipt
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units
 
-_MAX_NEW_POOLS = 8  # in a row, without a unit done in between
+_MAX_POOLS = 8  # in a row that are lost without a unit done in between
 _LOST_FOR_GOOD = (
     ray.exceptions.UnserializableException,
     ray.exceptions.ActorDiedError,
@@ -52,68 +55,54 @@ class Units(Protocol):
         """Yield each unit."""
 
 
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A class of workers and the arguments that each of its processes is built with, ledger and roster aside."""
+
+    kind: type[Generator]
+    settings: GeneratorSettings
+    arguments: Mapping[str, Any]  # besides the settings
+
+
 def execute(
-    units: Units,
-    worker: type,
-    worker_arguments: Mapping[str, Any],
-    pool: ActorPool,
-    config: RunConfig,
-    *,
-    backups: bool = True,
+    units: Units, spec: WorkerSpec, pool: ActorPool, config: RunConfig, *, backups: bool = True
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run. Ray must have been started.
 
-    `worker` is built with `worker_arguments` and `ledger`, the run's Ledger, an actor; it is a worker of
-    `pipeline.streaming.stream.stream_units`. Work that two processes must not do at once goes without `backups`,
-    whatever `run.backup_units` is. Shows progress, and prints what was repeated. Raises what `stream_units` raises.
+    Without `backups` no unit has one, whatever `run.backup_units` says: for work that two processes must not do at
+    once. Shows progress and says what was repeated. Raises what `stream_units` raises.
     """
-    # Behind the units in work wait as many as there are places for them, and as many again on their way there.
+    # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
     is_repeatable = config.generator.engine.verification == "coupled"
-    feed = Feed(units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1)
-    settings: GeneratorSettings = worker_arguments["settings"]
-    run, timeout_s = Location.parse(config.output.path).short_name, config.run.no_progress_timeout_s
+    feed = UnitFeed(
+        units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
+    )
+    stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
-    with (
-        GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s),
-        progress,
-        _published(progress, run),
-        ShortageWatch(pool, ledger, settings),
-        OrphanWatch() if settings.stages.is_apart else nullcontext(),
-        _roster(settings, run, config.run.logs, pool.num_at_once) as roster,
-    ):
-        arguments = {**worker_arguments, "ledger": ledger, **roster}
+    run = Location.parse(config.output.path).short_name
+    roster_context = roster_of(spec.settings, run, config.run.logs, pool.num_at_once)
+    orphans = OrphanWatch() if spec.settings.stages.is_apart else nullcontext()
+    shortages = ShortageWatch(pool, ledger, spec.settings)
+    with stop, progress, _published(progress, run), roster_context as roster, shortages, orphans:
+        arguments = {**spec.arguments, "settings": spec.settings, "ledger": ledger, "roster": roster}
+        timeout_s = config.run.no_progress_timeout_s
         try:
-            for receipt in _receipts(feed, units.num_units, worker, arguments, pool, timeout_s):
+            for receipt in _receipts(feed, units.num_units, spec.kind, arguments, pool, timeout_s):
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:
-            ledger.stop.remote()  # so that no queued unit begins behind the one that failed
+            ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
             raise
     repeats = describe_repeats(ray.get(ledger.summary.remote()))
     if repeats:
         print(repeats, file=sys.stderr)
 
 
-@contextmanager
-def _roster(
-    settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the draft roster as an argument of workers, or none if drafts are colocated; end its draft actors."""
-    if settings.placement == "colocated":
-        yield {}
-        return
-    roster = start_roster(settings, run, log_settings, num_generators)
-    try:
-        yield {"roster": roster}
-    finally:
-        ray.kill(roster)  # this process may go on with something else
-
-
 def _published(progress: Progress, run: str) -> Heartbeat:
-    """Return a context in which the metrics say how much of the run is left, and the driver's storage retries."""
+    """Return a context in which metrics tell how much of the run is left, and the driver's storage retries."""
     metrics = Metrics(run)
 
     def publish() -> None:
@@ -125,12 +114,12 @@ def _published(progress: Progress, run: str) -> Heartbeat:
 
 
 def _receipts(
-    feed: Feed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
+    feed: UnitFeed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
 ) -> Iterator[Receipt]:
-    """Yield the receipts of `stream_units`, each once, and go on with a new pool of actors if Ray gives up the old one.
+    """Yield the receipts of `stream_units`, once each, with a new pool of actors where Ray gives up the old one.
 
-    Ray 2.60 restarts an actor whose process or node died, but not always one whose node died while the actor was
-    starting: it takes that for a failure of the actor itself, with an empty exception (ray issue 18586).
+    Ray 2.60 restarts an actor whose process or node died, but not always one whose node died while it was being
+    started: it takes that for a failure of the actor itself, with an empty exception (ray issue 18586).
     """
     done, num_in_a_row = IdSet(), 0
     while True:
@@ -143,7 +132,7 @@ def _receipts(
             return
         except _LOST_FOR_GOOD as error:
             num_in_a_row += 1
-            if num_in_a_row > _MAX_NEW_POOLS:
+            if num_in_a_row > _MAX_POOLS:
                 raise
             _log.warning(
                 Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
@@ -152,7 +141,7 @@ def _receipts(
 
 
 def describe_repeats(summary: Mapping[str, int]) -> str:
-    """Return what `Ledger.summary` counted as a sentence; empty if all counts are zero."""
+    """Return what `Ledger.summary` counted as a sentence; an empty one if all counts are zero."""
     words = {
         "num_deaths": "worker processes died over units",
         "num_repeated_units": "attempts were repeated",

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import ray
 
-from actors.units.worker import describe
+from actors.errors import describe
 from jobs.config.run import RunConfig
 from jobs.driver.logs import log_run_finished
 from jobs.driver.summary import make_report, print_summary

@@ -15,13 +15,12 @@ import transformers
 from transformers import PretrainedConfig
 
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
-from decoding.checkpoint.rank import check_can_be_shared_out, check_device
+from decoding.checkpoint.rank import check_can_be_sharded, check_device
+from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder
 from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.checkpoint.supported import max_positions, model_folder
-from decoding.checkpoint.vocabulary import check_same_vocabulary
 from decoding.drafters import NEED_A_MODEL
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
@@ -100,9 +99,8 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
 
 
 def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory) -> dict[str, Any]:
-    """Return the arguments of a Generator of this run, except its ledger."""
+    """Return the arguments of a Generator of this run besides settings, ledger and roster."""
     return {
-        "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,
@@ -178,7 +176,7 @@ def check_models(settings: GeneratorSettings) -> None:
         cut(num_layers(target_config), settings.stages.count)
         check_can_be_cut(target_config, models.target)
     if settings.stages.tensor_parallel > 1:
-        check_can_be_shared_out(target_config, models.target, settings.stages.tensor_parallel)
+        check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
         if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline.errors import ErrorRow, RowError, storable
+from pipeline.errors import ErrorRow, RowError, Stage, only_this_row, storable
 from pipeline.inputs.carried import carry
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
@@ -19,6 +19,8 @@ from pipeline.inputs.prompt_template import PromptTemplate
 from pipeline.inputs.records import Columns, parse_json, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
 from pipeline.storage.location import Location
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ def read_row(
     except RowError as error:
         return place.error(error, user_id)
     return InputRow(place.row_id, place.row_number, user_id, prompt, messages, overrides, record, fitted)
+
+
+def result_or_error(
+    stage: Stage, row: InputRow, file: str, compute: Callable[..., _Result], *arguments: Any
+) -> _Result | ErrorRow:
+    """Return `compute(*arguments)`, or the error row of `row` if its content makes that fail."""
+    try:
+        with only_this_row(stage):
+            return compute(*arguments)
+    except RowError as error:
+        return RowPlace(row.row_id, file, row.row_number).error(error, row.user_id)
 
 
 def read_unit(

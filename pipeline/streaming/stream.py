@@ -20,26 +20,27 @@ from typing import Any
 import pyarrow as pa
 import ray.data
 from ray.data import DataContext, Dataset
-from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
+from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.receipt import Receipt
+from pipeline.schema import MANIFEST
 from pipeline.streaming.pool import ActorPool
 
-_TICKET_FIELDS: list[pa.Field[Any]] = [pa.field("unit", pa.string()), pa.field("is_backup", pa.bool_())]
-_TICKETS = pa.schema(_TICKET_FIELDS)
+_CALLS = MANIFEST.append(pa.field("is_backup", pa.bool_(), nullable=False))
+_OUTCOMES = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
 
 # What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
 NoProgress = ExecutionTimeoutError
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """A unit on its way to an actor: for the first time, or as a backup for a process that would have nothing to do."""
+class UnitCall:
+    """A unit on its way to an actor: for the first time, or as a backup for an idle process."""
 
     unit: WorkUnit
     is_backup: bool = False
@@ -49,31 +50,49 @@ class UnitError(RuntimeError):
     """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
 
 
+def calls_in(table: pa.Table) -> list[UnitCall]:
+    """Return the calls that a worker was called with."""
+    return [UnitCall(is_backup=row.pop("is_backup"), unit=WorkUnit.from_dict(row)) for row in table.to_pylist()]
+
+
+def outcomes_table(outcomes: Iterable[Receipt | UnitError | None]) -> pa.Table:
+    """Return what a worker answers, one row for each call.
+
+    None is a unit that was not begun: the run is stopping, or a backup is no longer wanted. A failure travels as data
+    because Ray Data would wrap an exception beyond reading.
+    """
+    rows = [
+        {"failure": str(outcome)}
+        if isinstance(outcome, UnitError)
+        else {"receipt": None if outcome is None else json.dumps(outcome.to_dict())}
+        for outcome in outcomes
+    ]
+    return pa.Table.from_pylist(rows, schema=_OUTCOMES)
+
+
 def stream_units(
-    tickets: Callable[[], Iterable[Ticket]],
+    calls: Callable[[], Iterable[UnitCall]],
     num_units: int,
     worker: type,
     worker_arguments: Mapping[str, Any],
     pool: ActorPool,
     no_progress_timeout_s: float,
 ) -> Iterator[Receipt]:
-    """Yield one receipt for each unit as it is committed; end with the last of `num_units`, even if backups still run.
+    """Yield one receipt for each unit as it is committed, and end with the last, even if other processes still work.
 
-    `tickets` is called in a process of its own on the driver's node. If that process dies it is called again, and
+    `calls` is called in a process of its own on the driver's node. If that process dies it is called again, and
     must yield the same units in the same order, up to the first backup.
 
-    `worker` takes tables with the columns "unit" (JSON text) and "is_backup" and returns, row for row, tables with the
-    columns "receipt" (JSON text) and "failure" (a message): a failure that travels as data keeps its message, which Ray
-    Data's own wrapping loses. A unit with neither was not begun: the run is stopping, or a backup is not wanted.
+    `worker` takes a table of calls (`calls_in`) and returns a table of their outcomes (`outcomes_table`).
     Raises UnitError at the first failure, RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
     if not num_units:
         return
     # Beside the driver, and without a CPU: an actor pool may hold them all.
-    source = ray.data.read_datasource(_TicketSource(tickets), num_cpus=0, concurrency=1, override_num_blocks=1)
+    source = ray.data.read_datasource(_CallSource(calls), num_cpus=0, concurrency=1, override_num_blocks=1)
     source.context.target_max_block_size = 1  # bytes: a block never has a second row, which would be the same call
-    source.context.custom_execution_callback_classes = [_ForgetBlocks]
+    source.context.custom_execution_callback_classes = [block_statistics_cleaner()]
     dataset = source.map_batches(worker, batch_size=1, fn_constructor_kwargs=dict(worker_arguments), **pool.map_options)
     done = IdSet()
     batches = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
@@ -116,12 +135,12 @@ def quiet_ray_data(no_progress_timeout_s: float) -> None:
     warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
 
 
-class _TicketSource(Datasource):  # type: ignore[misc]  # Ray has no types
-    """Tickets as rows, from a single read task."""
+class _CallSource(Datasource):  # type: ignore[misc]  # Ray has no types
+    """Calls as rows, from a single read task."""
 
-    def __init__(self, tickets: Callable[[], Iterable[Ticket]]) -> None:
+    def __init__(self, calls: Callable[[], Iterable[UnitCall]]) -> None:
         super().__init__()
-        self._tickets = tickets
+        self._calls = calls
 
     def estimate_inmemory_data_size(self) -> None:
         """Return None: the size is not known."""
@@ -130,9 +149,9 @@ class _TicketSource(Datasource):  # type: ignore[misc]  # Ray has no types
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """Return the only task."""
-        tickets = self._tickets
+        calls = self._calls
         metadata = BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None, input_files=None)
-        return [ReadTask(lambda: _blocks(tickets), metadata)]
+        return [ReadTask(lambda: _blocks(calls), metadata)]
 
     @property
     def supports_distributed_reads(self) -> bool:
@@ -140,15 +159,6 @@ class _TicketSource(Datasource):  # type: ignore[misc]  # Ray has no types
         return False
 
 
-def _blocks(tickets: Callable[[], Iterable[Ticket]]) -> Iterator[pa.Table]:
-    for ticket in tickets():
-        row = {"unit": json.dumps(ticket.unit.to_dict()), "is_backup": ticket.is_backup}
-        yield pa.Table.from_pylist([row], schema=_TICKETS)
-
-
-class _ForgetBlocks(ExecutionCallback):  # type: ignore[misc]
-    """A callback that drops the statistics of blocks: Ray Data 2.60 keeps kilobytes of each until the end."""
-
-    def on_execution_step(self, executor: Any) -> None:
-        for operator in executor._topology or ():
-            getattr(operator, "_output_blocks_stats", []).clear()
+def _blocks(calls: Callable[[], Iterable[UnitCall]]) -> Iterator[pa.Table]:
+    for call in calls():
+        yield pa.Table.from_pylist([{**call.unit.to_dict(), "is_backup": call.is_backup}], schema=_CALLS)

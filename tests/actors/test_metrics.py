@@ -1,4 +1,4 @@
-"""What is declared, what the documentation says of it, and the thread that keeps it fresh."""
+"""The documentation lists the declared metrics, and Ray gets what was counted."""
 
 import errno
 import re
@@ -11,29 +11,28 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
-from actors import metrics
-from actors.drafts.link import LinkNumbers
+from actors import metric_table as metrics
+from actors.drafts.link import LinkStats
 from actors.engine.loop import EngineNumbers
-from actors.metrics import METRICS, Heartbeat, Metric, Metrics
-from actors.units.reporter import publish_engine
+from actors.heartbeat import Heartbeat
+from actors.metric_table import METRICS, Metric
+from actors.metrics import Metrics
+from actors.workers.published import publish_engine
 from pipeline.storage.retries import RetryPolicy
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def row_of(metric: Metric) -> str:
-    tags = ", ".join(("run", *metric.tags))
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {tags} | {metric.description} |"
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.tags)} | {metric.description} |"
 
 
-def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
+def test_the_documentation_lists_the_declared_metrics() -> None:
     table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
     assert table == [row_of(metric) for metric in METRICS]
 
 
-def test_every_metric_is_in_the_list_once_and_has_the_prefix() -> None:
-    declared = [value for value in vars(metrics).values() if isinstance(value, Metric)]
-    assert list(METRICS) == declared
+def test_every_metric_is_declared_once_and_has_the_prefix() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     assert all(re.fullmatch(r"dray_[a-z_]+", metric.name) for metric in METRICS)
 
@@ -42,7 +41,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each series that Ray's exporter makes of a metric, by its name."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
     return {
-        f"ray_{metric.name}{suffix}": {"run", *metric.tags} | ({"le"} if suffix == "_bucket" else set())
+        f"ray_{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
         for metric in METRICS
         for suffix in suffixes[metric.kind]
     }
@@ -85,36 +84,34 @@ def test_the_documentation_has_its_queries() -> None:
 
 
 class Published:
-    """Stands in for Ray's side of a metric: remembers what it was told."""
+    """Ray's side of a metric, which keeps what it was given."""
 
-    def __init__(self, *_: object) -> None:
-        self.told: list[float] = []
-
-    def set_default_tags(self, tags: dict[str, str]) -> "Published":
-        return self
+    def __init__(self, *_: object, **common_tag: str) -> None:
+        assert common_tag == {"run": "demo"}
+        self.given: list[float] = []
 
     def inc(self, amount: float, tags: dict[str, str]) -> None:
         assert amount > 0, "Ray raises"
-        self.told.append(amount)
+        self.given.append(amount)
 
     def set(self, value: float) -> None:
-        self.told = [value]
+        self.given = [value]
 
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> Callable[[Metrics, Metric], list[float]]:
-    monkeypatch.setattr(metrics, "_to_ray", Published)
-    return lambda of, metric: of._of_ray[metric.name].told
+    monkeypatch.setattr(Metric, "to_ray", lambda metric, **tag: Published(**tag))
+    return lambda of, metric: of._of_ray[metric.name].given
 
 
-def test_a_total_is_published_once_whoever_comes_late(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_a_total_is_published_as_its_increases(published: Callable[[Metrics, Metric], list[float]]) -> None:
     of = Metrics("demo")
     for total in (2.0, 2.0, 5.0, 3.0, 6.0):
         of.add_up_to(metrics.ENGINE_BUSY_SECONDS, total)
     assert published(of, metrics.ENGINE_BUSY_SECONDS) == [2.0, 3.0, 1.0]
 
 
-def test_retries_of_before_are_those_of_another_run(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_retries_before_a_run_are_not_counted_in_it(published: Callable[[Metrics, Metric], list[float]]) -> None:
     def fail_once() -> None:
         errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, "late")]
 
@@ -150,7 +147,7 @@ def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
     assert len(beats) == ended + 2, "one at the start, one at the end"
 
 
-def test_an_engines_numbers_are_published_as_they_are(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_the_stats_of_an_engine_are_published_as_they_are(published: Callable[[Metrics, Metric], list[float]]) -> None:
     of = Metrics("demo")
     first = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
     later = EngineNumbers(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)
@@ -168,17 +165,19 @@ def test_an_engines_numbers_are_published_as_they_are(published: Callable[[Metri
     }
 
 
-def test_what_crossed_the_links_to_draft_actors_is_published_with_it(
+def test_the_stats_of_the_links_to_draft_actors_are_published_with_those_of_the_engine(
     published: Callable[[Metrics, Metric], list[float]],
 ) -> None:
     of = Metrics("demo")
     numbers = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
     loop: Any = SimpleNamespace(numbers=lambda: numbers)
-    crossed = LinkNumbers(num_losses=1, num_timeouts=2, num_bytes_sent=30, num_bytes_received=40, wait_seconds=0.5)
-    links: Any = SimpleNamespace(numbers=crossed)
+    crossed = LinkStats(num_losses=1, num_timeouts=2, num_bytes_sent=30, num_bytes_received=40, wait_seconds=0.5)
+    links: Any = SimpleNamespace(stats=crossed)
     publish_engine(of, loop, links).beat()
-    told = {metric.name: published(of, metric) for metric in METRICS if metric.name.startswith("dray_draft_")}
-    assert told == {
+    published_drafts = {
+        metric.name: published(of, metric) for metric in METRICS if metric.name.startswith("dray_draft_")
+    }
+    assert published_drafts == {
         "dray_draft_tokens": [],
         "dray_draft_actor_losses": [1],
         "dray_draft_timeouts": [2],

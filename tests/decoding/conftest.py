@@ -47,6 +47,13 @@ def folders(tmp_path_factory) -> Folders:
 
 
 @pytest.fixture(scope="session")
+def fresh(folders) -> dict[str, LanguageModel]:
+    """The same models again, with caches of their own."""
+    paths = {"target": folders.target, "good_draft": folders.good_draft, "perfect_draft": folders.target}
+    return {name: LanguageModel.load(path, "cpu") for name, path in paths.items()}
+
+
+@pytest.fixture(scope="session")
 def models(folders) -> Models:
     return Models(
         target=LanguageModel.load(folders.target, "cpu"),

@@ -1,4 +1,4 @@
-"""The noise is a pure function with known values, independent of shapes, and of the right law."""
+"""The noise is a pure function with known values, independent of shapes, with the right distribution."""
 
 import math
 
@@ -15,10 +15,13 @@ from decoding.noise import (
     _mix_int,
     _signed,
     _unit_interval,
-    gumbel,
     noise_key,
     uniform,
 )
+
+
+def gumbel(keys_B: torch.Tensor, positions_BJ: torch.Tensor, vocab_size: int, stream: Stream) -> torch.Tensor:
+    return GumbelNoise.draw(keys_B, positions_BJ, vocab_size, stream).dense(vocab_size)
 
 
 def _keys(n: int) -> torch.Tensor:
@@ -54,7 +57,7 @@ def test_numbers_have_the_values_they_always_had():
 
 
 @pytest.mark.parametrize("stream", Stream)
-def test_a_number_does_not_depend_on_what_stands_beside_it(stream):
+def test_a_number_does_not_depend_on_the_other_numbers_drawn(stream):
     keys, positions = _keys(4), torch.arange(20).reshape(4, 5) * 13
     together = gumbel(keys, positions, 11, stream)
     together_uniform = uniform(keys, positions, stream)
@@ -87,17 +90,17 @@ def test_neighbouring_rows_positions_and_tokens_are_uncorrelated():
         assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.02
 
 
-def test_gumbel_numbers_follow_the_gumbel_law():
+def test_gumbel_numbers_follow_the_gumbel_distribution():
     noise = gumbel(_keys(100), torch.arange(20).expand(100, -1), 50, Stream.SHARED)
     assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 1e-6
 
 
-def test_a_shifted_gumbel_law_fails_the_same_check():
+def test_a_shifted_gumbel_distribution_fails_the_same_check():
     noise = gumbel(_keys(100), torch.arange(20).expand(100, -1), 50, Stream.SHARED) + 0.03
     assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue < 1e-6
 
 
-def test_uniform_numbers_follow_the_uniform_law():
+def test_uniform_numbers_follow_the_uniform_distribution():
     numbers = uniform(_keys(500), torch.arange(200).expand(500, -1), Stream.RECOVER)
     assert stats.kstest(numbers.flatten().numpy(), stats.uniform.cdf).pvalue > 1e-6
 
@@ -141,20 +144,20 @@ def test_no_number_exceeds_its_blocks_largest_which_its_holder_has():
     assert torch.equal(blocks.argmax(-1) + torch.arange(5) * BLOCK, noise.holder_BJN)
 
 
-def test_the_largest_number_of_a_block_follows_its_law_and_falls_anywhere():
+def test_the_largest_number_of_a_block_follows_its_distribution_and_has_any_place():
     noise = GumbelNoise.draw(_keys(100), torch.arange(50).expand(100, -1), 4 * BLOCK, Stream.SHARED)
     largest = noise.largest_BJN.flatten().numpy()
     assert stats.kstest(largest, stats.gumbel_r(loc=math.log(BLOCK)).cdf).pvalue > 1e-6
     places = torch.bincount((noise.holder_BJN % BLOCK).flatten(), minlength=BLOCK)
     assert stats.chisquare(places.numpy()).pvalue > 1e-6
-    # Where it falls says nothing of how large it is.
+    # Its place is independent of its size.
     assert (
         abs(torch.corrcoef(torch.stack([noise.largest_BJN.flatten(), (noise.holder_BJN % BLOCK).flatten()]))[0, 1])
         < 0.03
     )
 
 
-def test_every_token_of_a_block_follows_the_law_and_none_tells_of_another():
+def test_tokens_of_a_block_follow_the_distribution_and_are_independent():
     noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), 2 * BLOCK, Stream.SHARED).flatten(0, 1)
     for token in (0, 1, 31, 63, 64, 127):
         assert stats.kstest(noise[:, token].numpy(), stats.gumbel_r.cdf).pvalue > 1e-6
@@ -168,7 +171,7 @@ def test_every_token_of_a_block_follows_the_law_and_none_tells_of_another():
     assert (both - 0.01).abs().max() < 0.006
 
 
-def test_blocks_whose_others_forget_the_least_number_fail_the_same_check(monkeypatch):
+def test_blocks_in_which_all_numbers_are_equal_fail_the_same_check(monkeypatch):
     monkeypatch.setattr("decoding.noise._gumbel_of", lambda keys, least, holders, ids: -least.log() + 0 * ids)
     noise = gumbel(_keys(100), torch.arange(100).expand(100, -1), BLOCK, Stream.SHARED)
     assert stats.kstest(noise[..., 5].flatten().numpy(), stats.gumbel_r.cdf).pvalue < 1e-6

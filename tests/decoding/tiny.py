@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from decoding import Engine, EngineOptions
+from decoding.cache.kv_cache import KVCache
 from decoding.drafters import make_drafter
 from decoding.network.language_model import LanguageModel
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48
@@ -87,6 +89,27 @@ def engine_over(
     )
     part = make_drafter(drafter, draft, target.vocab_size, num_slots, max_model_len)
     return Engine([(target, part)], options, max_model_len)
+
+
+def drafted(draft: Draft) -> list[list[int]]:
+    """Return the drafted tokens of each row."""
+    return [row[:n] for row, n in zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)]
+
+
+def stored(cache: KVCache, slot: int, length: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return keys and values [length, H, D] of a slot, per layer."""
+    return [tuple(stored_SPHD[slot, :length] for stored_SPHD in layer.stored()) for layer in cache.layers]
+
+
+def assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel, slot: int, tokens: list[int]) -> None:
+    """Compare a slot of a model with a prefill of the same tokens by the same model with another cache."""
+    if not tokens:
+        return
+    other.allocate(1, len(tokens))
+    other.prefill([0], [tokens])
+    pairs = zip(stored(model.cache, slot, len(tokens)), stored(other.cache, 0, len(tokens)), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:

@@ -1,12 +1,12 @@
 """A toy language small enough to enumerate: the next token's logits depend on the last token only.
 
-Everything that turns logits into laws is the real code: `process_logits`, `probabilities`, `rejection_law`, and the
-verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K + 1 positions, V vocabulary, L tokens.
+Everything that turns logits into distributions is the real code: `process_logits`, `probabilities`, `rejection_rule`,
+and the verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K + 1 positions, V vocabulary, L tokens.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -16,12 +16,14 @@ from scipy import stats
 from decoding import SamplingParams
 from decoding.noise import noise_key
 from decoding.sampling.batch import SamplingBatch, TokenHistory, first_stop, keep_best, probabilities, process_logits
-from decoding.sampling.verify import Draft
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft, Verification
+from decoding.sequence import Sequence
 
 PROMPT = (1, 0, 1)
 FALSE_ALARM = 1e-7
-Law = dict[tuple[int, ...], float]
-RejectionLaw = Callable[[torch.Tensor, Draft], tuple[torch.Tensor, torch.Tensor]]
+Distribution = dict[tuple[int, ...], float]
+RejectionRule = Callable[[torch.Tensor, Draft], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Language:
     logits_VV: torch.Tensor
     params: SamplingParams
     most_candidates: int = 0  # of a draft that draws from its best tokens only; 0: from all
+    _samplings: dict[tuple[int, int], SamplingBatch] = field(default_factory=dict, init=False)  # 40,000 rows take long
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, params: SamplingParams, spread: float = 1.5) -> "Language":
-        """Far from uniform, so that a wrong law is far from the right one."""
+        """Return a language far from uniform, so that a wrong distribution is far from the right one."""
         generator = torch.Generator().manual_seed(seed)
         return cls(spread * torch.randn(vocab_size, vocab_size, generator=generator), params)
 
@@ -43,41 +46,52 @@ class Language:
         return len(self.logits_VV)
 
     def sampling(self, num_rows: int, first_row: int = 0) -> SamplingBatch:
-        """The parameters of as many rows, each with noise of its own."""
-        return SamplingBatch.build(
-            params=[self.params] * num_rows,
-            keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
-            stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
-            prompt_lengths=[len(PROMPT)] * num_rows,
-            device=torch.device("cpu"),
-        )
+        """Return the parameters of as many rows, each with noise of its own."""
+        if (num_rows, first_row) not in self._samplings:
+            self._samplings[num_rows, first_row] = SamplingBatch.build(
+                params=[self.params] * num_rows,
+                keys=[noise_key(5, first_row + row, 0) for row in range(num_rows)],
+                stop_ids=[frozenset(self.params.stop_token_ids)] * num_rows,
+                prompt_lengths=[len(PROMPT)] * num_rows,
+                device=torch.device("cpu"),
+            )
+        return self._samplings[num_rows, first_row]
+
+    def rows(self, num_rows: int, rule: Verification = "coupled", first_row: int = 0) -> Rows:
+        """Return the rows of a round, all of which have committed the prompt and nothing else."""
+        sequence = Sequence.create(PROMPT, self.params)
+        return Rows((sequence,) * num_rows, self.sampling(num_rows, first_row), (0,) * num_rows, rule)
+
+    def logits(self, tokens_NL: torch.Tensor, num_positions: int) -> torch.Tensor:
+        """Return the logits [N, J, V] after each of the last J tokens."""
+        return self.logits_VV[tokens_NL[:, -num_positions:]]
 
     def scores(self, tokens_NL: torch.Tensor, num_positions: int, sampling: SamplingBatch) -> torch.Tensor:
-        """Scores [N, J, V] after each of the last J tokens."""
+        """Return the scores [N, J, V] after each of the last J tokens."""
         num_rows, length = tokens_NL.shape
         lengths_J = torch.arange(length - num_positions, length) + 1
         history = TokenHistory(tokens_NL, torch.full((num_rows,), len(PROMPT)), lengths_J.expand(num_rows, -1))
-        scores_NJV = process_logits(self.logits_VV[tokens_NL[:, -num_positions:]], sampling, history)
+        scores_NJV = process_logits(self.logits(tokens_NL, num_positions), sampling, history)
         return keep_best(scores_NJV, self.most_candidates)
 
     def probs(self, tokens_NL: torch.Tensor, num_positions: int) -> torch.Tensor:
-        """The laws in float64, [N, J, V], summing to 1 as exactly as float64 can."""
+        """Return the distributions in float64, [N, J, V], summing to 1 as exactly as float64 can."""
         sampling = self.sampling(len(tokens_NL))
         probs_NJV = probabilities(self.scores(tokens_NL, num_positions, sampling), sampling).double()
         return probs_NJV / probs_NJV.sum(-1, keepdim=True)
 
-    def law(self, num_tokens: int) -> Law:
-        """What plain decoding writes: the law of the next tokens, cut after a stop id."""
-        law: Law = {}
+    def distribution(self, num_tokens: int) -> Distribution:
+        """Return what plain decoding writes: the distribution of the next tokens, cut after a stop id."""
+        found: Distribution = {}
         stack = [((), 1.0)]
         while stack:
             path, weight = stack.pop()
             if len(path) == num_tokens or self.is_ended(path):
-                law[path] = law.get(path, 0.0) + weight
+                found[path] = found.get(path, 0.0) + weight
                 continue
             probs_V = self.probs(torch.tensor([PROMPT + path]), 1)[0, 0].tolist()
             stack += [((*path, token), weight * p) for token, p in enumerate(probs_V) if p > 0]
-        return law
+        return found
 
     def is_ended(self, path: tuple[int, ...]) -> bool:
         return any(token in self.params.stop_token_ids for token in path)
@@ -86,34 +100,34 @@ class Language:
 def all_drafts(
     draft: Language, num_draft_tokens: int, path: tuple[int, ...], is_point_mass: bool
 ) -> tuple[Draft, list[float]]:
-    """Every draft of K tokens after PROMPT + path, one a row, with the probability that it is drafted."""
+    """Return every draft of K tokens after PROMPT + path, one a row, and the probability of each."""
     token_ids_NK = torch.tensor(list(product(range(draft.vocab_size), repeat=num_draft_tokens)))
     tokens_NL = torch.cat([torch.tensor(PROMPT + path).expand(len(token_ids_NK), -1), token_ids_NK], dim=1)
     probs_NKV = draft.probs(tokens_NL, num_draft_tokens + 1)[:, :-1]
-    # A point mass may be chosen in any way; here as randomly as the law that a careless drafter would have to state.
+    # A point mass may be chosen in any way; here as randomly as a careless drafter would draw it.
     weights = probs_NKV.gather(-1, token_ids_NK[:, :, None])[..., 0].prod(-1).tolist()
     counts = torch.full((len(token_ids_NK),), num_draft_tokens)
     return Draft(token_ids_NK, counts, None if is_point_mass else probs_NKV), weights
 
 
-def speculative_law(
+def speculative_distribution(
     target: Language,
     draft: Language,
     num_draft_tokens: int,
     num_tokens: int,
-    rejection_law: RejectionLaw,
+    rule: RejectionRule,
     *,
     is_point_mass: bool = False,
     shorten: Callable[[Draft], torch.Tensor] = lambda draft: draft.num_draft_tokens_B,
-) -> Law:
-    """The law of the next tokens under speculation: every path of draft, accept and recover, round after round."""
+) -> Distribution:
+    """Return the distribution of the next tokens under speculation: every path of draft, accept and recover."""
     stop_ids_1S = torch.tensor([list(target.params.stop_token_ids) or [-1]])
-    law: Law = {}
+    found: Distribution = {}
     stack: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     while stack:
         path, weight = stack.pop()
         if len(path) >= num_tokens or target.is_ended(path):
-            law[path] = law.get(path, 0.0) + weight
+            found[path] = found.get(path, 0.0) + weight
             continue
         # As the engine: never more draft tokens than can be kept, and none behind a stop id.
         length = min(num_draft_tokens, num_tokens - len(path) - 1)
@@ -125,19 +139,21 @@ def speculative_law(
             drafts = Draft(drafts.token_ids_BK, counts, drafts.probs_BKV)
         rows = drafts.token_ids_BK
         tokens_NL = torch.cat([torch.tensor(PROMPT + path).expand(len(rows), -1), rows], dim=1)
-        accept_NK, recover_NJV = rejection_law(target.probs(tokens_NL, length + 1), drafts)
+        accept_NK, recover_NJV = rule(target.probs(tokens_NL, length + 1), drafts)
         reached: Counter[tuple[int, ...]] = Counter()
         for row, (accept_K, recover_JV) in enumerate(zip(accept_NK.tolist(), recover_NJV.tolist(), strict=True)):
-            stands = weight * weights[row]
+            reached_weight = weight * weights[row]
             drafted = tuple(rows[row].tolist())
             for stop in range(length + 1):
                 accept = accept_K[stop] if stop < length else 0.0
                 for token, probability in enumerate(recover_JV[stop]):
-                    if stands * (1 - accept) * probability > 0:
-                        reached[(*path, *_cut(target, (*drafted[:stop], token)))] += stands * (1 - accept) * probability
-                stands *= accept
+                    if reached_weight * (1 - accept) * probability > 0:
+                        reached[(*path, *_cut(target, (*drafted[:stop], token)))] += (
+                            reached_weight * (1 - accept) * probability
+                        )
+                reached_weight *= accept
         stack += reached.items()
-    return law
+    return found
 
 
 def _cut(target: Language, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,17 +163,17 @@ def _cut(target: Language, tokens: tuple[int, ...]) -> tuple[int, ...]:
     return tokens
 
 
-def difference(first: Law, second: Law) -> float:
-    """The largest difference of any sequence's probability."""
+def difference(first: Distribution, second: Distribution) -> float:
+    """Return the largest difference of any sequence's probability."""
     return max(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys())
 
 
-def p_value(found: Counter[tuple[int, ...]], law: Law) -> float:
-    """How likely counts as far from the law as these are (chi-square); 0 if something impossible was found."""
+def p_value(found: Counter[tuple[int, ...]], distribution: Distribution) -> float:
+    """Return how likely counts this far from the distribution are (chi-square); 0 if an impossible one was found."""
     total = sum(found.values())
-    if any(law.get(key, 0.0) == 0.0 for key in found):
+    if any(distribution.get(key, 0.0) == 0.0 for key in found):
         return 0.0
-    ranked = sorted(law.items(), key=lambda item: -item[1])
+    ranked = sorted(distribution.items(), key=lambda item: -item[1])
     expected, observed, rest_expected, rest_observed = [], [], 0.0, 0
     for key, probability in ranked:
         if probability * total >= 8:
@@ -178,6 +194,6 @@ def p_value(found: Counter[tuple[int, ...]], law: Law) -> float:
     return float(stats.chisquare(observed, scaled).pvalue)
 
 
-def is_plausible(found: Counter[tuple[int, ...]], law: Law) -> bool:
-    """The one check that right code must pass and every planted bug must fail."""
-    return p_value(found, law) > FALSE_ALARM
+def is_plausible(found: Counter[tuple[int, ...]], distribution: Distribution) -> bool:
+    """Make the one check that right code must pass and every planted bug must fail."""
+    return p_value(found, distribution) > FALSE_ALARM

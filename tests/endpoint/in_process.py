@@ -13,7 +13,7 @@ import openai
 
 from actors.engine.translation import decode_row, encode_row
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
@@ -21,8 +21,8 @@ from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.http.limits import Limits
 from endpoint.service.backend import Backend
+from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.request_meter import RequestMeter
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.toy_app import KEY

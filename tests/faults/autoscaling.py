@@ -16,7 +16,7 @@ from tests.faults.cluster import RayCluster, free_port, running_cluster
 
 _IDLE_MINUTES = 0.1  # after which a node goes
 _OBJECT_STORE_BYTES = 80_000_000
-# Sections that Ray wants of whoever starts machines by ssh: empty here.
+# Sections that Ray wants although only clusters over ssh use them: they are empty here.
 _LISTS = ["initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"]
 _LISTS += ["head_start_ray_commands", "worker_start_ray_commands"]
 _LISTS += ["cluster_synced_files", "rsync_exclude", "rsync_filter"]
@@ -25,7 +25,7 @@ _OBJECTS = ["auth", "docker", "file_mounts"]
 
 @contextmanager
 def autoscaling_cluster(folder: Path, max_workers: int) -> Iterator[RayCluster]:
-    """A head without CPUs, and nodes of one CPU each that the autoscaler adds and takes away, from none."""
+    """Run a head without CPUs; the autoscaler adds and takes away nodes of one CPU each, beginning with none."""
     port, config = free_port(), folder / "autoscaler.yaml"
     gcs_address = f"{ray.util.get_node_ip_address()}:{port}"
     config.write_text(yaml.safe_dump(_autoscaler_config(gcs_address, max_workers)))
@@ -43,7 +43,7 @@ def autoscaling_cluster(folder: Path, max_workers: int) -> Iterator[RayCluster]:
 
 
 def num_workers(cluster: RayCluster) -> int:
-    """The nodes beside the head that are alive."""
+    """Return the number of living nodes beside the head."""
     nodes = list_nodes(
         address=f"http://{cluster.dashboard}", filters=[("state", "=", "ALIVE")], raise_on_missing_output=False
     )
@@ -51,9 +51,10 @@ def num_workers(cluster: RayCluster) -> int:
 
 
 def _autoscaler_config(gcs_address: str, max_workers: int) -> dict[str, Any]:
-    """`ray start --autoscaling-config`. The provider is the one of Ray's own tests, found as an external one:
+    """Return the file for `ray start --autoscaling-config`.
 
-    by its own name Ray would look for an example.yaml that its wheel lacks (2.60).
+    The provider is the one of Ray's own tests, declared as an external one: under its own name Ray would look for an
+    example.yaml that its wheel lacks (2.60).
     """
     provider = {
         "type": "external",

@@ -39,19 +39,19 @@ class RayCluster:
     _server: Any = None
 
     def add_node(self, num_cpus: int = 2, **node: Any) -> str:
-        """The id of a new node, alive. More logical CPUs than the machine has do no harm."""
+        """Add a node and return its id once it is alive. More logical CPUs than the machine has do no harm."""
         node = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, **node}
         answer = self._ask({"add": node})
         self.workers[answer["node_id"]] = answer["raylet_pid"]
         return str(answer["node_id"])
 
     def kill_node(self, node_id: str) -> None:
-        """SIGKILL to all of a node's processes."""
+        """Kill all processes of a node."""
         del self.workers[node_id]
         self._ask({"kill": node_id})
 
     def grow_to(self, num_workers: int) -> None:
-        """Add nodes until there are so many beside the head."""
+        """Add nodes until there are `num_workers` beside the head."""
         while len(self.workers) < num_workers:
             self.add_node()
 
@@ -69,7 +69,7 @@ class RayCluster:
 
 @contextmanager
 def running_cluster(more_environment: dict[str, str] | None = None, **head: Any) -> Iterator[RayCluster]:
-    """A cluster with a head alone, which lives as long as the block."""
+    """Run a cluster that has only a head, as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of its sockets may have 107 bytes
     environment = cluster_environment(folder) | (more_environment or {})
     node = {
@@ -99,7 +99,7 @@ def running_cluster(more_environment: dict[str, str] | None = None, **head: Any)
 
 
 def cluster_environment(folder: Path) -> dict[str, str]:
-    """This process's environment, with what a cluster of the tests needs and without another cluster's address.
+    """Return this process's environment with what a cluster of the tests needs, without another cluster's address.
 
     RAY_TMPDIR keeps the file that says where the newest cluster of this machine is: no other Ray shall find ours there.
     """
@@ -116,7 +116,7 @@ def cluster_environment(folder: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What the fault tests share: a cluster of three raylets, an input with its undisturbed run, and a table at the end."""
+"""The fixtures of the fault tests: a cluster of three raylets, an input with its undisturbed run, a final table."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _REPEATED = "what was repeated"
 
 @pytest.fixture(scope="session")
 def session_cluster() -> Iterator[RayCluster]:
-    """A cluster that lives as long as the tests."""
+    """Run a cluster as long as the tests run."""
     with running_cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(session_cluster: RayCluster) -> RayCluster:
-    """The cluster with a head and two nodes that work, whatever the test before did to it."""
+    """Return the cluster with a head and two nodes that work, whatever the test before did to it."""
     session_cluster.grow_to(2)
     return session_cluster
 
 
 @pytest.fixture(scope="session")
 def corpus(ray_address: str, text_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """72 rows in 36 units, some of which fail, and what a run that nobody disturbs makes of them."""
+    """Return 72 rows in 36 units, some of which fail, with the result of an undisturbed run over them."""
     rows: list[Any] = prompts(72)
     for index in range(5, 72, 18):
         rows[index] = {"id": f"bad-{index}", "kind": "a"}
@@ -44,7 +44,7 @@ def corpus(ray_address: str, text_pair: Pair, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path) -> Iterator[NewRun]:
-    """Makes runs over that input, not begun. No driver outlives the test."""
+    """Return a function that makes runs over that input and does not start them. No driver outlives the test."""
     runs: list[FaultRun] = []
 
     def make(*flags: str, output: str | None = None, over: Corpus = corpus) -> FaultRun:
@@ -58,12 +58,12 @@ def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path
 
 @pytest.fixture
 def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Say something in the table that ends the tests."""
+    """Return a function that writes a line into the table at the end of the tests."""
     return lambda text: record_property(_REPEATED, text)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each fault: what was repeated."""
+    """Print a line for each fault that says what was repeated."""
     reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]
     lines = [
         f"{report.nodeid.rpartition('::')[2]}: {text}"

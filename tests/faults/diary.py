@@ -1,4 +1,4 @@
-"""Diary: what each worker process did, as it happened, in one file; tests strike by it and count by it."""
+"""Diary: a file in which each worker process writes what it does; tests use it to time their faults and to count."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Diary:
             os.close(file)
 
     def entries(self) -> list[Entry]:
-        """All entries so far, in order."""
+        """Return all entries so far, in order."""
         if not self.path.exists():
             return []
         lines = self.path.read_text().splitlines()
         return [Entry(int(pid), node, what, int(unit)) for pid, node, what, unit in map(str.split, lines)]
 
     def num_attempts(self) -> Counter[int]:
-        """How often each unit was begun."""
+        """Return how often each unit was begun."""
         return Counter(entry.unit for entry in self.entries() if entry.what == "attempt")
 
     def num_repeated(self) -> int:
-        """Attempts beyond the first of each unit."""
+        """Return the number of attempts beyond the first of each unit."""
         return sum(attempts - 1 for attempts in self.num_attempts().values())
 
     def processes(self) -> dict[int, str]:
-        """The processes that live, loading or loaded, and their nodes."""
+        """Return the living processes, loading or loaded, with their nodes."""
         return {entry.pid: entry.node for entry in self.entries() if is_alive(entry.pid)}
 
     def in_flight(self) -> dict[int, set[int]]:
@@ -72,7 +72,7 @@ class Diary:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs, or could (it is stopped): not one that is gone, or only waits to be buried."""
+    """Tell whether a process runs or is stopped; one that is gone or a zombie is not alive."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Generators for fault tests: the real one, slowed down and keeping a diary; some of them with a fault built in."""
+"""Generators for fault tests: the real one, slowed down and with a diary, and some with a fault built in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.diary import Diary
 def paced(
     diary: str, pause_s: float = 0.4, num_units: int = 0, last_s: float = 0.0, base: type[Generator] = Generator
 ) -> type[Generator]:
-    """A generator that rests before it runs rows and writes down what it does.
+    """Return a generator that rests for `pause_s` before it runs rows and writes down what it does.
 
     Over the unit that is begun as the last of `num_units` it rests for `last_s`.
     """
@@ -52,7 +52,7 @@ def paced(
 
 
 def poisoned(word: str, **pace: Any) -> type[Generator]:
-    """A paced generator whose process dies when a row with this word in its prompt runs."""
+    """Return a paced generator whose process dies when a row with this word in its prompt runs."""
 
     class Poisoned(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
@@ -64,7 +64,7 @@ def poisoned(word: str, **pace: Any) -> type[Generator]:
 
 
 def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[Generator]:
-    """A paced generator that cannot write files of more than so many bytes while the file `flag` exists."""
+    """Return a paced generator that cannot write files of more than `num_bytes` while the file `flag` exists."""
 
     class OnSmallDisk(Generator):
         def _commit(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run of the real command on a cluster, and the five things that must hold after any fault."""
+"""Runs of the real command on a cluster, and the five statements that must hold after any fault."""
 
 from __future__ import annotations
 
@@ -54,37 +54,37 @@ class Driver:
     """A running `python -m jobs.generate` whose words go to a file."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Start it."""
+        """Start the command."""
         self.log = log
         with open(log, "w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Tell whether the command has ended."""
         return self.process.poll() is not None
 
     def said(self) -> str:
-        """What it has written to stdout and stderr."""
+        """Return what the command has written to stdout and stderr."""
         return self.log.read_text()
 
     def wait(self, *exit_codes: int) -> None:
-        """Return when it has ended by one of these exit codes."""
+        """Wait until the command has ended, and assert that it did so with one of these exit codes."""
         code = self.process.wait(2 * PATIENCE_S)
         assert code in exit_codes, f"exit code {code}, expected {exit_codes}: {self.said()[-4000:]}"
 
     def kill(self) -> None:
-        """End it by SIGKILL. It must not have ended before."""
+        """Kill the command, which must not have ended before."""
         self.refuse_ended()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(60)
 
     def refuse_ended(self) -> None:
-        """The test came too late if it has ended."""
+        """Assert that the command still runs: the test would disturb nothing otherwise."""
         assert not self.has_ended, f"the driver ended before it could be disturbed: {self.said()[-4000:]}"
 
     def summary(self) -> tuple[int, int, int]:
-        """Deaths, attempts repeated and rows given up, as the command said at its end; zeros if it said nothing."""
+        """Return the deaths, repeated attempts and rows given up that the command printed at its end, or zeros."""
         found = [re.search(rf"(\d+) {words}", self.said()) for words in _SUMMARY]
         deaths, repeated, given_up = (int(match[1]) if match else 0 for match in found)
         return deaths, repeated, given_up
@@ -104,22 +104,22 @@ class FaultRun:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         flags = [flag for flag in FLAGS if flag.replace("--no-", "--") not in self.flags]
         return arguments(self.corpus.source, self.output, self.pair, *flags, *self.flags)
 
     @property
     def diary(self) -> Diary:
-        """What the workers of all its drivers did."""
+        """Return the diary of the workers of all drivers."""
         return Diary(self.folder / "diary")
 
     @property
     def directory(self) -> RunDirectory:
-        """The run, opened."""
+        """Return the opened run directory."""
         return RunDirectory.open(self.output)
 
     def start(self, generator: str = "paced", **options: Any) -> Driver:
-        """A driver at work with one of `generators`."""
+        """Start a driver with one of `generators` and return it."""
         options = {"diary": str(self.diary.path), **options}
         command = [sys.executable, "-m", "tests.faults.driver", generator, json.dumps(options), *self.arguments]
         command.append(f"--run.ray_address={self.cluster.address}")
@@ -128,22 +128,22 @@ class FaultRun:
         return self.drivers[-1]
 
     def end(self) -> None:
-        """Let no driver live on, whatever became of the test."""
+        """Kill all drivers, whether the test passed or failed."""
         for driver in self.drivers:
             driver.process.kill()
             driver.process.wait(60)
 
     def wait_for_commits(self, count: int, driver: Driver) -> None:
-        """Return when so many units are committed, or the driver has ended."""
+        """Wait until `count` units are committed or the driver has ended."""
         wait_until(lambda: len(self.commits()) >= count or driver.has_ended, PATIENCE_S)
 
     def commits(self) -> dict[str, tuple[int, int]]:
-        """Each part's size and time of change: equal only if nobody wrote it again."""
+        """Return the size and time of change of each part; they differ if a part was written again."""
         data = Location.parse(self.output).child("data")
         return {info.base_name: (info.size, info.mtime_ns) for info in data.list()}
 
     def prove_nothing_lost(self, at_most_repeated: int) -> str:
-        """Assert the five things, and say how much work was repeated."""
+        """Assert the five statements, and return a sentence on how much work was repeated."""
         run_directory = self.directory
         assert content_hash(run_directory) == self.corpus.generations
         assert read_errors(run_directory) == self.corpus.errors
@@ -173,21 +173,21 @@ NewRun = Callable[..., FaultRun]  # flags of the command -> a run that is not be
 
 
 def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
-    """The input with what comes out of it, by a run in this process's own Ray, far from the cluster and its faults."""
+    """Return an input with the result of a run in this process's own Ray, far from the cluster and its faults."""
     assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == generate.Exit.COMPLETE
     directory = RunDirectory.open(str(output))
     return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
 
 
 def read_keys(run_directory: RunDirectory) -> list[tuple[int, int]]:
-    """The row id and sample of every generation."""
+    """Return the row id and sample of every generation."""
     data = run_directory.location.child("data")
     table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=["row_id", "sample"])
     return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
 
 
 def read_errors(run_directory: RunDirectory) -> list[tuple[Any, ...]]:
-    """Row id, stage and type of every error row, in order."""
+    """Return the row id, stage and error type of every error row, in order."""
     errors = run_directory.location.child("errors")
     names = ["row_id", "stage", "error_type"]
     table = ds.dataset(errors.path, filesystem=errors.filesystem, format="parquet").to_table(columns=names)
@@ -195,7 +195,7 @@ def read_errors(run_directory: RunDirectory) -> list[tuple[Any, ...]]:
 
 
 def read_tokens(run_directory: RunDirectory) -> dict[tuple[int, int], tuple[list[int], str]]:
-    """The tokens and the finish reason of every generation, by row id and sample."""
+    """Return the tokens and the finish reason of every generation, by row id and sample."""
     data = run_directory.location.child("data")
     names = ["row_id", "sample", "token_ids", "finish_reason"]
     table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=names)

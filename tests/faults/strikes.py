@@ -1,4 +1,4 @@
-"""Strikes: faults that are done to a run from outside, at random moments of its diary."""
+"""Strikes: faults that a test does to a run from outside, at random moments of its diary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_DEATHS_OVER_A_UNIT = 3
 
 
 def kill_random_workers(run: FaultRun, driver: Driver, seed: int, num_kills: int) -> int:
-    """SIGKILL processes that load their models or run units, one after the other; how many units were in flight."""
+    """Kill processes that load models or run units, one after the other; return how many units were in flight."""
     rng, deaths = random.Random(seed), Counter[int]()
     for _ in range(num_kills):
         num_entries = len(run.diary.entries()) + rng.randint(1, _MOST_ENTRIES_BETWEEN)
@@ -35,13 +35,13 @@ def kill_random_workers(run: FaultRun, driver: Driver, seed: int, num_kills: int
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, and return when the process is gone."""
+    """Kill a process and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), PATIENCE_S)
 
 
 def wait_for_work(run: FaultRun, driver: Driver, node: str | None = None) -> tuple[str, set[int]]:
-    """A node (this one, if given) and its processes that have units in flight, as soon as there are some."""
+    """Wait until a node (this one, if given) has processes with units in flight; return the node and the processes."""
 
     def at_work() -> dict[str, set[int]]:
         nodes: dict[str, set[int]] = defaultdict(set)

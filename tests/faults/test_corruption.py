@@ -56,7 +56,7 @@ def _damage(part: Path, rng: random.Random, parts: list[Path]) -> None:
     if operation == "foreign":
         part.write_bytes(next(other for other in parts if other != part and other.exists()).read_bytes())
     else:
-        damage(part, operation, rng)  # a flip of a byte that no reader looks at harms nobody
+        damage(part, operation, rng)  # a flipped byte that no reader looks at does no harm
 
 
 def _damaged_or_missing(run: FaultRun) -> set[str]:

@@ -39,7 +39,7 @@ NUM_ROWS, NUM_TOKENS = 180, 72
 
 
 def rows(params: Any) -> list[Sequence]:
-    """Of many lengths; every third one begins like the one before it."""
+    """Return rows of many lengths; every third one begins like the one before it."""
     lengths = [1 + (7 * row) % 40 for row in range(NUM_ROWS)]
     prompts = random_prompts(lengths, vocab_size=POISON, seed=8)
     for row in range(2, NUM_ROWS, 3):
@@ -49,7 +49,7 @@ def rows(params: Any) -> list[Sequence]:
 
 @pytest.fixture(scope="module")
 def links(pair: Pair, ray_address: str) -> Iterator[DraftLinks]:
-    """To a draft actor, which is ready."""
+    """Yield the links to a draft actor that is ready."""
     settings = GeneratorSettings(
         models=ModelSettings(target=pair[0], draft=pair[1], device="cpu", dtype="float32"),
         placement="split",
@@ -129,7 +129,7 @@ def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_ag
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     ray.kill(owner, no_restart=True)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
-    give_back_orphans()  # as whoever comes next does
+    give_back_orphans()  # as the next generator does
     wait_until(lambda: ray.util.placement_group_table()[place]["state"] == "REMOVED", 60)
 
 

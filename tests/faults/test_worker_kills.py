@@ -101,7 +101,7 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
     say(f"{len(zombies)} zombies did {num_after} things after they woke up; {run.prove_nothing_lost(allowed)}")
 
 
-def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_for_so_long_and_goes_on(
+def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_on_when_it_is_run_again(
     new_run: NewRun, say: Say
 ) -> None:
     run = new_run("--run.no_progress_timeout_s=45")

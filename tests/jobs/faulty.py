@@ -46,10 +46,12 @@ class Mortal(Generator):
             seen.touch()
             os._exit(9)
 
-    async def _generate_unit(self, unit: Any) -> Any:
+    async def _attempt(self, unit: Any, is_backup: bool) -> Any:
+        if is_backup:
+            return await super()._attempt(unit, is_backup)
         self._unit_id = unit.unit_id
         self.here("before begin")
-        receipt = await super()._generate_unit(unit)
+        receipt = await super()._attempt(unit, is_backup)
         self.here("after finish")
         return receipt
 

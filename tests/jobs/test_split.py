@@ -66,7 +66,6 @@ def test_a_dry_run_prints_the_placement(
         ("--drafts.num_gpus=1.5", "drafts.num_gpus must be a whole number, or a share of one GPU, got 1.5"),
         ("--drafts.timeout_s=0", "drafts.timeout_s must be above 0 seconds"),
         ('--drafts.resources={"GPU": 1}', "drafts.resources names 'GPU'; that is what drafts.num_gpus is for"),
-        ("--engine.num_slots=65536", "engine.num_slots is 65536; with placement 'split' it is at most 65535"),
         ("--drafts.timeout_s=225", "drafts.timeout_s is 225.*2 lanes may wait for 450 .*half of run.hang_timeout_s"),
         ("--run.hang_timeout_s=8", "drafts.timeout_s is 2.*may wait for 4 seconds.*hang_timeout_s, which is 8"),
         ("--drafts.strategy=STRICT", "drafts.strategy"),

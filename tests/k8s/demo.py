@@ -12,14 +12,14 @@ _IDLE_S = 8  # of a node until it goes; the manifest's 30 would only make the te
 
 
 def demo_config(folder: Path) -> Path:
-    """The demo's ConfigMap as a file of this machine."""
+    """Write the demo's ConfigMap as a file of this machine and return its path."""
     path = folder / "run.yaml"
     path.write_text(as_here(of_kind(render("overlays/cpu-demo"), "ConfigMap")["data"]["run.yaml"], str(folder)))
     return path
 
 
 def demo_cluster() -> dict[str, Any]:
-    """The RayCluster that the operator would make of the demo's RayJob."""
+    """Return the RayCluster that the operator would make of the demo's RayJob."""
     spec = cluster_spec(of_kind(render("overlays/cpu-demo"), "RayJob"))
     for group in spec["workerGroupSpecs"]:
         group["idleTimeoutSeconds"] = _IDLE_S

@@ -1,4 +1,4 @@
-"""The names of metrics that Dray and Ray really export, read off their own code, and the labels of Dray's."""
+"""The names of the metrics that Dray and Ray export, read from their own code, and the labels of Dray's metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ray.autoscaler._private.prom_metrics import AutoscalerPrometheusMetrics
 from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels, serve_dashboard_panels
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from actors.metrics import METRICS, Metric
-from endpoint.service.metrics import SERVING_METRICS
+from actors.metric_table import METRICS, SERVING_METRICS, Metric
 
 # What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
 _ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})
@@ -24,17 +23,17 @@ _SERVE = re.compile(r'"(serve_[a-z_0-9]+)"')
 
 @cache
 def exported_names() -> frozenset[str]:
-    """As Prometheus sees them."""
+    """Return the names of all metrics, as Prometheus sees them."""
     return frozenset(_of_dray() | _of_ray_nodes() | _of_serve() | _of_autoscaler())
 
 
 def names_in(query: str) -> set[str]:
-    """The metrics that a query of PromQL reads; raises ValueError if it is none."""
+    """Return the metrics that a query reads; raise ValueError if it is no PromQL."""
     return {str(selector.name) for selector in _selectors(promql.parse(query))}
 
 
 def unknown_labels(query: str) -> set[str]:
-    """Labels that a query asks of Dray's own metrics, in braces or in `by`, and that these do not have."""
+    """Return the labels that a query asks of Dray's metrics, in braces or in `by`, and that they do not have."""
     found: set[str] = set()
 
     def visit(node: promql.Expr) -> None:
@@ -42,7 +41,7 @@ def unknown_labels(query: str) -> set[str]:
         if selector is not None:
             found.update(_missing({each.name for each in selector.matchers.matchers}, selector.name))
         if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
-            assert node.modifier.type == promql.AggModifierType.By, "`without` keeps labels that nobody named"
+            assert node.modifier.type == promql.AggModifierType.By, "`without` keeps labels that no query names"
             for inner in _selectors(node.expr):
                 found.update(_missing(set(node.modifier.labels), inner.name))
 
@@ -51,11 +50,10 @@ def unknown_labels(query: str) -> set[str]:
 
 
 def _missing(asked: set[str], name: str | None) -> set[str]:
-    """Those of `asked` that a metric of ours does not have; of others nothing is known."""
-    for metrics, own in ((METRICS, "run"), (SERVING_METRICS, "model_name")):
-        for metric in metrics:
-            if name in _in_prometheus(metric):
-                return asked - _ADDED - {own, *metric.tags} - ({"le"} if metric.kind == "histogram" else set())
+    """Return those asked for that the metric does not have; the labels of Ray's metrics are not known."""
+    for metric in (*METRICS, *SERVING_METRICS):
+        if name in _in_prometheus(metric):
+            return asked - _ADDED - set(metric.tags) - ({"le"} if metric.kind == "histogram" else set())
     return set()
 
 
@@ -87,14 +85,14 @@ def _in_prometheus(metric: Metric) -> set[str]:
 
 
 def _of_ray_nodes() -> set[str]:
-    """The agent's gauges, and what Ray's own dashboard reads of its core (in C++), which has no list of them."""
+    """Return the agent's gauges, and those of Ray's C++ core, which has no list of them, from Ray's own dashboard."""
     panels = Path(default_dashboard_panels.__file__).read_text()
     in_core = set(re.findall(r"\b(ray_(?:resources|object_store_memory|tasks|actors))\{", panels))
     return {f"ray_{name}" for name in METRICS_GAUGES} | in_core
 
 
 def _of_serve() -> set[str]:
-    """Names in the code of Ray Serve; how a counter or histogram ends there is seen in Ray's own dashboard."""
+    """Return the names in the code of Ray Serve, with the endings that Ray's own dashboard shows."""
     folder = Path(ray.__file__).parent / "serve" / "_private"
     names = {name for path in folder.glob("*.py") for name in _SERVE.findall(path.read_text())}
     shown = set(re.findall(r"\b(ray_serve_[a-z_0-9]+)", Path(serve_dashboard_panels.__file__).read_text()))

@@ -6,8 +6,6 @@ GET raycluster, GET pods, GET pod and PATCH raycluster (JSON patch) are what Ray
 from __future__ import annotations
 
 import copy
-import datetime
-import ipaddress
 import json
 import ssl
 import threading
@@ -18,16 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+import trustme
 
-Object = dict[str, Any]
+from tests.k8s.manifests import Object
 
 
 @dataclass
 class FakeKubernetes:
-    """What the API holds. Whoever reads or changes it holds `lock`."""
+    """The objects behind the API. A thread that reads or changes them holds `lock`."""
 
     cluster: Object  # the RayCluster
     pods: dict[str, Object] = field(default_factory=dict)
@@ -38,16 +34,16 @@ class FakeKubernetes:
 
     @property
     def namespace(self) -> str:
-        """Of everything here."""
+        """The namespace of all objects."""
         return str(self.cluster["metadata"]["namespace"])
 
     @property
     def name(self) -> str:
-        """The RayCluster's."""
+        """The name of the RayCluster."""
         return str(self.cluster["metadata"]["name"])
 
     def get(self, path: str) -> Object | None:
-        """The answer to GET, or None for what is not there."""
+        """Return the answer to GET, or None if there is no such object."""
         pods, clusters = (
             f"/api/v1/namespaces/{self.namespace}/pods",
             f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters",
@@ -63,7 +59,7 @@ class FakeKubernetes:
             return copy.deepcopy(self.pods.get(path.removeprefix(f"{pods}/")))
 
     def patch(self, path: str, operations: list[Object]) -> Object | None:
-        """The changed object: JSON patch (RFC 6902), of which Ray uses `replace`."""
+        """Apply a JSON patch (RFC 6902), of which Ray uses `replace`; return the changed object, None without one."""
         with self.lock:
             if self.get(path) is None or not path.endswith(f"/rayclusters/{self.name}"):
                 return None
@@ -81,9 +77,13 @@ class FakeKubernetes:
 
 @contextmanager
 def serving(kubernetes: FakeKubernetes, folder: Path) -> Iterator[dict[str, str]]:
-    """The API, while it is entered. Yields the variables by which a process of Ray finds it and proves who it is."""
-    authority = _Authority(folder)
-    server_files, client_files = authority.issue("server"), authority.issue("autoscaler")
+    """Serve the API; yield the variables by which a process of Ray finds it and proves its own identity."""
+    authority = trustme.CA()
+    server_certificate, client_certificate = authority.issue_cert("127.0.0.1"), authority.issue_cert("autoscaler")
+    authority_file, certificate_file, key_file = (str(folder / name) for name in ("ca.crt", "client.crt", "client.key"))
+    authority.cert_pem.write_to_path(authority_file)
+    client_certificate.cert_chain_pems[0].write_to_path(certificate_file)
+    client_certificate.private_key_pem.write_to_path(key_file)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -105,8 +105,8 @@ def serving(kubernetes: FakeKubernetes, folder: Path) -> Iterator[dict[str, str]
             """Say nothing."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*server_files)
-    context.load_verify_locations(authority.certificate_file)
+    server_certificate.configure_cert(context)
+    authority.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -117,50 +117,11 @@ def serving(kubernetes: FakeKubernetes, folder: Path) -> Iterator[dict[str, str]
         yield {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT_HTTPS": str(kubernetes.port),
-            "RAY_KUBERAY_CA_CERT_PATH": authority.certificate_file,
-            "RAY_KUBERAY_CLIENT_CERT_PATH": client_files[0],
-            "RAY_KUBERAY_CLIENT_KEY_PATH": client_files[1],
+            "RAY_KUBERAY_CA_CERT_PATH": authority_file,
+            "RAY_KUBERAY_CLIENT_CERT_PATH": certificate_file,
+            "RAY_KUBERAY_CLIENT_KEY_PATH": key_file,
         }
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class _Authority:
-    """Signs certificates for 127.0.0.1 that are good for a day."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
-        certificate = self._sign(self._name, self._key, x509.BasicConstraints(ca=True, path_length=0))
-        self.certificate_file = str(folder / "authority.crt")
-        Path(self.certificate_file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[str, str]:
-        """Files with a certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        certificate = self._sign(subject, key, address)
-        files = self._folder / f"{name}.crt", self._folder / f"{name}.key"
-        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-        files[1].write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
-        return str(files[0]), str(files[1])
-
-    def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(extension, critical=True)
-            .sign(self._key, hashes.SHA256())
-        )

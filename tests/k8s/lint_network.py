@@ -1,20 +1,18 @@
-"""What we ask of network policies: Ray's ports are for its own nodes, and nothing leaves but what must."""
+"""Rules for network policies: Ray's ports are for its own nodes, and pods reach only what they need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
-from typing import Any
 
-from tests.k8s.manifests import name_of
+from tests.k8s.manifests import Object, name_of
 
-Object = dict[str, Any]
 _PORTS_OF_RAY = {6379, 8265, 10001, 52365}
 _METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"))
 
 
 def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
-    """Of the policies among them; `ground` is there already."""
+    """Yield the problems of the policies among objects that are applied over a ground."""
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     if policies and not any(
         each["spec"]["podSelector"] == {}
@@ -28,7 +26,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
             yield from (f"{name_of(each)}: {problem}" for problem in _way_out(rule))
         for rule in each["spec"].get("ingress", []):
             if not rule.get("from"):
-                yield f"{name_of(each)}: open to everybody"
+                yield f"{name_of(each)}: open to every pod and address"
             ports = _ports_of_ray_in(rule)
             for source in rule.get("from", []):
                 if "ipBlock" in source:
@@ -40,13 +38,13 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
 
 
 def _is_ray_node(peer: Object) -> bool:
-    """Whether the other end is a Ray node of this namespace: they choose most of their ports freely."""
+    """Tell whether the other end is a Ray node of this namespace: such nodes choose most of their ports freely."""
     labels = peer.get("podSelector", {}).get("matchLabels", {})
     return labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in peer
 
 
 def _ports_of_ray_in(rule: Object) -> set[int]:
-    """Those of Ray's ports that a rule opens; one that names none opens all, and so does a `port` that is left out."""
+    """Return the ports of Ray that a rule opens: all of them if it names no port or an item has none."""
     if not rule.get("ports"):
         return _PORTS_OF_RAY
     found: set[int] = set()

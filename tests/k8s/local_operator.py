@@ -1,4 +1,4 @@
-"""What KubeRay's operator does, with raylets of this machine as pods: as many as the RayCluster says."""
+"""A stand-in for KubeRay's operator whose pods are raylets of this machine, as many as the RayCluster says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 
 from tests.k8s.fake_kubernetes import FakeKubernetes
+from tests.k8s.manifests import Object
 
 psutil = ray._private.utils.psutil  # the copy that comes with Ray
-Object = dict[str, Any]
 HEAD_POD = "dray-head"
 _EVERY_S = 0.3
 # Several raylets on one address: what Ray gives fixed ports by default gets free ones.
@@ -26,10 +26,10 @@ _NO_WORK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class LocalOperator:
-    """Makes and ends pods while it is entered; all of them are gone afterwards."""
+    """A context manager that makes and ends pods; all of them are gone when it ends."""
 
     def __init__(self, kubernetes: FakeKubernetes, address: str, environment: dict[str, str], folder: Path) -> None:
-        """`address` is the GCS's; `environment` that of the cluster's processes."""
+        """Take the address of the GCS and the environment of the cluster's processes."""
         self._kubernetes, self._address, self._environment, self._folder = kubernetes, address, environment, folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._numbers, self._ended = itertools.count(), threading.Event()
@@ -39,7 +39,7 @@ class LocalOperator:
         self.broken: dict[str, str] = {}  # pods that ended by themselves, and what they said last
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Begin to watch the RayCluster."""
         self._thread.start()
         return self
 
@@ -53,12 +53,12 @@ class LocalOperator:
             _end(process)
 
     def workers(self) -> list[str]:
-        """The names of the worker pods."""
+        """Return the names of the worker pods."""
         with self._kubernetes.lock:
             return [name for name in self._kubernetes.pods if name != HEAD_POD]
 
     def cpu_seconds(self, pod: str) -> float:
-        """What a pod's processes have computed; of those that are left."""
+        """Return the CPU seconds of those processes of a pod that still run."""
         seconds = 0.0
         for process in _family(self._processes[pod]):
             with suppress(psutil.NoSuchProcess):
@@ -67,11 +67,11 @@ class LocalOperator:
         return seconds
 
     def kill(self, pod: str) -> None:
-        """SIGKILL to all of a pod's processes, as when its machine is taken away."""
+        """Kill all processes of a pod, as when its machine is taken away."""
         _end(self._processes[pod])
 
     def has_work(self, pod: str) -> bool:
-        """Whether a process of the pod is an actor's, or does a task: Ray names it after that."""
+        """Tell whether a process of the pod is an actor or does a task: Ray puts that into its title."""
         for process in _family(self._processes[pod]):
             with suppress(psutil.NoSuchProcess):
                 name = " ".join(process.cmdline()[:1])
@@ -87,7 +87,7 @@ class LocalOperator:
                 self.most_workers = max(self.most_workers, len(self._kubernetes.pods) - 1)
 
     def _reconcile(self, group: Object) -> None:
-        """One group: away with what is to go or has ended, then as many as are asked for."""
+        """Remove the pods of a group that are to go or have ended, then start as many as are missing."""
         label = "ray.io/group"
         mine = [
             name
@@ -133,7 +133,7 @@ class LocalOperator:
 def autoscaler(
     kubernetes: FakeKubernetes, gcs: str, environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The container beside the head: Ray's own autoscaler with its KubeRay provider, as the operator starts it."""
+    """Run Ray's own autoscaler with its KubeRay provider, as the operator starts it in a container beside the head."""
     command = ["ray", "kuberay-autoscaler", "--cluster-name", kubernetes.name]
     command += ["--cluster-namespace", kubernetes.namespace, "--gcs-address", gcs]
     with open(log, "wb") as file:
@@ -145,7 +145,7 @@ def autoscaler(
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[Any]:
-    """A process after all that it started; none if it is gone."""
+    """Return the processes that a process started, then itself; an empty list if it is gone."""
     try:
         first = psutil.Process(process.pid)
         return [*first.children(recursive=True), first]
@@ -154,7 +154,7 @@ def _family(process: subprocess.Popen[bytes]) -> list[Any]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and all that it started."""
+    """Kill a process and all that it started."""
     for each in _family(process):
         with suppress(psutil.NoSuchProcess):
             each.kill()

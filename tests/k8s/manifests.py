@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` would send: the folders of k8s/, rendered by kustomize, and their parts."""
+"""The objects that `kubectl apply -k` would send: the folders of k8s/, rendered by kustomize, and their parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUND = (
     "base/models",
     "base/monitoring",
     "base/monitoring-endpoint",
-)  # applied once, by whoever owns the namespace
+)  # applied once for a namespace
 OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
 FOLDERS = (*GROUND, *OVERLAYS)
 Object = dict[str, Any]
@@ -31,7 +31,7 @@ _CLUSTER_SPEC = {
 
 
 class _StrictLoader(yaml.CSafeLoader):
-    """YAML in which a key stands once, as the Kubernetes API wants it."""
+    """A loader that refuses a key that is there twice, as the Kubernetes API does."""
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> Object:
@@ -46,13 +46,13 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 
 
 def load_objects(text: str) -> list[Object]:
-    """The objects of a YAML file; raises yaml.YAMLError if a key is there twice."""
+    """Return the objects of a YAML file; raise yaml.YAMLError if a key is there twice."""
     return [document for document in yaml.load_all(text, _StrictLoader) if document is not None]
 
 
 @cache
 def rendered(folder: str) -> str:
-    """What `kubectl kustomize k8s/FOLDER` prints. It needs no cluster and no network."""
+    """Return what `kubectl kustomize k8s/FOLDER` prints. It needs no cluster and no network."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise FileNotFoundError(
@@ -66,35 +66,35 @@ def rendered(folder: str) -> str:
 
 
 def render(folder: str) -> list[Object]:
-    """The objects of a folder, fresh ones that a test may change."""
+    """Return the objects of a folder, new ones that a test may change."""
     return load_objects(rendered(folder))
 
 
 def ground() -> list[Object]:
-    """What stands before an overlay is applied."""
+    """Return the objects that are there before an overlay is applied."""
     return [each for folder in GROUND for each in render(folder)]
 
 
 def of_kind(objects: list[Object], kind: str) -> Object:
-    """The only object of a kind."""
+    """Return the only object of a kind."""
     (found,) = [each for each in objects if each["kind"] == kind]
     return found
 
 
 def ray_object(objects: list[Object]) -> Object | None:
-    """The RayCluster, RayJob or RayService among them."""
+    """Return the RayCluster, RayJob or RayService among objects, or None."""
     return next((each for each in objects if each["kind"] in _CLUSTER_SPEC), None)
 
 
 def cluster_spec(ray: Object) -> Object:
-    """Its RayCluster's spec."""
+    """Return the spec of the cluster that a RayCluster, RayJob or RayService describes."""
     for key in _CLUSTER_SPEC[ray["kind"]]:
         ray = ray[key]
     return ray
 
 
 def groups(ray: Object) -> Iterator[tuple[str, Object]]:
-    """Its head group and worker groups, by name."""
+    """Yield the head group and the worker groups, each with its name."""
     spec = cluster_spec(ray)
     yield "head", spec["headGroupSpec"]
     for group in spec.get("workerGroupSpecs", []):
@@ -102,7 +102,7 @@ def groups(ray: Object) -> Iterator[tuple[str, Object]]:
 
 
 def pod_templates(each: Object) -> Iterator[tuple[str, Object]]:
-    """All pods that an object makes, each with a name for it."""
+    """Yield the templates of all pods that an object makes, each with a name for it."""
     if each["kind"] in _CLUSTER_SPEC:
         for name, group in groups(each):
             yield name, group["template"]
@@ -113,5 +113,5 @@ def pod_templates(each: Object) -> Iterator[tuple[str, Object]]:
 
 
 def name_of(each: Object) -> str:
-    """Kind and name."""
+    """Return the kind and name of an object."""
     return f"{each.get('kind')}/{each.get('metadata', {}).get('name')}"

@@ -1,4 +1,4 @@
-"""The texts inside manifests that nobody checks when they are applied: commands, configurations, environments."""
+"""The texts inside manifests that no schema checks when they are applied: commands, configurations, environments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PARTS: dict[str, type[BaseModel]] = {
 
 
 def as_here(text: str, config_home: str) -> str:
-    """A text of a pod, with this machine's places in it."""
+    """Return a text of a pod with the paths of this machine."""
     return text.replace(IMAGE_HOME, str(ROOT)).replace(CONFIG_HOME, config_home)
 
 
 def unknown_keys(value: Any, model: type[BaseModel] = ServeDeploySchema, where: str = "") -> list[str]:
-    """Keys of Serve's configuration that Serve would pass over in silence."""
+    """Return the keys of a configuration of Serve that Serve would ignore in silence."""
     fields = {name for field, info in model.model_fields.items() for name in (field, info.alias) if name}
     found = [f"{where}{key}" for key in value if key not in fields]
     for key, part in _PARTS.items():

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.kubernetes
 
 
 def node_types(folder: str) -> dict[str, Any]:
-    """What the autoscaler makes of an overlay's cluster."""
+    """Return the node types that the autoscaler reads from an overlay's cluster."""
     ray = ray_object(render(folder))
     assert ray is not None
     cluster = {"metadata": {"name": "x", "namespace": ray["metadata"]["namespace"]}, "spec": cluster_spec(ray)}
@@ -78,7 +78,7 @@ def test_the_autoscaler_reads_what_the_manifest_means(folder: str) -> None:
 
 
 def room(folder: str, demand: dict[str, float], labels: dict[str, str]) -> float:
-    """How many actors with this demand the groups with these labels have room for, at most."""
+    """Return the largest number of actors with this demand that the groups with these labels have room for."""
     total = 0.0
     for name, kind in node_types(folder).items():
         if name != "headgroup" and labels.items() <= kind["labels"].items():

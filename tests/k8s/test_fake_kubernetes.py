@@ -1,4 +1,4 @@
-"""The small Kubernetes API answers Ray's own provider, by its own client, and nobody without a certificate."""
+"""The small Kubernetes API answers Ray's own provider, and no client without a certificate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _pod(name: str) -> dict[str, object]:
     return {"metadata": {"name": name, "labels": labels}, "spec": {"containers": []}, "status": status}
 
 
-def test_rays_provider_launches_and_ends_pods_by_it(tmp_path: Path) -> None:
+def test_rays_provider_launches_and_ends_pods_through_it(tmp_path: Path) -> None:
     kubernetes = FakeKubernetes(demo_cluster(), {"a-worker": _pod("a-worker")})
     with serving(kubernetes, tmp_path) as variables:
         environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
@@ -56,7 +56,7 @@ def test_rays_provider_launches_and_ends_pods_by_it(tmp_path: Path) -> None:
     assert group["replicas"] == 1
 
 
-def test_nobody_is_answered_without_a_certificate(tmp_path: Path) -> None:
+def test_a_client_without_a_certificate_gets_no_answer(tmp_path: Path) -> None:
     with serving(FakeKubernetes(demo_cluster()), tmp_path) as variables:
         context = ssl.create_default_context(cafile=variables["RAY_KUBERAY_CA_CERT_PATH"])
         url = f"https://127.0.0.1:{variables['KUBERNETES_SERVICE_PORT_HTTPS']}/api/v1/namespaces/dray/pods"

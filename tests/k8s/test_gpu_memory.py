@@ -49,7 +49,7 @@ def config_of(folder: str) -> dict[str, Any]:
 
 
 def footprints(folder: str) -> tuple[Footprint, Footprint]:
-    """The target's and the draft's."""
+    """Return the footprints of the target and of the draft."""
     config = config_of(folder)
     models, engine = config["models"], config["engine"]
     target, draft = (
@@ -60,7 +60,7 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
 
 
 def gpus(folder: str) -> dict[str, float]:
-    """The memory of the GPU that each worker group asks for, in bytes."""
+    """Return the memory in bytes of the GPU that each worker group asks for."""
     ray = ray_object(render(folder))
     assert ray is not None
     return {
@@ -81,14 +81,14 @@ def test_the_example_fits_into_the_gpu_that_it_names() -> None:
 
 
 @pytest.mark.kubernetes
-def test_apart_each_fits_into_its_own_gpu() -> None:
+def test_a_target_and_a_draft_that_are_apart_each_fit_into_their_own_gpu() -> None:
     target, draft = footprints("overlays/split")
     assert target.total <= SHARE * gpus("overlays/split")["target"]
     assert draft.total <= SHARE * gpus("overlays/split")["draft"]
 
 
 @pytest.mark.kubernetes
-def test_the_figures_of_the_readme_are_these() -> None:
+def test_the_sizes_of_the_models_are_those_in_the_readme() -> None:
     target, draft = footprints("overlays/job")
     assert target.weights / GIB == pytest.approx(15.26, abs=0.01)
     assert draft.weights / GIB == pytest.approx(1.11, abs=0.01)
@@ -102,7 +102,7 @@ def test_twice_the_slots_would_not_fit() -> None:
 
 
 @pytest.mark.parametrize("length", [1024, 4096])
-def test_as_many_slots_as_are_said_to_fit_fit_and_one_more_does_not(length: int) -> None:
+def test_the_computed_number_of_slots_fits_and_one_more_does_not(length: int) -> None:
     most = num_slots(PAIR, "bfloat16", LARGE / GIB, length)
     totals = [sum(footprint_of(model, "bfloat16", slots, length).total for model in PAIR) for slots in (most, most + 1)]
     assert totals[0] <= SHARE * LARGE < totals[1]
@@ -126,6 +126,6 @@ def test_the_table_of_the_readme_is_what_the_command_prints(tmp_path: Path, caps
     assert "\n".join(lines) in "\n".join(readme)
 
 
-def test_a_model_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["./nothing-here"]) == 2
     assert "nothing-here" in capsys.readouterr().err

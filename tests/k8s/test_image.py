@@ -1,4 +1,4 @@
-"""The image: what can be known of it without building it."""
+"""The image has no mistake that can be seen without building it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_mistake_in_the_dockerfile_is_noticed(text: str, other: str, said: str
 @pytest.mark.parametrize(
     "path", [".git", ".venv/bin/python", "out/demo", "tests/conftest.py", "k8s/overlays/job/run.yaml", ".env"]
 )
-def test_what_is_private_or_large_is_not_sent_to_the_builder(path: str) -> None:
+def test_private_and_large_files_are_not_sent_to_the_builder(path: str) -> None:
     assert is_ignored(path, IGNORED)
     assert any("would be sent" in problem for problem in problems_with(DOCKERFILE, IGNORED.replace("\n*\n", "\n")))
 
 
 @pytest.mark.kubernetes
-def test_pods_find_in_the_image_what_they_name() -> None:
+def test_the_image_has_every_path_that_pods_name() -> None:
     copied = {step.arguments.split()[-1] for step in steps_of(DOCKERFILE) if step.name == "COPY"}
     named: set[str] = set()
     for folder in FOLDERS:
@@ -83,7 +83,7 @@ def test_ray_is_one_version_everywhere() -> None:
 
 
 @pytest.mark.kubernetes
-def test_pods_are_the_user_of_the_image() -> None:
+def test_pods_run_as_the_user_of_the_image() -> None:
     (user,) = [step.arguments for step in steps_of(DOCKERFILE) if step.name == "USER"]
     for folder in FOLDERS:
         for each in render(folder):

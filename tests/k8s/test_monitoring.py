@@ -46,7 +46,7 @@ def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
         assert unknown_labels(f"sum by ({label}) ({selector})") == set()
 
 
-def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
+def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here() -> None:
     shown = set().union(*(names_in(query) for path in DASHBOARDS for query in queries(json.loads(path.read_text()))))
     of_dray = {name for name in exported_names() if name.startswith("ray_dray_")}
     endings = ("_count", "_sum")  # of histograms, of which the buckets are shown
@@ -60,7 +60,7 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_told_why_not() -> None:
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
 
 
-def test_panels_stand_apart_and_have_ids_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_different_ids() -> None:
     for path in DASHBOARDS:
         panels = json.loads(path.read_text())["panels"]
         assert len({panel["id"] for panel in panels}) == len(panels)
@@ -74,7 +74,7 @@ def test_panels_stand_apart_and_have_ids_of_their_own() -> None:
             taken |= cells
 
 
-def test_a_metric_that_nobody_exports_is_noticed() -> None:
+def test_a_metric_that_is_not_exported_is_noticed() -> None:
     assert names_in("sum(rate(ray_dray_output_token_total[5m]))") - exported_names() == {"ray_dray_output_token_total"}
     assert names_in("ray_dray_output_tokens") - exported_names() == {
         "ray_dray_output_tokens"
@@ -95,7 +95,7 @@ def test_a_label_that_a_metric_of_dray_does_not_have_is_noticed(query: str, unkn
     assert unknown_labels(query) == unknown
 
 
-def test_what_is_asked_of_ray_serve_goes_by_the_names_of_the_endpoint() -> None:
+def test_alerts_name_the_application_and_the_deployment_of_the_endpoint() -> None:
     text = " ".join(query for _, query in ALERTS)
     assert set(re.findall(r'application="(\w+)"', text)) == {APP_NAME}
     assert set(re.findall(r'deployment="(\w+)"', text)) == {Replica.__name__}

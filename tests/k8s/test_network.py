@@ -1,4 +1,4 @@
-"""Who may reach what, as the network policies of what is rendered say it together."""
+"""The network policies that are rendered, read together, say which pod may reach which target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector takes a pod with these labels."""
+    """Tell whether a label selector matches a pod with these labels."""
     expressions = [
         (labels.get(each["key"]) in each["values"]) is (each["operator"] == "In")
         for each in selector.get("matchExpressions", [])
@@ -22,7 +22,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object, range]]:
-    """Targets and ports that a pod with these labels may reach; a target that says nothing is everything."""
+    """Return the targets and ports that a pod with these labels may reach; an empty target is everything."""
     return [
         (target, ports_of(port))
         for each in objects
@@ -34,18 +34,18 @@ def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object
 
 
 def ports_of(port: Object) -> range:
-    """What an item of `ports` opens: every port where it names none, or one whose number the policy does not know."""
+    """Return what an item of `ports` opens: every port if it names none, or one by a name."""
     first = port.get("port")
     return range(first, port.get("endPort", first) + 1) if isinstance(first, int) else range(1, 65536)
 
 
 def reaches(out: list[tuple[Object, range]], what: str, port: int) -> bool:
-    """Whether one of the ways out leads to that port of a target that names `what`, or of everything."""
+    """Tell whether one of the ways out leads to that port of a target that names `what`, or of everything."""
     return any(port in ports and (not target or what in str(target)) for target, ports in out)
 
 
 def labels_of(folder: str, node_type: str) -> dict[str, str]:
-    """Of a pod of the service, as KubeRay labels it."""
+    """Return the labels that KubeRay gives a pod of the service."""
     spec = cluster_spec(of_kind(render(folder), "RayService"))
     group = spec["workerGroupSpecs"][0] if node_type == "worker" else spec["headGroupSpec"]
     is_node = "no" if node_type == "redis-cleanup" else "yes"
@@ -53,7 +53,7 @@ def labels_of(folder: str, node_type: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("node_type", "may"), [("head", True), ("redis-cleanup", True), ("worker", False)])
-def test_the_head_and_who_cleans_up_when_the_overlay_is_gone_reach_redis(node_type: str, may: bool) -> None:
+def test_the_head_and_the_job_that_cleans_up_after_it_reach_redis_and_workers_do_not(node_type: str, may: bool) -> None:
     out = ways_out(render("base/namespace"), labels_of("overlays/head-ft", node_type))
     assert reaches(out, "redis", 6379) is may
 

@@ -38,7 +38,7 @@ def test_overlays_can_stand_side_by_side() -> None:
             assert not names[one] & names[other], f"{one} and {other} would overwrite each other"
 
 
-def test_without_the_definitions_of_kuberay_it_is_said_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kuberays_definitions_the_error_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(schemas.VARIABLE, raising=False)
     with pytest.raises(FileNotFoundError, match="helm pull kuberay-operator"):
         schemas.crd_folder()
@@ -59,7 +59,7 @@ def test_the_readme_names_every_folder_and_no_other() -> None:
 
 
 def shown(name: str, folder: Path, corpus: str = "corpus-1") -> str:
-    """What `kubectl kustomize` makes of an overlay that the README shows, written into a folder."""
+    """Return what `kubectl kustomize` makes of an overlay that the README shows, written into a folder."""
     text = (K8S / "README.md").read_text()
     (block,) = re.findall(rf"```yaml\n *# {name}/kustomization.yaml\n(.*?)```", text, re.DOTALL)
     overlay = folder / name
@@ -91,7 +91,7 @@ def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[st
     assert all(each in text for each in own)
 
 
-def test_the_readme_says_how_a_group_without_nodes_is_known_by_the_label_that_workers_ask_for() -> None:
+def test_the_readme_names_the_label_by_which_a_group_without_nodes_is_found() -> None:
     readme = (K8S / "README.md").read_text()
     asked = [
         group["template"]["spec"]["nodeSelector"]
@@ -108,13 +108,13 @@ def test_the_readme_waits_for_the_endpoint_as_long_as_kuberay_does() -> None:
     assert command in (K8S / "README.md").read_text()
 
 
-def test_no_block_of_commands_stops_at_one_that_never_ends() -> None:
+def test_no_block_of_commands_contains_one_that_never_ends() -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     lines = [line.partition("#")[0].rstrip() for block in blocks for line in block.splitlines()]
     assert not [line for line in lines if line.endswith(" -w") or ("port-forward" in line and not line.endswith(" &"))]
 
 
-def test_clusters_have_ended_before_what_they_stand_on_goes() -> None:
+def test_the_readme_waits_for_clusters_to_end_before_it_deletes_what_they_need() -> None:
     (block,) = re.findall(r"## Taking it away\n\n```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     before, waits, after = block.partition("kubectl -n dray wait --for=delete raycluster --all")
     assert waits

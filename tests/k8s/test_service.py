@@ -1,4 +1,4 @@
-"""The endpoint's manifest, taken by Ray Serve as KubeRay's operator hands it over: over the dashboard's HTTP API."""
+"""Ray Serve takes the endpoint's manifest as KubeRay's operator hands it over, through the dashboard's HTTP API."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ UNTIL_SOMETHING_FAILS = {"ray_serve_deployment_error_counter_total", "ray_serve_
 
 @dataclass
 class Endpoint:
-    """The service, running."""
+    """The running service."""
 
     cluster: RayCluster
     port: int
     token: str
 
     def ask(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-        """Status and body of an answer."""
+        """Send a request; return the status and the body of the answer."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return fetch(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, named))
 
     def complete(self, **headers: str) -> tuple[int, bytes]:
-        """A small request to generate."""
+        """Send a small request to generate; return the status and the body of the answer."""
         return self.ask("/v1/completions", json.dumps(PROMPT).encode(), Content_Type="application/json", **headers)
 
     def of_ray(self, path: str, body: bytes | None = None) -> Any:
-        """What Ray's dashboard says; with a body, to PUT."""
+        """Return the JSON that Ray's dashboard answers to GET, or with a body to PUT."""
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         url = f"http://{self.cluster.dashboard}{path}"
         status, said = fetch(urllib.request.Request(url, body, headers, method="PUT" if body else "GET"))
@@ -55,7 +55,7 @@ class Endpoint:
         return json.loads(said or b"null")
 
     def metrics(self) -> set[str]:
-        """The names that Prometheus would find on the cluster's nodes, by the list that Ray has of them."""
+        """Return the names that Prometheus would find on the cluster's nodes, by the list that Ray has of them."""
         names: set[str] = set()
         for node in self.of_ray("/api/prometheus/sd"):
             for target in node["targets"]:
@@ -66,11 +66,11 @@ class Endpoint:
         return names
 
     def application(self) -> Any:
-        """What Ray Serve says of it."""
+        """Return the status of the application in Ray Serve."""
         return self.of_ray("/api/serve/applications/")["applications"]["dray"]
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """Hand Serve its configuration, and wait until it runs."""
+        """Hand Serve its configuration and wait until the application runs."""
         self.of_ray("/api/serve/applications/", json.dumps(config).encode())
         wait_until(lambda: self.application()["status"] not in ("NOT_STARTED", "DEPLOYING"), PATIENCE_S, every_s=1)
         assert self.application()["status"] == "RUNNING", self.application()
@@ -85,7 +85,7 @@ def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
 
 
 def config_here(folder: Path, port: int) -> dict[str, Any]:
-    """serveConfigV2 with the bundled pair on CPU, and this machine's places; all else is as in the manifest."""
+    """Return serveConfigV2 with the bundled pair on CPU and paths of this machine; all else is as in the manifest."""
     config: dict[str, Any] = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
     sections = config["applications"][0]["args"]
@@ -99,7 +99,7 @@ def config_here(folder: Path, port: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """On a cluster of one node, as several on one address could not all listen at one port."""
+    """Deploy on a cluster of one node, as several nodes on one address could not all listen at one port."""
     token, port = secrets.token_hex(32), free_port()
     authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     with running_cluster(authentication, num_cpus=2) as cluster:
@@ -108,14 +108,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def test_it_answers_who_has_a_key_and_nobody_else(endpoint: Endpoint) -> None:
+def test_only_a_request_with_a_key_is_answered(endpoint: Endpoint) -> None:
     assert endpoint.complete()[0] == 401
     status, said = endpoint.complete(Authorization=f"Bearer {KEY}")
     assert status == 200
     assert json.loads(said)["usage"]["completion_tokens"] > 0
 
 
-def test_what_kuberay_looks_at_is_open(endpoint: Endpoint) -> None:
+def test_the_health_page_that_kuberay_reads_needs_no_key(endpoint: Endpoint) -> None:
     assert endpoint.ask("/-/healthz")[0] == 200
 
 
@@ -125,7 +125,7 @@ def test_the_gate_stands_before_the_proxy(endpoint: Endpoint) -> None:
     assert endpoint.complete(Authorization=f"Bearer {KEY}", x_request_timeout_seconds="0.001")[0] == 200
 
 
-def test_prometheus_finds_what_the_dashboard_and_the_alerts_ask_for(endpoint: Endpoint) -> None:
+def test_prometheus_finds_every_metric_of_the_dashboard_and_the_alerts(endpoint: Endpoint) -> None:
     endpoint.complete(Authorization=f"Bearer {KEY}")
     groups = of_kind(render("base/monitoring"), "PrometheusRule")["spec"]["groups"]
     queries = [rule["expr"] for group in groups if group["name"] == "dray-endpoint" for rule in group["rules"]]
@@ -135,7 +135,7 @@ def test_prometheus_finds_what_the_dashboard_and_the_alerts_ask_for(endpoint: En
     missing = set(asked)
 
     def nothing_is_missing() -> bool:
-        missing.difference_update(endpoint.service.metrics())
+        missing.difference_update(endpoint.metrics())
         return not missing
 
     with suppress(AssertionError):  # Ray passes metrics on every 10 s

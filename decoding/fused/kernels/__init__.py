@@ -1,8 +1,8 @@
 """The CPU kernels: compiled on first use by the machine's own C++ compiler and kept on disk.
 
-Where there is no compiler, torch's own operations do the same, slower. Compiling takes three seconds once a machine; a
-shorter job never waits for it twice, and DRAY_KERNELS=off goes without. DRAY_KERNELS_MARCH names the processor to build
-for in the compiler's words (`native` by default). `x86-64-v3` builds the kernels without AVX-512.
+Without a compiler torch's own operations do the same, slower. Compiling takes three seconds, once on each machine.
+DRAY_KERNELS=off runs without the kernels. DRAY_KERNELS_MARCH names the processor to build for in the compiler's words
+(default: `native`); `x86-64-v3` builds the kernels without AVX-512.
 """
 
 import ctypes
@@ -28,12 +28,12 @@ _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
 _SECONDS = 120  # for the compiler
 _POINTER = ctypes.c_void_p
-LinearFunction = Callable[..., None]  # of a Linear, lines x, their number, what is added to the result, the result
+LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, what is added to the result, the result
 _log = logging.getLogger(__name__)
 
 
 class Forward(ctypes.Structure):
-    """What one forward's layers share; the fields are explained in attention.h."""
+    """The data that all layers of a forward share; the fields are explained in attention.h."""
 
     _fields_ = [
         *(
@@ -62,7 +62,7 @@ class LayerCache(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """A weight in the kernel's layout, and what goes with it; the fields are explained in linear.h."""
+    """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("weight", "bias", "gate_weight", "gate_bias")),
@@ -87,14 +87,14 @@ class Kernels:
 
     attention_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
     rms_norm_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
-    layers_function: Callable[..., None] | None  # where there is also a `load_linear`
+    layers_function: Callable[..., None] | None  # None without the products of `load_linear`
 
     def attention(self, forward: Forward, layer: LayerCache, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
-        """Turn and store what `qkv` [N, (Q + 2 H) * D] holds, and write what its queries find to `out` [N, Q * D]."""
+        """Rotate and store `qkv` [N, (Q + 2 H) * D], and write the attention's output to `out` [N, Q * D]."""
         self.attention_function(forward, layer, qkv.data_ptr(), None if out is None else out.data_ptr())
 
     def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """`x / rms(x) * weight`, each row by itself."""
+        """Compute `x / rms(x) * weight` of each row."""
         out_NE = torch.empty_like(x_NE)
         num_rows, size = x_NE.shape
         self.rms_norm_function(x_NE.data_ptr(), weight_E.data_ptr(), epsilon, num_rows, size, out_NE.data_ptr())
@@ -102,7 +102,7 @@ class Kernels:
 
 
 def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None:
-    """The kernels for a network of these sizes on CPU, or None where torch's own operations must do."""
+    """Return the kernels for a network of these sizes on CPU; None if torch's own operations must do."""
     if dtype not in _DTYPES or head_size not in _HEAD_SIZES or hidden_size % _LANES:
         return None
     library = _library()
@@ -122,7 +122,7 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
 
 
 def load_linear(dtype: torch.dtype) -> LinearFunction | None:
-    """The matrix product of this dtype, or None where the processor or the compiler cannot do it."""
+    """Return the matrix product of this dtype; None if the processor or the compiler cannot do it."""
     name = f"dray_linear_{_DTYPES[dtype]}"
     library = _library()
     if library is None or not hasattr(library, name):
@@ -139,7 +139,7 @@ def _library() -> ctypes.CDLL | None:
 
 @cache
 def _built() -> ctypes.CDLL | None:
-    # GCC first: the source uses its vector extensions, of which others know a part.
+    # GCC first: the source uses its vector extensions, which other compilers know in part.
     compiler = next(
         (path for name in (os.environ.get("CXX"), "g++", "c++") if name and (path := shutil.which(name))), None
     )
@@ -149,8 +149,8 @@ def _built() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
-        _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, said)
+        output = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
+        _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, output)
         return None
     if _num_openmp_runtimes() > 1:  # two thread pools that spin against each other are slower than none
         _log.warning("torch brings an OpenMP runtime other than the compiler's: the CPU runs torch's own operations")
@@ -159,7 +159,7 @@ def _built() -> ctypes.CDLL | None:
 
 
 def _compiled(compiler: str) -> Path:
-    """The shared library, from disk where this source was compiled for this processor before."""
+    """Return the shared library, from disk if this source was compiled for this processor before."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout.decode(errors="replace")
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
     flags = (*_FLAGS, f"-march={os.environ.get('DRAY_KERNELS_MARCH', 'native')}")
@@ -174,12 +174,12 @@ def _compiled(compiler: str) -> Path:
             subprocess.run(
                 [compiler, *flags, str(_SOURCE), "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
             )
-            built.replace(path)  # whole or not at all, whoever else compiles now
+            built.replace(path)  # atomic: another process may compile now, too
     return path
 
 
 def _processor() -> str:
-    """What `-march=native` depends on: one home folder may serve different machines."""
+    """Describe the processor for `-march=native`: one home folder may serve different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

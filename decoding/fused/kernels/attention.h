@@ -1,10 +1,10 @@
 // Rotary positions, the write into the slot cache, and attention of each row's tokens over the row's own positions.
 //
 // torch does the same in some fifteen operations a layer, and its attention pads every row to the longest and starts two
-// small products for each head of each row. Here a row reads its own keys and values once, and nothing else.
+// small products for each head of each row. Here each row reads its own keys and values once, and nothing else.
 //
-// What a query finds depends on its own position only: not on what stands beside it, nor on how its row was cut. (As long
-// as all are numbers: what is not finite behind a query may reach its neighbour, and `Engine` scores such a row alone.)
+// The output of a query depends on its own position only: not on its neighbours, nor on how its row was split. (This
+// holds for finite numbers; a value that is not finite may reach neighbours, and `Engine` scores such a row alone.)
 //
 // Shapes: N tokens, B rows, H KV heads, G query heads for each, D head size (a multiple of 16), P positions of a slot.
 
@@ -21,9 +21,9 @@ struct Forward {
   int64_t num_rows, num_tokens, num_kv_heads, group, head_size, num_positions, num_visible;
   const int64_t* row_first;       // [B + 1]: row b has the tokens row_first[b] up to row_first[b + 1]
   const int64_t* slot;            // [N]
-  const int64_t* write_position;  // [N]: where the token's key and value go
+  const int64_t* write_position;  // [N]: where the token's key and value are written
   const int64_t* position;        // [N]: the last position the token sees
-  const int64_t* turn;            // [N]: its line of the rotary tables
+  const int64_t* turn;            // [N]: the token's line of the rotary tables
   const void *cos, *sin;          // [positions, D], rotate_half's sign in sin
 };
 
@@ -57,7 +57,7 @@ void turn(T* x, const T* cos, const T* sin, const T* weight, float epsilon, int 
   }
 }
 
-// Turn queries in place, write turned keys and plain values of one token.
+// Rotate one token's queries in place, and write its rotated keys and plain values to the cache.
 template <class T>
 void place(const Forward& f, const LayerCache& layer, int64_t token, T* qkv) {
   const int64_t heads = f.num_kv_heads, queries = heads * f.group, size = f.head_size;
@@ -75,7 +75,7 @@ void place(const Forward& f, const LayerCache& layer, int64_t token, T* qkv) {
   }
 }
 
-// Softmax of `num` scores into weights; what stands behind them up to a multiple of 16 becomes 0.
+// Softmax of `num` scores into weights; the padding behind them, up to a multiple of 16, becomes 0.
 inline void softmax(float* scores, int64_t num, int64_t width) {
   for (int64_t j = num; j < width; ++j) scores[j] = -std::numeric_limits<float>::infinity();
   Floats highest = load(scores);
@@ -92,7 +92,7 @@ inline void softmax(float* scores, int64_t num, int64_t width) {
   for (int64_t j = 0; j < width; j += kLanes) store(scores + j, load(scores + j) * scale);
 }
 
-// out[m] = sum_j weights[m][j] * values[j] for M queries at once, so that a value is read and widened once for them.
+// out[m] = sum_j weights[m][j] * values[j] for M queries at once, so that each value is read and widened once for all.
 template <class T, int V, int M>
 void blend(const T* values, const float* weights, int64_t width, int64_t num, T* const* out) {
   Floats total[M][V];
@@ -109,9 +109,9 @@ void blend(const T* values, const float* weights, int64_t width, int64_t num, T*
     for (int v = 0; v < V; ++v) store(out[m] + v * kLanes, total[m][v]);
 }
 
-constexpr int64_t kMostQueries = 64;  // of one KV head at once
+constexpr int64_t kMaxQueries = 64;  // of one KV head at once
 
-// Some tokens of one row: their queries' scores stay in the cache.
+// Some tokens of one row, so few that the scores of their queries stay in the processor's cache.
 struct Queries {
   int64_t first, num_tokens;  // the first of them
 };
@@ -165,7 +165,7 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
   for (int64_t m = 0; m < num_queries; m += kAtOnce) {
     const int64_t num_now = num_queries - m < kAtOnce ? num_queries - m : kAtOnce;
     T* places[kAtOnce];
-    int64_t num = 0;  // the weights of a query that sees less are 0 from there on
+    int64_t num = 0;  // a query that sees fewer positions has weight 0 behind them
     for (int64_t i = 0; i < num_now; ++i) {
       const int64_t t = (m + i) / f.group, g = (m + i) % f.group, seen = f.position[first + t] + 1;
       places[i] = row_out + (t * heads * f.group + g) * size;
@@ -201,13 +201,13 @@ template <class T>
 void attention(const Forward& f, const LayerCache& layer, T* qkv, T* out) {
 #pragma omp parallel for schedule(static) if (f.num_tokens > 4)
   for (int64_t token = 0; token < f.num_tokens; ++token) place(f, layer, token, qkv);
-  if (!out) return;  // a prefill's last layer: nobody asks what its queries find
-  const int64_t most = f.group < kMostQueries ? kMostQueries / f.group : 1;
+  if (!out) return;  // the last layer of a prefill: its output is not needed
+  const int64_t max_tokens = f.group < kMaxQueries ? kMaxQueries / f.group : 1;
   std::vector<Queries> queries;
   for (int64_t row = 0; row < f.num_rows; ++row)
-    for (int64_t first = f.row_first[row], end = f.row_first[row + 1]; first < end; first += most)
-      queries.push_back({first, end - first < most ? end - first : most});
-  // Later tokens see more: the longest work first.
+    for (int64_t first = f.row_first[row], end = f.row_first[row + 1]; first < end; first += max_tokens)
+      queries.push_back({first, end - first < max_tokens ? end - first : max_tokens});
+  // Later tokens see more positions, so begin with them: the longest work first.
   const int64_t num_items = queries.size() * f.num_kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) if (num_items * f.num_visible > 256)
   for (int64_t item = num_items - 1; item >= 0; --item)

@@ -1,7 +1,7 @@
-// The CPU kernels as plain C functions: what a decoder layer does, in a handful of calls.
+// The CPU kernels as plain C functions: the operations of a decoder layer, in a handful of calls.
 //
-// No torch headers: it compiles in seconds, with any compiler that knows GCC's vector extensions. The products of
-// linear.h are there only where the processor multiplies bfloat16 (AVX-512).
+// No torch headers are included, so it compiles in seconds, with any compiler that knows GCC's vector extensions. The
+// products of linear.h exist only if the processor multiplies bfloat16 (AVX-512).
 
 #include "attention.h"
 #include "decoder.h"

@@ -19,8 +19,8 @@ struct DecoderLayer {
   LayerCache cache;
 };
 
-// hidden [N, E] becomes what it is after the layers. If nobody wants that, the last layer only writes its keys and
-// values. `scratch` has room for N * (E + X + Q * D + F) numbers.
+// Replaces hidden [N, E] by the hidden states after the layers. Unless `is_wanted`, the last layer only writes its keys
+// and values. `scratch` has room for N * (E + X + Q * D + F) numbers.
 template <class T>
 void run_layers(const Forward& f, const DecoderLayer* layers, int64_t num_layers, bool is_wanted, T* hidden, T* scratch) {
   const int64_t lines = f.num_tokens;

@@ -1,14 +1,14 @@
-// Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and what follows it.
+// Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and the operation after it.
 //
-// A weight is read from memory once, in the order in which it lies there, and up to eight lines are multiplied with it on
-// the way; with more lines, a block of columns stays in the cache until all are done, while the next one is fetched. Few
-// lines run at the bandwidth of the memory, many at the arithmetic of the cores.
+// A weight is read from memory once, in the order in which it is stored, and up to eight lines are multiplied with it on
+// the way. With more lines, a block of columns stays in the cache until all lines are done, while the next block is
+// fetched. Few lines run at the bandwidth of the memory, many at the arithmetic speed of the cores.
 //
-// Every output is one sum over the inputs in their order, whatever stands beside it: the result of a line does not
-// depend on how many lines there are. (oneDNN chooses another kernel, and another order, for another number of lines.)
+// Every output is one sum over the inputs in their order, so the result of a line does not depend on the number of lines
+// beside it. (oneDNN chooses another kernel, with another order, for another number of lines.)
 //
-// Shapes: N lines, I inputs, O outputs. The weight lies in blocks of 32 outputs, zeros behind the last: for each depth
-// of 1 (float32) or 2 (bfloat16) inputs, 32 x depth numbers.
+// Shapes: N lines, I inputs, O outputs. The weight is stored in blocks of 32 outputs, with zeros behind the last: for
+// each depth of 1 (float32) or 2 (bfloat16) inputs, 32 x depth numbers.
 
 #pragma once
 
@@ -24,11 +24,11 @@
 namespace {
 
 constexpr int kColumns = 32;           // of a block: two vectors
-constexpr int kMostLines = 8;          // at once: twelve fit into the registers, and are no faster
-constexpr int64_t kLinesAtOnce = 192;  // which stay in the cache together with a block of the weight
-constexpr int64_t kAhead = 8192;       // bytes: a stream this far ahead hides the memory behind the arithmetic
+constexpr int kMaxLines = 8;          // multiplied at once: twelve fit into the registers, but are no faster
+constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
+constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
 
-// What is fetched on the way: the weight that is being read, a bit ahead, or one of the halves of the block behind it.
+// What is prefetched: nothing, the weight that is being read, a bit ahead, or one half of the next block.
 enum Fetch { kNothing, kAheadOfIt, kHalfABlock };
 
 // One depth of inputs of one line, times 16 columns.
@@ -96,7 +96,7 @@ void multiply(int lines, const T* x, int64_t inputs, const T* block, const char*
   }
 }
 
-// The same in one of `passes` over a block. The first two fetch a half each of the block that comes next.
+// The same, in one of `passes` over a block. Each of the first two passes prefetches one half of the next block.
 template <class T>
 void multiply(int lines, const T* x, int64_t inputs, const T* block, int64_t pass, int64_t passes, float* out) {
   const char* bytes = reinterpret_cast<const char*>(block);
@@ -114,7 +114,7 @@ struct Linear {
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
 
-// The sums of one block as they are stored: with bias, gate and what is added. 16 columns, of which `num` exist.
+// Finishes and stores the sums of 16 columns, of which `num` exist: applies bias and gate, and adds `added`.
 template <class T>
 void finish(Floats y, const Linear& linear, const float* gate, const T* added, int64_t column, int num, T* out) {
   if (linear.bias) y += load(static_cast<const T*>(linear.bias) + column, num);
@@ -127,12 +127,12 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
   store(out, y, num);
 }
 
-// `lines` lines times one block of the weight (and of its gate), finished.
+// Multiplies `lines` lines with one block of the weight (and of its gate), and stores the finished results.
 template <class T>
 void run_block(const Linear& linear, int64_t block, int lines, const T* x, int64_t pass, int64_t passes, const T* added,
                T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
-  float sums[kMostLines * kColumns], gate[kMostLines * kColumns];
+  float sums[kMaxLines * kColumns], gate[kMaxLines * kColumns];
   const auto run = [&](const void* weight, float* into) {
     multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
   };
@@ -147,12 +147,12 @@ void run_block(const Linear& linear, int64_t block, int lines, const T* x, int64
     }
 }
 
-// out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` if there is that.
+// out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` unless it is null.
 template <class T>
 void run_linear(const Linear& linear, const T* x, int64_t num_lines, const T* added, T* out) {
   const int64_t num_blocks = (linear.outputs + kColumns - 1) / kColumns;
   for (int64_t first = 0; first < num_lines; first += kLinesAtOnce) {
-    const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + kMostLines - 1) / kMostLines;
+    const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + kMaxLines - 1) / kMaxLines;
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < num_blocks; ++block)
       for (int64_t pass = 0; pass < passes; ++pass) {

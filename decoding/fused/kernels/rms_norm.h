@@ -1,4 +1,4 @@
-// Root mean square normalization of lines of E numbers (a multiple of 16), each by itself.
+// Root mean square normalization of each line of E numbers (a multiple of 16).
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Sixteen floats at a time, with GCC's vector extensions, and the two ways numbers are stored: float32 and bfloat16.
+// Vectors of sixteen floats, by GCC's vector extensions, and the two formats of stored numbers: float32 and bfloat16.
 //
-// Arithmetic is float32 throughout; what is stored in bfloat16 is rounded to nearest even once.
+// Arithmetic is float32 throughout; a number stored in bfloat16 is rounded to nearest even once.
 
 #pragma once
 
@@ -33,7 +33,7 @@ inline void store(BFloat16* p, Floats x) {
   *reinterpret_cast<Halves*>(p) = __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), Halves);
 }
 
-// The first `num` of 16; zeros behind them.
+// Loads the first `num` of 16 numbers, with zeros behind them.
 template <class T>
 inline Floats load(const T* p, int num) {
   if (num == kLanes) return load(p);
@@ -73,10 +73,10 @@ inline Floats exponential(Floats x) {
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
   const Floats power = (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
-  return (Floats)(((Words)(y * power) & ~(Words)(x < all(-87.0f))) | (Words)(x != x));  // what is no number stays none
+  return (Floats)(((Words)(y * power) & ~(Words)(x < all(-87.0f))) | (Words)(x != x));  // NaN stays NaN
 }
 
-// The sums of 16 vectors, as one vector: a tree of 15 pairwise steps, each halving what is left.
+// Returns the sums of 16 vectors as one vector, by a tree of 15 pairwise steps.
 inline Floats sums(Floats* x) {
   const Ints pick[4][2] = {
       {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}, {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}},

@@ -1,16 +1,17 @@
-"""The way to a draft actor: tried again after longer and longer waits, and not for ever."""
+"""A link tries to reach its draft actor after longer and longer waits, and gives up in the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
-from actors.drafts.link import DraftLink, LinkNumbers
+from actors.drafts.link import DraftLink, LinkStats
 from actors.settings import DraftSettings
+from pipeline.ray_internals import actor_id_of
+from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 
 DIED, UNAVAILABLE = ray.exceptions.ActorDiedError(), ray.exceptions.ActorUnavailableError("busy", None)
 
@@ -22,21 +23,20 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 class Roster:
-    """Names actors by number, or none; remembers who was called lost."""
+    """Names actors by number, and remembers which ones were reported lost."""
 
     def __init__(self) -> None:
         self.lost: list[str | None] = []
         self.answers: Callable[[], Any] = lambda: actor_named(f"{len(self.lost):02x}")
 
-    def __call__(self, lost: str | None) -> Any:
+    def __call__(self, lost: str | None) -> Reference:
         self.lost.append(lost)
-        return self.answers()
-
-
-def actor_named(name: str) -> Any:
-    return SimpleNamespace(_actor_id=bytes.fromhex(name))
+        return Reference(self.answers())
 
 
 @pytest.fixture
@@ -50,32 +50,12 @@ def roster() -> Roster:
 
 
 @pytest.fixture
-def missing() -> set[Any]:
-    """Answers that have not come; all others are there."""
-    return set()
+def link(clock: Clock, roster: Roster) -> DraftLink:
+    settings = DraftSettings(timeout_s=1.0, most_reconnects=3)
+    return DraftLink(roster, settings, calls=FakeCalls(), clock=clock, sleep=clock.sleep)
 
 
-@pytest.fixture
-def link(clock: Clock, roster: Roster, missing: set[Any], monkeypatch: pytest.MonkeyPatch) -> DraftLink:
-    def wait(references: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list[Any], list[Any]]:
-        is_there = [reference not in list(missing) for reference in references]
-        pairs = list(zip(references, is_there, strict=True))
-        return [reference for reference, there in pairs if there], [
-            reference for reference, there in pairs if not there
-        ]
-
-    def get(references: Any, timeout: float | None = None) -> Any:
-        for reference in references if isinstance(references, list) else [references]:
-            if isinstance(reference, Exception):
-                raise reference
-        return references
-
-    monkeypatch.setattr("actors.drafts.link.ray.wait", wait)
-    monkeypatch.setattr("actors.drafts.link.ray.get", get)
-    return DraftLink(roster, DraftSettings(timeout_s=1.0, most_reconnects=3), clock)
-
-
-def test_an_actor_that_died_is_named_to_the_roster_which_names_another_one(
+def test_an_actor_that_died_is_reported_to_the_roster_which_names_another_one(
     link: DraftLink, roster: Roster, clock: Clock
 ) -> None:
     first = link.actor()
@@ -85,10 +65,10 @@ def test_an_actor_that_died_is_named_to_the_roster_which_names_another_one(
     assert link.actor() is None, "not at once"
     clock.now = 100.0
     assert link.actor() not in (None, first)
-    assert roster.lost == [None, first._actor_id.hex()]
+    assert roster.lost == [None, actor_id_of(first)]
 
 
-def test_an_actor_that_was_out_of_reach_for_a_moment_stays(link: DraftLink, roster: Roster, clock: Clock) -> None:
+def test_an_actor_that_was_out_of_reach_for_a_moment_is_kept(link: DraftLink, roster: Roster, clock: Clock) -> None:
     first = link.actor()
     link.failed(link.generation, UNAVAILABLE)
     clock.now = 100.0
@@ -115,10 +95,10 @@ def test_several_lanes_that_notice_one_failure_count_it_once(link: DraftLink) ->
     generation = link.generation
     for _ in range(3):
         link.failed(generation, DIED)
-    assert link.numbers.num_losses == 1
+    assert link.stats.num_losses == 1
 
 
-def test_after_too_many_losses_nobody_is_asked_any_more(link: DraftLink, roster: Roster, clock: Clock) -> None:
+def test_after_too_many_losses_the_link_asks_the_roster_no_more(link: DraftLink, roster: Roster, clock: Clock) -> None:
     for _ in range(4):
         assert link.actor() is not None
         link.failed(link.generation, DIED)
@@ -129,7 +109,7 @@ def test_after_too_many_losses_nobody_is_asked_any_more(link: DraftLink, roster:
     assert len(roster.lost) == num_asked
 
 
-def test_losses_of_long_ago_are_forgotten(link: DraftLink, clock: Clock) -> None:
+def test_losses_of_an_hour_ago_no_longer_count(link: DraftLink, clock: Clock) -> None:
     for _ in range(20):
         assert link.actor() is not None
         link.failed(link.generation, DIED)
@@ -137,22 +117,21 @@ def test_losses_of_long_ago_are_forgotten(link: DraftLink, clock: Clock) -> None
     assert not link.is_gone
 
 
-def test_a_roster_that_names_nobody_ends_it(link: DraftLink, roster: Roster) -> None:
+def test_a_roster_without_an_actor_ends_the_link(link: DraftLink, roster: Roster) -> None:
     roster.answers = lambda: None
     assert link.actor() is None
     assert link.is_gone
 
 
-def test_an_actor_that_is_late_is_out_of_reach_until_a_while_after_it_answers(
-    link: DraftLink, clock: Clock, missing: set[Any]
+def test_an_actor_with_a_late_reply_is_out_of_reach_until_a_while_after_the_reply(
+    link: DraftLink, clock: Clock
 ) -> None:
-    actor = link.actor()
-    missing.add("draft")
-    link.late("draft", link.generation)
+    actor, reply = link.actor(), Reference(is_there=False)
+    link.late(reply, link.generation)
     assert not link.is_up
     assert link.actor() is None
     clock.now += 30.0
-    missing.clear()  # whoever asked for it never looks at it again
+    reply.is_there = True  # the lane that asked never looks at it again
     assert not link.is_up
     assert link.actor() is None
     clock.now += 0.3
@@ -160,41 +139,38 @@ def test_an_actor_that_is_late_is_out_of_reach_until_a_while_after_it_answers(
     assert link.actor() is actor
 
 
-def test_an_actor_is_late_until_it_has_given_every_answer(link: DraftLink, clock: Clock, missing: set[Any]) -> None:
+def test_an_actor_is_late_until_every_late_reply_has_come(link: DraftLink, clock: Clock) -> None:
     link.actor()
-    missing.update(("first", "second"))
-    for reference in ("first", "second", "second"):
-        link.late(reference, link.generation)
-    missing.remove("first")
+    first, second = Reference(is_there=False), Reference(is_there=False)
+    for reply in (first, second, second):
+        link.late(reply, link.generation)
+    first.is_there = True
     clock.now += 50.0
     assert not link.is_up
     clock.now += 50.0
     assert link.is_late
-    assert link.generation == 0, "it said something 50 s ago"
-    missing.remove("second")
+    assert link.generation == 0, "the first reply came 50 s ago"
+    second.is_there = True
     assert not link.is_late
     clock.now += 1.0
     assert link.is_up
 
 
-def test_a_late_answer_that_is_a_failure_is_one(link: DraftLink, roster: Roster, clock: Clock) -> None:
+def test_a_late_reply_that_is_an_exception_counts_as_a_failure(link: DraftLink, clock: Clock) -> None:
     first = link.actor()
-    link.late(DIED, link.generation)
+    link.late(Reference(DIED), link.generation)
     assert not link.is_late
     assert link.generation == 1
     clock.now += 1.0
     assert link.actor() is not first
-    link.late("of before", 0)
-    assert link.is_up
+    link.late(Reference(is_there=False), 0)
+    assert link.is_up, "a late reply of an earlier generation does not matter"
 
 
-def test_an_actor_that_stays_silent_is_given_up_for_another_one(
-    link: DraftLink, roster: Roster, clock: Clock, missing: set[Any]
-) -> None:
+def test_an_actor_that_stays_silent_is_replaced(link: DraftLink, roster: Roster, clock: Clock) -> None:
     first = link.actor()
     link.answered()
-    missing.add("draft")
-    link.late("draft", link.generation)
+    link.late(Reference(is_there=False), link.generation)
     clock.now += 59.0
     assert link.actor() is None
     assert link.generation == 0
@@ -203,30 +179,26 @@ def test_an_actor_that_stays_silent_is_given_up_for_another_one(
     assert link.generation == 1
     clock.now += 100.0
     assert link.actor() is not first
-    assert roster.lost[-1] == first._actor_id.hex()
+    assert roster.lost[-1] == actor_id_of(first)
 
 
-def test_an_actor_that_never_answered_may_still_be_loading(link: DraftLink, clock: Clock, missing: set[Any]) -> None:
+def test_an_actor_that_has_never_replied_may_still_be_loading(link: DraftLink, clock: Clock) -> None:
     link.actor()
-    missing.add("draft")
-    link.late("draft", link.generation)
+    reply = Reference(is_there=False)
+    link.late(reply, link.generation)
     clock.now += 299.0
     assert link.is_late
     assert link.generation == 0
-    missing.clear()
+    reply.is_there = True
     assert not link.is_late
     clock.now += 1.0
     assert link.is_up
 
 
-def test_an_actor_that_dies_before_it_is_there_is_replaced_while_there_is_time(
-    link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("actors.drafts.link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
-
+def test_an_actor_that_dies_while_it_loads_is_replaced_before_the_deadline(link: DraftLink, roster: Roster) -> None:
     def actor() -> Any:
-        ready = DIED if len(roster.lost) < 3 else 7
-        return SimpleNamespace(_actor_id=bytes([len(roster.lost)]), ready=SimpleNamespace(remote=lambda size: ready))
+        ready = Reference(DIED if len(roster.lost) < 3 else 7)
+        return actor_named(f"{len(roster.lost):02x}", ready=lambda vocab_size: ready)
 
     roster.answers = actor
     assert link.connect(300, deadline=10.0)
@@ -234,20 +206,16 @@ def test_an_actor_that_dies_before_it_is_there_is_replaced_while_there_is_time(
 
 
 def test_an_actor_that_dies_again_and_again_is_waited_for_until_the_deadline(
-    link: DraftLink, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    link: DraftLink, roster: Roster, clock: Clock
 ) -> None:
-    monkeypatch.setattr("actors.drafts.link.time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    def ready(vocab_size: int) -> Reference:
+        return Reference(DIED, is_there=clock.now < 0.5)
 
-    def late(reference: Any, timeout: float | None = None) -> Any:
-        if timeout == 0:
-            raise ray.exceptions.GetTimeoutError
-        raise DIED
-
-    monkeypatch.setattr("actors.drafts.link.ray.get", late)
+    roster.answers = lambda: actor_named("01", ready=ready)
     assert not link.connect(300, deadline=0.5)
     assert clock.now == 0.5
     assert not link.is_gone
 
 
-def test_numbers_of_links_add_up() -> None:
-    assert LinkNumbers(num_losses=1, wait_seconds=2.0) + LinkNumbers(num_losses=2) == LinkNumbers(3, wait_seconds=2.0)
+def test_stats_of_links_add_up() -> None:
+    assert LinkStats(num_losses=1, wait_seconds=2.0) + LinkStats(num_losses=2) == LinkStats(3, wait_seconds=2.0)

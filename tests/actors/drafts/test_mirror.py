@@ -1,21 +1,11 @@
-"""The rows as a draft actor knows them: what is told fits, or the row is asked for again."""
+"""A draft actor's copy of a lane's rows: an update fits the row, or the whole row is asked for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from actors.drafts.messages import (
-    Missed,
-    Newcomer,
-    Progress,
-    Reply,
-    Request,
-    decode_reply,
-    encode_reply,
-    id_bytes,
-    to_ids,
-)
+from actors.drafts.messages import DraftReply, DraftRequest, RowOrigin, RowUpdate
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
@@ -41,43 +31,49 @@ def terms(model: LanguageModel, verification: str = "coupled", most_candidates: 
     return DraftTerms(NUM_SLOTS, MAX_LEN, model.vocab_size, frozenset(), verification, most_candidates)  # type: ignore[arg-type]
 
 
-def newcomer(
+def whole(
     slot: int, prompt: tuple[int, ...], params: SamplingParams = GREEDY, output: tuple[int, ...] = ()
-) -> Newcomer:
-    return Newcomer(slot, K, to_ids(prompt), to_ids(output), params, 7)
+) -> RowUpdate:
+    return RowUpdate(slot, K, 0, [*prompt, *output], RowOrigin(len(prompt), params, 7))
 
 
-def fresh(model: LanguageModel, *texts: tuple[int, ...]) -> Reply:
-    """What a mirror that knew nothing drafts after these texts."""
-    return DraftMirror(model.share(), terms(model)).draft(
-        Request(), [newcomer(slot, text) for slot, text in enumerate(texts)]
-    )
+def more(slot: int, start: int, *token_ids: int) -> RowUpdate:
+    return RowUpdate(slot, K, start, token_ids)
 
 
-def test_a_row_that_is_told_by_two_numbers_is_the_row_that_is_told_whole(
-    model: LanguageModel, mirror: DraftMirror
+def send(mirror: DraftMirror, *updates: RowUpdate, swaps: tuple[tuple[int, int], ...] = ()) -> list[list[int] | None]:
+    return mirror.draft(DraftRequest.of(swaps, updates)).drafts()
+
+
+def fresh(model: LanguageModel, *texts: tuple[int, ...]) -> list[list[int] | None]:
+    """Return the drafts of a new mirror after these texts."""
+    return send(DraftMirror(model.share(), terms(model)), *(whole(slot, text) for slot, text in enumerate(texts)))
+
+
+@pytest.mark.parametrize("num_accepted", range(K + 1))
+def test_a_row_that_grew_by_updates_has_the_draft_of_the_whole_row(
+    model: LanguageModel, mirror: DraftMirror, num_accepted: int
 ) -> None:
-    (drafted,) = mirror.draft(Request(), [newcomer(0, TEXT[:5])]).drafts
+    (drafted,) = send(mirror, whole(0, TEXT[:5]))
     assert drafted is not None
-    text = (*TEXT[:5], *drafted[:2], 9)
-    assert mirror.draft(Request(progress=(Progress(0, K, 2, 9, len(text)),)), []) == fresh(model, text)
+    new = (*drafted[:num_accepted], 9)
+    assert send(mirror, more(0, 5, *new)) == fresh(model, (*TEXT[:5], *new))
 
 
-def test_tokens_that_were_missed_make_the_same_row(model: LanguageModel, mirror: DraftMirror) -> None:
-    (drafted,) = mirror.draft(Request(), [newcomer(0, TEXT[:5])]).drafts
+def test_tokens_that_were_not_drafted_make_the_same_row(model: LanguageModel, mirror: DraftMirror) -> None:
+    (drafted,) = send(mirror, whole(0, TEXT[:5]))
     assert drafted is not None
-    missed = (*drafted[:1], 11, 12, 13)
-    told = mirror.draft(Request(missed=(Missed(0, K, 5, missed),)), [])
-    assert told == fresh(model, (*TEXT[:5], *missed))
+    new = (*drafted[:1], 11, 12, 13)
+    assert send(mirror, more(0, 5, *new)) == fresh(model, (*TEXT[:5], *new))
 
 
-def test_rows_that_change_places_take_along_what_is_known(model: LanguageModel, mirror: DraftMirror) -> None:
-    mirror.draft(Request(), [newcomer(0, TEXT[:5]), newcomer(2, TEXT[5:9])])
-    told = mirror.draft(Request(swaps=((0, 2),), missed=(Missed(0, K, 4, (3,)), Missed(2, K, 5, (4,)))), [])
-    assert told == fresh(model, (*TEXT[5:9], 3), (*TEXT[:5], 4))
+def test_rows_that_change_slots_take_their_tokens_along(model: LanguageModel, mirror: DraftMirror) -> None:
+    send(mirror, whole(0, TEXT[:5]), whole(2, TEXT[5:9]))
+    found = send(mirror, more(0, 4, 3), more(2, 5, 4), swaps=((0, 2),))
+    assert found == fresh(model, (*TEXT[5:9], 3), (*TEXT[:5], 4))
 
 
-def test_newcomers_that_begin_alike_share_what_is_read(model: LanguageModel, mirror: DraftMirror) -> None:
+def test_new_rows_with_a_common_prefix_share_what_is_read(model: LanguageModel, mirror: DraftMirror) -> None:
     texts = (TEXT, TEXT, (*TEXT[:36], 5))
     forwards: list[int] = []
     run = mirror._model.forward
@@ -85,53 +81,48 @@ def test_newcomers_that_begin_alike_share_what_is_read(model: LanguageModel, mir
         forwards.append(sum(named.get("lengths") or [tokens.numel()])),
         run(starts, tokens, *rest, **named),
     )[1]
-    assert mirror.draft(Request(), [newcomer(slot, text) for slot, text in enumerate(texts)]) == fresh(model, *texts)
+    assert send(mirror, *(whole(slot, text) for slot, text in enumerate(texts))) == fresh(model, *texts)
     assert sum(forwards) < 2 * len(TEXT)
 
 
-def test_newcomers_in_slots_of_others_copy_nothing_of_them(model: LanguageModel, mirror: DraftMirror) -> None:
+def test_new_rows_copy_nothing_of_the_rows_that_had_their_slots(model: LanguageModel, mirror: DraftMirror) -> None:
     others = tuple(range(100, 150))
-    mirror.draft(Request(), [newcomer(slot, others[slot:]) for slot in range(NUM_SLOTS)])
+    send(mirror, *(whole(slot, others[slot:]) for slot in range(NUM_SLOTS)))
     texts = (TEXT, (*TEXT[:36], 5, 6), (*TEXT[:36], 5, 7))
-    told = mirror.draft(Request(), [newcomer(slot, text) for slot, text in enumerate(texts)])
-    assert told == fresh(model, *texts)
+    assert send(mirror, *(whole(slot, text) for slot, text in enumerate(texts))) == fresh(model, *texts)
     short = tuple((*TEXT[:20], slot, 9) for slot in range(NUM_SLOTS))  # too little in common to wait for
-    assert mirror.draft(Request(), [newcomer(slot, text) for slot, text in enumerate(short)]) == fresh(model, *short)
+    assert send(mirror, *(whole(slot, text) for slot, text in enumerate(short))) == fresh(model, *short)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        Request(progress=(Progress(1, K, 0, 9, 6),)),  # nobody stands there
-        Request(progress=(Progress(0, K, K + 1, 9, 5 + K + 2),)),  # more than was drafted
-        Request(progress=(Progress(0, K, 1, 9, 6),)),  # another length
-        Request(missed=(Missed(0, K, 4, (9,)),)),
-        Request(missed=(Missed(2, K, 0, (9,)),)),
-    ],
-)
-def test_a_row_that_does_not_fit_is_unknown_until_it_is_told_whole(
-    model: LanguageModel, mirror: DraftMirror, request_: Request
+@pytest.mark.parametrize("update", [more(1, 5, 9), more(0, 4, 9), more(0, 6, 9), more(2, 0, 9)])
+def test_a_row_of_another_length_is_unknown_until_it_is_sent_whole(
+    model: LanguageModel, mirror: DraftMirror, update: RowUpdate
 ) -> None:
-    mirror.draft(Request(), [newcomer(0, TEXT[:5])])
-    assert mirror.draft(request_, []).drafts == (None,)
-    told = [*request_.progress, *request_.missed][0]
-    again = mirror.draft(Request(), [newcomer(told.slot, TEXT[:7])])
-    assert again == fresh(model, TEXT[:7])
+    send(mirror, whole(0, TEXT[:5]))
+    assert send(mirror, update) == [None]
+    assert send(mirror, more(update.slot, update.start, 9)) == [None]
+    assert send(mirror, whole(update.slot, TEXT[:7])) == fresh(model, TEXT[:7])
 
 
-def test_a_slot_that_is_not_there_is_refused(mirror: DraftMirror) -> None:
+def test_a_request_that_arrives_twice_changes_no_draft_after_it(model: LanguageModel, mirror: DraftMirror) -> None:
+    send(mirror, whole(0, TEXT[:5]))
+    send(mirror, more(0, 5, 9))
+    assert send(mirror, more(0, 5, 9)) == [None]
+    assert send(mirror, whole(0, TEXT[:5], output=(9, 8))) == fresh(model, (*TEXT[:5], 9, 8))
+
+
+def test_a_slot_that_the_lane_does_not_have_is_refused(mirror: DraftMirror) -> None:
     with pytest.raises(ValueError, match="slot 3, and there are 3"):
-        mirror.draft(Request(), [newcomer(3, TEXT[:2])])
+        send(mirror, whole(3, TEXT[:2]))
 
 
 @pytest.mark.parametrize("most_candidates", [0, 1, 16])
-def test_the_law_that_crosses_is_the_one_that_was_drawn_from(model: LanguageModel, most_candidates: int) -> None:
+def test_a_reply_has_the_distributions_that_were_drawn_from(model: LanguageModel, most_candidates: int) -> None:
     params = SamplingParams(temperature=0.8, repetition_penalty=1.2)
     mirror = DraftMirror(model.share(), terms(model, "rejection", most_candidates))
     texts = [TEXT[:5], TEXT[5:7]]
-    size = id_bytes(model.vocab_size)
-    sent = mirror.draft(Request(), [newcomer(slot, text, params) for slot, text in enumerate(texts)])
-    reply = decode_reply(encode_reply(sent, size), 2, size)
+    updates = [whole(slot, text, params) for slot, text in enumerate(texts)]
+    reply: DraftReply = mirror.draft(DraftRequest.of([], updates))
 
     drafter = ModelDrafter(model.share(), model.vocab_size, NUM_SLOTS, MAX_LEN, most_candidates)
     sequences = tuple(Sequence(text, params, 7) for text in texts)
@@ -139,11 +130,14 @@ def test_the_law_that_crosses_is_the_one_that_was_drawn_from(model: LanguageMode
     rows = Rows(sequences, sampling_batch(sequences, frozenset(), model.device), (K, K), "rejection")
     with torch.inference_mode():
         draft = drafter.propose(rows)
-    assert [list(row or ()) for row in reply.drafts] == draft.token_ids_BK.tolist()
+    assert reply.drafts() == draft.token_ids_BK.tolist()
     assert draft.probs_BKV is not None
-    assert reply.law is not None
-    law = torch.zeros(2 * K, model.vocab_size)
-    law.scatter_(1, torch.from_numpy(reply.law.ids_NM), torch.from_numpy(reply.law.probs_NM))
-    assert law.equal(draft.probs_BKV.flatten(0, 1))
+    assert reply.distributions is not None
+    ids_NM, probs_NM = (
+        torch.from_numpy(reply.distributions.ids_NM).long(),
+        torch.from_numpy(reply.distributions.probs_NM),
+    )
+    probs_NV = torch.zeros(2 * K, model.vocab_size).scatter_(1, ids_NM, probs_NM)
+    assert probs_NV.equal(draft.probs_BKV.flatten(0, 1))
     if most_candidates:
-        assert reply.law.ids_NM.shape == (2 * K, most_candidates)
+        assert reply.distributions.ids_NM.shape == (2 * K, most_candidates)

@@ -1,4 +1,4 @@
-"""Which generator has which draft actors: shared, several for one, replaced, let go."""
+"""The roster shares, replaces and ends draft actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.logs import LogSettings
 
 
 class Stage:
-    """A roster without processes: draft actors are names, placement groups lists."""
+    """A roster without processes: draft actors are names, and placement groups are lists."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_generators: int = 1, **drafts: Any) -> None:
         self.now, self.killed, self.groups, self.removed, self.is_room = 0.0, [], [], [], True
@@ -62,16 +62,18 @@ def test_one_generator_has_two_draft_actors(monkeypatch: pytest.MonkeyPatch) -> 
     assert stage.ask("b") == "03"
 
 
-def test_a_lost_draft_actor_is_replaced_once_for_all_who_had_it_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_draft_actor_is_replaced_once_for_all_its_generators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = Stage(monkeypatch, per_target=0.5)
     assert [stage.ask("a"), stage.ask("b")] == ["01", "01"]
     assert [stage.ask("a", lost="01"), stage.ask("b", lost="01"), stage.ask("b", lost="01")] == ["02", "02", "02"]
     assert stage.killed == ["01"]
-    assert stage.roster.numbers() == {"num_actors": 1, "num_lost": 1}
+    assert stage.roster.stats() == {"num_actors": 1, "num_lost": 1}
     assert len(stage.groups) == 1
 
 
-def test_after_too_many_losses_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_too_many_losses_no_draft_actor_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, most_reconnects=2)
     lost = stage.ask("a")
     for _ in range(2):
@@ -92,7 +94,7 @@ def test_a_generator_that_gives_no_sign_of_life_leaves_its_draft_actor_to_others
     assert stage.killed == []
 
 
-def test_a_generator_that_was_silent_for_long_has_its_draft_actor_while_that_is_there(
+def test_a_generator_that_was_silent_gets_its_draft_actor_back_while_it_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(monkeypatch)
@@ -106,7 +108,9 @@ def test_a_generator_that_was_silent_for_long_has_its_draft_actor_while_that_is_
     assert stage.ask("c") == "02"
 
 
-def test_who_leaves_has_no_draft_actor_any_more_but_those_who_shared_it_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_leaves_ends_only_draft_actors_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = Stage(monkeypatch, per_target=0.5)
     assert [stage.ask(generator) for generator in "abc"] == ["01", "01", "02"]
     stage.roster.leave("a")
@@ -117,20 +121,20 @@ def test_who_leaves_has_no_draft_actor_any_more_but_those_who_shared_it_have(mon
     assert stage.ask("d") == "01"
 
 
-def test_losses_of_long_ago_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_more_than_ten_minutes_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, most_reconnects=2)
     lost = stage.ask("a")
     for _ in range(9):
         stage.now += 350.0
         lost = stage.ask("a", lost=lost)
     assert lost == "0a"
-    assert stage.roster.numbers()["num_lost"] == 9
+    assert stage.roster.stats()["num_lost"] == 9
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_draft_actors_that_have_their_places_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With real placement groups: that two are placed together is not told to everybody who asks at once."""
+def test_draft_actors_that_are_placed_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real placement groups: right after two are placed together, `wait(0)` may still return False."""
     stage = Stage(monkeypatch, num_generators=2, num_cpus=0.01)
     for name_, own in (
         ("placement_group", placement_group),
@@ -154,7 +158,7 @@ def test_draft_actors_that_have_their_places_keep_them(monkeypatch: pytest.Monke
     assert stage.roster._groups == []
 
 
-def test_draft_actors_that_nobody_uses_are_let_go_with_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_actors_without_a_generator_end_with_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch)
     assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]
     for _ in range(14):
@@ -162,7 +166,7 @@ def test_draft_actors_that_nobody_uses_are_let_go_with_their_group(monkeypatch: 
         stage.roster.beat("b")
     assert stage.killed == ["01"]
     assert stage.removed == stage.groups[:1]
-    assert stage.roster.numbers()["num_actors"] == 1
+    assert stage.roster.stats()["num_actors"] == 1
 
 
 def test_draft_actors_of_generators_that_come_at_once_are_placed_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +180,7 @@ def test_draft_actors_of_generators_that_come_at_once_are_placed_together(monkey
     assert places == [(stage.groups[0], 0), (stage.groups[0], 1), (stage.groups[0], 2), (stage.groups[1], 0)]
 
 
-def test_where_there_is_no_room_for_all_together_they_are_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_actors_without_room_together_are_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, num_generators=2)
     stage.is_room = False  # for groups to come
     assert [stage.ask("a"), stage.ask("b")] == ["01", "02"]

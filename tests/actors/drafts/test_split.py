@@ -12,7 +12,6 @@ import pytest
 import ray
 import torch
 
-from actors.drafts import drafter as remote_drafter
 from actors.drafts import roster as draft_roster
 from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.links import DraftLinks
@@ -116,7 +115,7 @@ class Run:
 
     @property
     def pid(self) -> int:
-        """Of the draft actor."""
+        """Return the process id of the draft actor."""
         actor = self.links._links[0].actor()
         return 0 if actor is None else int(ray.get(actor.ready.remote(self.engine.target.vocab_size)))
 
@@ -193,27 +192,27 @@ def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
         wait_until(lambda: link.actor() is not None)
         late = Run(target, replace(settings, engine=engine), None, links)
         assert late.write(PARAMS["greedy"]) == plain["greedy"]
-        assert link.numbers.num_timeouts > 0
+        assert link.stats.num_timeouts > 0
         wait_until(lambda: link.is_up)
         assert all(lane.drafter.has_model for lane in late.engine.lanes)
-        num_asked = link.numbers.num_requests
+        num_asked = link.stats.num_requests
         for lane in late.engine.lanes:
             lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
         assert late.write(PARAMS["sampled"]) == plain["sampled"]
-        assert link.numbers.num_requests > num_asked
+        assert link.stats.num_requests > num_asked
     finally:
         links.close()
-    assert ray.get(roster.numbers.remote())["num_actors"] == 1
+    assert ray.get(roster.stats.remote())["num_actors"] == 1
 
 
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
     run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
 ) -> None:
-    """What was forgotten there is told again."""
+    """A lane that was forgotten is sent again."""
     other = [
         (target.share(), RemoteDrafter(run.links._links[0], f"other/{lane}", terms(target), 60.0)) for lane in range(3)
     ]
-    most = draft_roster.most_lanes(settings)
+    most = draft_roster.max_lanes(settings)
     assert len(other) + len(run.engine.lanes) > most
     beside = Engine(other, settings.engine, MAX_LEN)
     sequences = [Sequence.create(prompt, PARAMS["greedy"], run_seed=3, row=row) for row, prompt in enumerate(PROMPTS)]
@@ -224,29 +223,29 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     assert [(s.output_token_ids, s.finish_reason) for s in sequences] == plain["greedy"]
     assert run.num_accepted > 40
     assert sum(s.num_accepted_tokens for s in sequences) > 40
-    assert ray.get(run.links._links[0].actor().numbers.remote())["num_lanes"] == most
+    assert ray.get(run.links._links[0].actor().stats.remote())["num_lanes"] == most
 
 
 @pytest.mark.parametrize("most_candidates", [0, 16])
-def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
+def test_under_rejection_the_distributions_of_a_remote_draft_are_those_of_a_local_one(
     run: Run, target: LanguageModel, text_pair: Pair, most_candidates: int
 ) -> None:
     params = SamplingParams(temperature=0.8, repetition_penalty=1.3)
     sequences = [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS[:3])]
     rows = rows_of(sequences, [4, 0, 2], "rejection")
     link = run.links._links[0]
-    remote = RemoteDrafter(link, "law", terms(target, "rejection", most_candidates), 60.0)
+    remote = RemoteDrafter(link, "rejection", terms(target, "rejection", most_candidates), 60.0)
     local = ModelDrafter(LanguageModel.load(text_pair[1], "cpu"), target.vocab_size, 3, MAX_LEN, most_candidates)
     local.admit([0, 1, 2], sequences)
     with torch.inference_mode():
         expected = local.propose(rows)
-    before = replace(link.numbers)
+    before = replace(link.stats)
     found = remote.propose(rows)
-    law_bytes = link.numbers.num_law_bytes - before.num_law_bytes
-    assert law_bytes > 6 * 16
-    assert link.numbers.num_bytes_received - before.num_bytes_received - law_bytes <= 2 * 16
+    distribution_bytes = link.stats.num_distribution_bytes - before.num_distribution_bytes
+    assert distribution_bytes == 6 * 8 * (most_candidates or target.vocab_size)
+    assert link.stats.num_bytes_received - before.num_bytes_received - distribution_bytes <= 2 * 32
     assert found.num_draft_tokens_B.tolist() == [4, 0, 2]
-    assert found.most_B == (4, 0, 2)
+    assert found.max_draft_tokens_B == (4, 0, 2)
     assert expected.probs_BKV is not None
     assert found.probs_BKV is not None
     for row, count in enumerate([4, 0, 2]):
@@ -254,30 +253,14 @@ def test_under_rejection_the_law_of_a_remote_draft_is_that_of_a_local_one(
         torch.testing.assert_close(found.probs_BKV[row, :count], expected.probs_BKV[row, :count], rtol=1e-4, atol=1e-6)
 
 
-def test_drafted_tokens_without_their_law_are_of_no_use_under_rejection(target: LanguageModel) -> None:
-    rows = rows_of([Sequence.create([1, 2], SamplingParams())], [3], "rejection")
-    draft = remote_drafter._draft(rows, {0: (5, 6, 7)}, None, target.vocab_size)
-    assert draft.num_draft_tokens_B.tolist() == [0]
-
-
-def test_a_round_of_a_row_takes_at_most_32_bytes(run: Run) -> None:
-    before = run.links.numbers
+def test_a_round_of_a_row_takes_at_most_64_bytes(run: Run) -> None:
+    before = run.links.stats
     run.write(PARAMS["sampled"])
-    after = run.links.numbers
-    rows, sent, whole, received, laws, late = (
-        getattr(after, name) - getattr(before, name)
-        for name in (
-            "num_rows",
-            "num_bytes_sent",
-            "num_new_row_bytes",
-            "num_bytes_received",
-            "num_law_bytes",
-            "num_timeouts",
-        )
-    )
-    assert rows > 50
-    assert (laws, late) == (0, 0)
-    assert sent - whole + received <= 32 * rows
+    crossed = {name: value - getattr(before, name) for name, value in vars(run.links.stats).items()}
+    assert crossed["num_rows"] > 50
+    assert (crossed["num_distribution_bytes"], crossed["num_timeouts"]) == (0, 0)
+    num_bytes = crossed["num_bytes_sent"] - crossed["num_new_row_bytes"] + crossed["num_bytes_received"]
+    assert num_bytes <= 64 * crossed["num_rows"]
 
 
 def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
@@ -288,26 +271,26 @@ def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
             os.kill(run.pid, signal.SIGKILL)
 
     assert run.write(PARAMS["sampled"], kill) == plain["sampled"]
-    assert run.links.numbers.num_losses == 1
+    assert run.links.stats.num_losses == 1
     wait_until(lambda: bool(run.pid))
     assert run.write(PARAMS["sampled"]) == plain["sampled"]
     assert run.num_accepted > 40
-    assert ray.get(roster.numbers.remote()) == {"num_actors": 1, "num_lost": 1}
+    assert ray.get(roster.stats.remote()) == {"num_actors": 1, "num_lost": 1}
 
 
 def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(
     run: Run, plain: dict[str, list[Any]]
 ) -> None:
-    pid, num_asked, numbers_before = run.pid, [0, 0], run.links.numbers
+    pid, num_asked, stats_before = run.pid, [0, 0], run.links.stats
     for lane in run.engine.lanes:
         lane.drafter._timeout_s = 0.5  # type: ignore[attr-defined]
 
     def freeze(step: int) -> None:
         if step == 9:
-            num_asked[0] = run.links.numbers.num_requests
+            num_asked[0] = run.links.stats.num_requests
             os.kill(pid, signal.SIGSTOP)
         if step == 30:
-            num_asked[1] = run.links.numbers.num_requests
+            num_asked[1] = run.links.stats.num_requests
             os.kill(pid, signal.SIGCONT)
 
     try:
@@ -315,8 +298,8 @@ def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wak
     finally:
         os.kill(pid, signal.SIGCONT)
     assert num_asked[1] - num_asked[0] <= len(run.engine.lanes)
-    assert run.links.numbers.num_timeouts > numbers_before.num_timeouts
-    assert run.links.numbers.num_losses == numbers_before.num_losses
+    assert run.links.stats.num_timeouts > stats_before.num_timeouts
+    assert run.links.stats.num_losses == stats_before.num_losses
     for lane in run.engine.lanes:
         lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
     wait_until(lambda: run.links._links[0].is_up)  # though no lane has anything to ask

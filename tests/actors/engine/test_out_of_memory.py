@@ -12,7 +12,7 @@ import torch
 from actors.engine.loop import EngineLoop
 from actors.engine.requests import FailedError
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.memory import is_out_of_memory
+from decoding.device import is_out_of_memory
 from decoding.sequence import TokenLogprobs
 
 Pair = tuple[str, str]

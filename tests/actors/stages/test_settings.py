@@ -9,7 +9,7 @@ from actors.settings import StageSettings
 from actors.stages.actor import StaleStepError
 from actors.stages.group import is_loss
 from actors.stages.work import Logits
-from actors.workers.generator import drafting_device
+from actors.workers.loading import drafting_device
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Backups of the last units: for whom, of what, and who answers for the unit then."""
+"""Backups of the last units: which process gets one, of which unit, and which process stays responsible."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 
 import pytest
 
-from actors.units.ledger import Attempt, Ledger, Pace
+from actors.units.ledger import Attempt, FeedSignal, Ledger
 from tests.pipeline.made_up import unit
 
 
 class Clock:
-    """Seconds, as told."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,35 +24,37 @@ class Clock:
 def ledger_of(num_units: int, clock: Clock, units_in_flight: int = 1) -> Ledger:
     ledger = Ledger(lambda node: node != "lost", units_in_flight=units_in_flight, clock=clock)
     for unit_id in range(num_units):
-        assert ledger.hand_out(unit(unit_id)) is Pace.GO
+        assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
     return ledger
 
 
-def test_no_more_units_wait_than_they_should() -> None:
-    ledger = Ledger(lambda node: True, most_waiting=2)
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [Pace.GO, Pace.GO, Pace.WAIT]
+def test_no_more_than_max_waiting_units_wait() -> None:
+    ledger = Ledger(lambda node: True, max_waiting=2)
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [FeedSignal.GO, FeedSignal.GO, FeedSignal.WAIT]
     ledger.begin(1, 3, "a", "node")
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in (2, 3)] == [Pace.GO, Pace.WAIT]
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in (2, 3)] == [FeedSignal.GO, FeedSignal.WAIT]
     ledger.finish(0)  # without having begun: its part was there
-    assert ledger.hand_out(unit(3)) is Pace.GO
-    assert ledger.hand_out(unit(4)) is Pace.WAIT
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)] == [Pace.GO] * 3, "a source that begins again"
+    assert ledger.hand_out(unit(3)) is FeedSignal.GO
+    assert ledger.hand_out(unit(4)) is FeedSignal.WAIT
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)] == [FeedSignal.GO] * 3, (
+        "a source that begins again"
+    )
     ledger.stop()
-    assert ledger.hand_out(unit(4)) is Pace.STOP
+    assert ledger.hand_out(unit(4)) is FeedSignal.STOP
 
 
-def test_only_a_process_that_has_had_nothing_to_do_for_a_moment_gets_a_backup() -> None:
+def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup() -> None:
     clock = Clock()
     ledger = ledger_of(2, clock)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "b", "node")
     clock.now = 60.0
-    assert ledger.next_backup() is Pace.WAIT, "both are at work"
+    assert ledger.next_backup() is FeedSignal.WAIT, "both are at work"
     ledger.finish(1)
-    assert ledger.next_backup() is Pace.WAIT, "b may be about to get another"
+    assert ledger.next_backup() is FeedSignal.WAIT, "b may be about to get another"
     clock.now = 62.0
     assert ledger.next_backup() == unit(0)
-    assert ledger.next_backup() is Pace.STOP, "one backup is enough"
+    assert ledger.next_backup() is FeedSignal.STOP, "one backup is enough"
 
 
 def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
@@ -64,7 +66,7 @@ def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
     assert ledger.next_backup() == unit(0)
 
 
-def test_units_that_nobody_has_begun_are_backed_up_first_then_those_that_have_run_for_longest() -> None:
+def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_for_longest() -> None:
     clock = Clock()
     ledger = ledger_of(4, clock, units_in_flight=4)
     for now, unit_id in ((1.0, 2), (2.0, 0), (3.0, 1)):
@@ -72,7 +74,7 @@ def test_units_that_nobody_has_begun_are_backed_up_first_then_those_that_have_ru
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 9.0
-    assert [ledger.next_backup() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), Pace.STOP]
+    assert [ledger.next_backup() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), FeedSignal.STOP]
 
 
 def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
@@ -82,9 +84,9 @@ def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 2.0
-    assert [ledger.next_backup() for _ in range(3)] == [unit(0), unit(1), Pace.WAIT]
+    assert [ledger.next_backup() for _ in range(3)] == [unit(0), unit(1), FeedSignal.WAIT]
     assert ledger.begin(0, 3, "idle", "node", True) == Attempt(1, is_careful=False)
-    assert ledger.next_backup() is Pace.WAIT, "the other backup is still on its way"
+    assert ledger.next_backup() is FeedSignal.WAIT, "the other backup is still on its way"
     ledger.finish(0)
     assert ledger.next_backup() == unit(2)
 
@@ -98,7 +100,7 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
     clock.now = 2.0
     assert ledger.next_backup() == unit(0)
     assert ledger.begin(0, 3, "a", "node", True) is None
-    assert ledger.next_backup() == unit(1), "the backup that came to nothing holds nobody's call"
+    assert ledger.next_backup() == unit(1), "the refused backup occupies no process"
     assert ledger.summary() == {
         "num_repeated_units": 0,
         "num_deaths": 0,
@@ -107,7 +109,7 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
     }
 
 
-def test_a_backup_is_no_death_and_whoever_is_second_need_not_begin() -> None:
+def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     assert ledger.begin(0, 3, "b", "node", True) == Attempt(0, is_careful=False)
@@ -140,29 +142,29 @@ def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
     assert ledger.summary()["num_deaths"] == 0
 
 
-def test_a_unit_that_somebody_died_over_gets_no_backup() -> None:
+def test_a_unit_that_a_process_died_over_gets_no_backup() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     ledger.begin(0, 4, "a", "node")
     ledger.join("idle")
     ledger.begin(0, 4, "b", "node")
     clock.now = 5.0
-    assert ledger.next_backup() is Pace.STOP
+    assert ledger.next_backup() is FeedSignal.STOP
 
 
-def test_a_run_that_stops_backs_nothing_up() -> None:
+def test_a_run_that_stops_backs_up_no_unit() -> None:
     clock = Clock()
     ledger = ledger_of(1, clock)
     ledger.join("idle")
     clock.now = 5.0
     ledger.stop()
-    assert ledger.next_backup() is Pace.STOP
+    assert ledger.next_backup() is FeedSignal.STOP
 
 
-def test_what_is_finished_is_forgotten() -> None:
+def test_a_finished_unit_is_forgotten() -> None:
     ledger = Ledger(lambda node: True)
     for unit_id in range(1000):
-        assert ledger.hand_out(unit(unit_id)) is Pace.GO
+        assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
         ledger.begin(unit_id, 3, f"a{unit_id}", "node")
         ledger.begin(unit_id, 3, "b", "node")
         ledger.finish(unit_id)
@@ -171,7 +173,7 @@ def test_what_is_finished_is_forgotten() -> None:
 
 
 class Actor:
-    """A call at a time, as Ray gives it: who dies comes back under another name and gets the same call again."""
+    """An actor with one call at a time. After a death it has another name and gets the same call again, as in Ray."""
 
     def __init__(self, name: str) -> None:
         self.name, self.num_lives = name, 0
@@ -188,7 +190,7 @@ class Actor:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_dies_dawdles_or_is_backed_up_every_unit_ends_and_only_killers_are_condemned(seed: int) -> None:
+def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow(seed: int) -> None:
     chance, clock, num_rows, num_units = random.Random(seed), Clock(), 6, 12
     killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
     ledger = ledger_of(num_units, clock)
@@ -199,7 +201,7 @@ def test_whatever_dies_dawdles_or_is_backed_up_every_unit_ends_and_only_killers_
     for _ in range(5000):
         clock.now += 1.0
         backup = ledger.next_backup()
-        if not isinstance(backup, Pace):
+        if not isinstance(backup, FeedSignal):
             min(actors, key=lambda actor: len(actor.calls)).calls.append((backup.unit_id, True))
         actor = chance.choice(actors)
         if not actor.calls:
@@ -212,7 +214,7 @@ def test_whatever_dies_dawdles_or_is_backed_up_every_unit_ends_and_only_killers_
             if actor.attempt is None:
                 actor.calls.popleft()
             continue
-        if chance.random() < 0.4:  # it dawdles, and may be overtaken
+        if chance.random() < 0.4:  # it is slow, and may be overtaken
             continue
         outcome = run(ledger, unit_id, num_rows, deadly, actor.attempt)
         if outcome == "death" or chance.random() < 0.05:
@@ -230,15 +232,15 @@ def test_whatever_dies_dawdles_or_is_backed_up_every_unit_ends_and_only_killers_
 
 
 def run(ledger: Ledger, unit_id: int, num_rows: int, deadly: set[int], attempt: Attempt) -> set[int] | str:
-    """The rows condemned, or how else it ended."""
-    through: set[int] = set()
+    """Return the condemned rows, or how else the attempt ended."""
+    finished: set[int] = set()
     condemned: set[int] = set()
     if attempt.is_careful:
         while (group := ledger.next_group(unit_id)) is not None and group.rows:
             if deadly & set(group.rows):
                 return "death"
-            through |= set(group.rows)
+            finished |= set(group.rows)
         if group is None:
             return "overtaken"
         condemned = set(group.condemned)
-    return "death" if deadly & set(range(num_rows)) - through - condemned else condemned
+    return "death" if deadly & set(range(num_rows)) - finished - condemned else condemned

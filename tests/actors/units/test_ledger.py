@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from actors.units.ledger import MOST_DEATHS, Attempt, Ledger, UnitAbandoned
+from actors.units.ledger import MAX_DEATHS, Attempt, Ledger, UnitAbandoned
 
 
 class Cluster:
-    """Processes that run units by the ledger's word, and die over some rows. Nothing but the dying is played."""
+    """Processes that ask the ledger, and die over some rows. Only the deaths are simulated."""
 
     def __init__(self, killers: set[int]) -> None:
         self.killers, self.alive, self.num_processes = killers, {"node"}, 0
@@ -16,7 +16,7 @@ class Cluster:
         self.ran_to_death: list[tuple[int, ...]] = []
 
     def run(self, unit_id: int, num_rows: int) -> tuple[set[int], set[int]]:
-        """Rows that came through and rows that were condemned."""
+        """Return the rows that finished and the rows that were condemned."""
         while True:
             self.num_processes += 1
             done = self._attempt(unit_id, num_rows, f"process-{self.num_processes}")
@@ -28,20 +28,20 @@ class Cluster:
         attempt = self.ledger.begin(unit_id, num_rows, process, "node")
         assert attempt is not None
         condemned: set[int] = set()
-        through: set[int] = set()
+        finished: set[int] = set()
         if attempt.is_careful:
             while (group := self.ledger.next_group(unit_id)) is not None and group.rows:
                 if self.killers & set(group.rows):
                     self.ran_to_death.append(group.rows)
                     return None
-                through |= set(group.rows)
+                finished |= set(group.rows)
             assert group is not None
             condemned = set(group.condemned)
-        rest = set(range(num_rows)) - condemned - through
+        rest = set(range(num_rows)) - condemned - finished
         if self.killers & rest:
             self.ran_to_death.append(tuple(sorted(rest)))
             return None
-        return through | rest, condemned
+        return finished | rest, condemned
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 64, 256])
@@ -74,7 +74,7 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
     assert group.condemned == ()
 
 
-def test_one_death_alone_condemns_nobody() -> None:
+def test_one_death_alone_condemns_no_row() -> None:
     ledger = Ledger(lambda node: True)
     for process in "abc":
         ledger.begin(0, 1, process, "node")
@@ -85,7 +85,7 @@ def test_one_death_alone_condemns_nobody() -> None:
     assert ledger.next_group(0).condemned == ()
 
 
-def test_a_node_that_died_is_held_against_nobody() -> None:
+def test_a_death_with_the_node_counts_against_no_row() -> None:
     alive = {"spot", "other"}
     ledger = Ledger(alive.__contains__)
     for process in ("a", "b"):
@@ -118,15 +118,15 @@ def test_a_run_that_stops_begins_nothing() -> None:
     assert ledger.begin(0, 4, "a", "node") is None
 
 
-def test_a_unit_that_kills_whatever_is_tried_fails_the_run() -> None:
+def test_a_unit_that_kills_too_many_processes_fails_the_run() -> None:
     ledger = Ledger(lambda node: True)
-    for number in range(MOST_DEATHS):
+    for number in range(MAX_DEATHS):
         ledger.begin(0, 400, f"process-{number}", "node")
-    with pytest.raises(UnitAbandoned, match=f"{MOST_DEATHS} processes died over unit 0"):
+    with pytest.raises(UnitAbandoned, match=f"{MAX_DEATHS} processes died over unit 0"):
         ledger.begin(0, 400, "last", "node")
 
 
-def test_the_attempt_that_brings_a_death_to_light_says_so_once() -> None:
+def test_the_attempt_that_brings_a_death_to_light_reports_it_once() -> None:
     ledger = Ledger(lambda node: True)
     attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
@@ -136,7 +136,7 @@ def test_the_attempt_that_brings_a_death_to_light_says_so_once() -> None:
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]
 
 
-def test_a_process_that_dies_over_three_units_is_one_death_and_holds_against_each_of_them() -> None:
+def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit() -> None:
     ledger = Ledger(lambda node: True)
     for unit_id in range(3):
         ledger.begin(unit_id, 4, "a", "node")
@@ -150,7 +150,7 @@ def test_a_process_that_dies_over_three_units_is_one_death_and_holds_against_eac
     assert ledger.begin(0, 4, "c", "node") == Attempt(3, is_careful=True), "two processes died over it"
 
 
-def test_a_death_that_only_a_refused_backup_brings_to_light_is_told_to_the_next_attempt() -> None:
+def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt() -> None:
     ledger = Ledger(lambda node: True)
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
@@ -160,7 +160,7 @@ def test_a_death_that_only_a_refused_backup_brings_to_light_is_told_to_the_next_
     assert (attempt.num_deaths, attempt.follows_death) == (1, False)
 
 
-def test_what_processes_that_were_let_go_held_is_held_against_no_row() -> None:
+def test_the_units_of_dismissed_processes_count_against_no_row() -> None:
     ledger = Ledger({"node"}.__contains__)
     for pool in range(5):
         assert ledger.begin(0, 4, f"process-{pool}", "node") == Attempt(pool, is_careful=False)

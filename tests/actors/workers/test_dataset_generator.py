@@ -1,4 +1,4 @@
-"""The generator inside a Ray Data pipeline of somebody's own."""
+"""The generator inside a Ray Data pipeline of the user's own."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ def test_a_batch_is_counted_with_its_failed_rows_by_stage(text_pair: Pair, monke
     )
     generator = DatasetGenerator(settings, InputOptions(id_column="name", carry_columns=("topic",)))
     counted: list[tuple[Counts, dict[str, int]]] = []
-    monkeypatch.setattr(generator._metrics, "add_rows", lambda *told: counted.append(told))
+    monkeypatch.setattr(generator._metrics, "add_rows", lambda *given: counted.append(given))
     out = asyncio.run(generator(pa.Table.from_pylist(ROWS)))
     ((counts, stages),) = counted
     assert (counts.num_rows, counts.num_errors, counts.num_generations) == (11, 1, 20)

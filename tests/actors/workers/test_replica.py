@@ -1,4 +1,4 @@
-"""A replica: who waits, who is refused, who has left."""
+"""A replica takes, refuses and drops requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def all_of(replica: Replica, generation: Generation) -> list[Any]:
     return [delta async for deltas in replica.generate(generation) for delta in deltas]
 
 
-def test_over_the_bound_a_request_is_refused_at_once_and_later_taken(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         first = [replica.generate(ask()) for _ in range(4)]
         waiting = [asyncio.ensure_future(anext(stream)) for stream in first]
@@ -82,7 +82,7 @@ def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner:
     runner.run(scenario())
 
 
-def test_who_leaves_counts_no_more(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         for _ in range(10):  # more than may wait
             async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
@@ -98,7 +98,7 @@ def test_who_leaves_counts_no_more(replica: Replica, runner: asyncio.Runner) -> 
     ("generation", "problem"),
     [(ask(LONG, []), "no tokens"), (ask(LONG, [5] * 96), "96 tokens"), (ask(LONG, [5], [9999]), "token id 9999")],
 )
-def test_what_can_never_run_is_refused_before_anything_runs(
+def test_a_request_that_can_never_run_is_refused_before_it_begins(
     replica: Replica, runner: asyncio.Runner, generation: Generation, problem: str
 ) -> None:
     with pytest.raises(RefusedError, match=problem):
@@ -106,7 +106,7 @@ def test_what_can_never_run_is_refused_before_anything_runs(
     assert replica._num_unfinished == 0
 
 
-def test_health_is_a_token_written_lately_or_now(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(replica: Replica, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         replica._last_token_at = float("-inf")
         await replica.check_health()
@@ -140,7 +140,7 @@ def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
         runner.run(replica.score(Scoring(request_id="s", prompts=(tuple(prompt),), num_top=0)))
 
 
-def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
+def test_a_failure_of_the_engine_over_a_scored_prompt_is_no_refusal(
     replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Iterator[Any]:
@@ -153,7 +153,7 @@ def test_what_the_engine_fails_with_over_a_scored_prompt_is_no_refusal(
     assert not isinstance(caught.value, RefusedError)
 
 
-def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
+def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
     async def standing(stream: AsyncIterator[Any]) -> list[Any]:
         """What comes before tokens."""
         items = []
@@ -175,8 +175,8 @@ def test_where_a_request_stands_is_told_before_its_first_token(replica: Replica,
     runner.run(scenario())
 
 
-def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Replica, runner: asyncio.Runner) -> None:
-    """That step may be the last of the process."""
+def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica: Replica, runner: asyncio.Runner) -> None:
+    """Check the order: that step may be the last of the process."""
 
     async def scenario() -> None:
         while replica.numbers().num_running:  # who has left
@@ -201,7 +201,7 @@ def test_that_a_request_begins_is_told_before_the_step_that_reads_it(replica: Re
     runner.run(scenario())
 
 
-def test_who_wants_another_models_text_is_refused_before_anything_is_done(
+def test_a_request_for_another_models_text_is_refused_at_once(
     replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "_settings", replace(replica._settings, fingerprint="fp_new"))

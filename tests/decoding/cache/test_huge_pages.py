@@ -1,4 +1,4 @@
-"""Memory in huge pages holds what is copied into it, and what does not fit goes elsewhere."""
+"""Memory in huge pages holds what is copied into it, and what does not fit goes to ordinary memory."""
 
 import mmap
 
@@ -8,7 +8,7 @@ import torch
 from decoding.cache.huge_pages import HugePages
 
 
-def test_copies_stand_beside_each_other_and_keep_their_values():
+def test_copies_lie_beside_each_other_and_keep_their_values():
     memory = HugePages(1000)
     first = torch.arange(7, dtype=torch.float32)
     second = torch.arange(24, dtype=torch.bfloat16).view(2, 3, 4).transpose(0, 1)  # not contiguous

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
+from tests.decoding.tiny import stored
 
 HEADS, SIZE = 2, 3
 
@@ -25,7 +26,7 @@ def _plan(cache: KVCache, starts: list[int], num_tokens: int, slots: list[int] |
 
 
 def _keys(cache: KVCache, slot: int, length: int) -> list[float]:
-    return cache.visible(slot, length)[0][0][:, 0, 0].tolist()
+    return stored(cache, slot, length)[0][0][:, 0, 0].tolist()
 
 
 def test_rows_are_written_at_their_own_starts_into_their_own_slots():
@@ -47,7 +48,7 @@ def test_a_forward_sees_its_rows_in_its_own_order(slots):
     assert torch.equal(values, -keys)
 
 
-def test_what_is_written_past_the_end_is_lost_and_harms_nobody():
+def test_what_is_written_past_the_end_is_lost_and_changes_no_other_slot():
     cache = KVCache(2, 8)
     _write(cache, [0, 0], 8, None, 100)
     _write(cache, [6, 0], 5, None, 200)
@@ -89,7 +90,7 @@ def test_swapping_two_slots_exchanges_exactly_their_lengths(lengths, first, seco
     _write(cache, [0], 4, [2], 300)
     cache.swap(0, 2, *lengths)
     assert (_keys(cache, 0, 4), _keys(cache, 2, 4)) == (first, second)
-    assert cache.visible(0, 4)[0][1][:, 0, 0].tolist() == [-key for key in first], "values go with their keys"
+    assert stored(cache, 0, 4)[0][1][:, 0, 0].tolist() == [-key for key in first], "values go with their keys"
     assert _keys(cache, 1, 4) == [100, 101, 102, 103]
 
 
@@ -110,8 +111,8 @@ def test_zeroing_a_slot_clears_it_to_its_last_position_and_no_other():
     _write(cache, [0, 0], 10, [0, 2], 100)
     cache.zero(1)
     for layer in cache.layers:
-        for stored in layer.stored():
-            assert (stored[1] == 0).all()
+        for each in layer.stored():
+            assert (each[1] == 0).all()
     assert _keys(cache, 0, 2) == _keys(cache, 2, 2) == [100, 101]
 
 
@@ -129,8 +130,8 @@ def test_the_bytes_reserved_are_counted():
     assert cache.num_bytes == 2 * 2 * 10 * HEADS * SIZE * 4
 
 
-def test_memory_of_a_cache_that_nobody_holds_is_given_back_at_once(models):
-    """Not when a garbage collector comes by: the next cache may not fit beside this one."""
+def test_memory_of_a_cache_is_freed_with_its_last_user(models):
+    """The garbage collector would be too late: the next cache may not fit beside this one."""
     gc.disable()
     try:
         model = models.target.share()

@@ -10,12 +10,11 @@ import pytest
 import torch
 import transformers
 
-from decoding.checkpoint.rank import SHARED_OUT, check_can_be_shared_out, meet, open_meeting_place
+from decoding.checkpoint.rank import SHARDABLE_MODEL_TYPES, check_can_be_sharded, meet, open_rank_store
 from decoding.checkpoint.supported import load_config
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.network.test_families import FAMILIES, GROUPED
-from tests.decoding.network.test_stage import saved
+from tests.decoding.families import FAMILIES, GROUPED, saved
 
 # The class name of the configuration, and its settings.
 TABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, tuple[torch.Tensor, int]]:
     """What two processes found of each: its logits, and the bytes of the weights in the first of them."""
-    place = open_meeting_place(NUM_RANKS)
+    place = open_rank_store(NUM_RANKS)
     arguments = [sys.executable, "-m", "tests.decoding.checkpoint.test_rank"]
     ranks = [subprocess.Popen([*arguments, str(rank), str(place.port), str(folder)]) for rank in range(NUM_RANKS)]
     assert [rank.wait(240) for rank in ranks] == [0, 0]
@@ -89,9 +88,9 @@ def test_shared_out_layers_compute_what_whole_ones_do(
     assert num_bytes < 0.7 * LanguageModel.load(str(folder / family), "cpu", "float32").num_weight_bytes
 
 
-def test_every_type_that_is_let_through_is_one_that_was_compared(folder: Path) -> None:
+def test_every_model_type_that_may_be_sharded_was_compared(folder: Path) -> None:
     types = {load_config(str(folder / name)).get_text_config().model_type for name in TABLE.keys() - NO_PLAN}
-    assert types == SHARED_OUT
+    assert types == SHARDABLE_MODEL_TYPES
 
 
 @pytest.mark.parametrize("family", sorted(NO_PLAN))
@@ -99,13 +98,13 @@ def test_a_model_without_a_plan_is_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"not known to compute the same when they are shared out .*use stages.tensor_parallel 1"
     ):
-        check_can_be_shared_out(load_config(saved(family, tmp_path, TABLE)), family, NUM_RANKS)
+        check_can_be_sharded(load_config(saved(family, tmp_path, TABLE)), family, NUM_RANKS)
 
 
 def test_heads_must_divide_where_they_are_shared_out(folder: Path) -> None:
     with pytest.raises(ValueError, match="num_attention_heads is 4, which is no multiple of it"):
-        check_can_be_shared_out(load_config(str(folder / "llama")), "llama", 3)
-    check_can_be_shared_out(load_config(str(folder / "phi3")), "phi3", 3)  # its plan gathers them
+        check_can_be_sharded(load_config(str(folder / "llama")), "llama", 3)
+    check_can_be_sharded(load_config(str(folder / "phi3")), "phi3", 3)  # its plan gathers them
 
 
 if __name__ == "__main__":

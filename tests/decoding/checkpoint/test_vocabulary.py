@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.checkpoint.vocabulary import check_same_vocabulary
+from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import VOCAB_SIZE, build, engine_over, llama_config, outputs, random_prompts, run, save
 

@@ -1,4 +1,4 @@
-"""Each drafter proposes what it says, within its limits, and keeps nothing of a slot's last row."""
+"""Each drafter proposes what its name promises, within its limits, and forgets a slot's last row."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from decoding.drafters.ngram import NGramDrafter
 from decoding.sampling.batch import probabilities, process_logits
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Draft
+from tests.decoding.tiny import drafted
 
 MAX_LEN = 80
 
@@ -16,18 +17,14 @@ MAX_LEN = 80
 def _rows(prompts: list[list[int]], limits: list[int], verification: str = "coupled", **params: object) -> Rows:
     sequences = tuple(Sequence.create(p, SamplingParams(**params), row=r) for r, p in enumerate(prompts))
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    looks_up = tuple(row % 2 == 0 for row in range(len(prompts)))
-    return Rows(sequences, sampling, tuple(limits), verification, looks_up)
+    uses_lookup = tuple(row % 2 == 0 for row in range(len(prompts)))
+    return Rows(sequences, sampling, tuple(limits), verification, uses_lookup)
 
 
 def _propose(drafter, rows: Rows) -> Draft:
     drafter.admit(range(len(rows.sequences)), rows.sequences)
     with torch.inference_mode():
         return drafter.propose(rows)
-
-
-def _drafted(draft: Draft) -> list[list[int]]:
-    return [row[:n] for row, n in zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)]
 
 
 @pytest.fixture(params=DRAFTERS)
@@ -43,7 +40,7 @@ def test_no_row_gets_more_draft_tokens_than_it_may(drafter, limits, verification
     assert all(n <= limit for n, limit in zip(draft.num_draft_tokens_B.tolist(), limits, strict=True))
     assert draft.token_ids_BK.shape[0] == 3
     assert draft.num_draft_tokens_B.max() <= draft.token_ids_BK.shape[1]
-    assert all(0 <= token < 48 for row in _drafted(draft) for token in row)
+    assert all(0 <= token < 48 for row in drafted(draft) for token in row)
     if draft.probs_BKV is not None:
         assert draft.probs_BKV.shape == (*draft.token_ids_BK.shape, 48)
 
@@ -71,7 +68,7 @@ def test_no_drafter_drafts_nothing(models):
     [
         ([1, 2, 3, 9, 9, 1, 2], 3, [3, 9, 9]),
         ([1, 2, 3, 9, 9, 1, 2], 1, [3]),
-        ([1, 2, 3, 1, 2], 8, [3, 1, 2, 3, 1, 2, 3, 1]),  # at the newest tokens it goes round
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2, 3, 1, 2, 3, 1]),  # at the newest tokens the match goes round
         ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # the most recent of two
         ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longer match, though older
         ([0, 0, 1, 2, 3, 4, 5, 1, 2, 3, 4], 2, [5, 1]),
@@ -84,7 +81,7 @@ def test_no_drafter_drafts_nothing(models):
     ],
 )
 def test_the_ngram_drafter_proposes_what_followed_the_same_tokens_before(tokens, limit, expected):
-    assert _drafted(_propose(NGramDrafter(), _rows([tokens], [limit]))) == [expected]
+    assert drafted(_propose(NGramDrafter(), _rows([tokens], [limit]))) == [expected]
 
 
 def test_the_ngram_index_of_a_growing_text_equals_a_fresh_one():
@@ -95,7 +92,7 @@ def test_the_ngram_index_of_a_growing_text_equals_a_fresh_one():
     growing.admit([0], rows.sequences)
     while end < len(tokens):
         fresh = _propose(NGramDrafter(), _rows([tokens[:end]], [3]))
-        assert _drafted(growing.propose(rows)) == _drafted(fresh)
+        assert drafted(growing.propose(rows)) == drafted(fresh)
         step = 1 + tokens[end] % 3
         rows.sequences[0].output_token_ids += tokens[end : end + step]
         end += step
@@ -104,21 +101,21 @@ def test_the_ngram_index_of_a_growing_text_equals_a_fresh_one():
 def test_the_ngram_drafter_forgets_a_slots_last_row_and_swaps_with_its_own():
     drafter = NGramDrafter()
     first = _rows([[1, 2, 9, 1, 2], [3, 4, 8, 3, 4]], [1, 1])
-    assert _drafted(_propose(drafter, first)) == [[9], [8]]
+    assert drafted(_propose(drafter, first)) == [[9], [8]]
     drafter.swap(1, 0)
-    assert _drafted(drafter.propose(_rows([[3, 4, 8, 3, 4]], [1]))) == [[8]]
+    assert drafted(drafter.propose(_rows([[3, 4, 8, 3, 4]], [1]))) == [[8]]
     drafter.admit([0], _rows([[1, 2]], [1]).sequences)
-    assert _drafted(drafter.propose(_rows([[5, 6, 1, 2]], [1]))) == [[]]
+    assert drafted(drafter.propose(_rows([[5, 6, 1, 2]], [1]))) == [[]]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8, "top_k": 6, "repetition_penalty": 1.5}])
-def test_the_model_drafter_states_the_law_each_token_was_drawn_from(models, params):
+def test_the_model_drafter_states_the_distribution_each_token_was_drawn_from(models, params):
     prompts, num_tokens = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6]], 4
     rows = _rows(prompts, [num_tokens] * 3, "rejection", **params)
     drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)
     draft = _propose(drafter, rows)
     for step in range(num_tokens):
-        behind = [p + d[:step] for p, d in zip(prompts, _drafted(draft), strict=True)]
+        behind = [p + d[:step] for p, d in zip(prompts, drafted(draft), strict=True)]
         logits = torch.stack([models.good_draft.plain_logits(tokens) for tokens in behind])[:, None]
         scores = process_logits(logits, rows.sampling, rows.history(draft.token_ids_BK[:, :step], step, 1))
         expected = probabilities(scores, rows.sampling)[:, 0]
@@ -127,12 +124,12 @@ def test_the_model_drafter_states_the_law_each_token_was_drawn_from(models, para
         assert (drawn > 0).all()
 
 
-def test_a_coupled_draft_states_no_law(models):
+def test_a_coupled_draft_states_no_distribution(models):
     drafter = make_drafter("model", models.good_draft, 48, 1, MAX_LEN)
     assert _propose(drafter, _rows([[1, 2]], [3], "coupled")).probs_BKV is None
 
 
-def test_a_model_drafter_that_rests_reads_no_prompt_before_somebody_drafts_and_then_drafts_the_same(models):
+def test_a_resting_model_drafter_reads_prompts_only_for_its_next_draft_which_is_the_same(models):
     rows = _rows([[1, 2, 3] * 20, [9, 8, 7, 6]], [3, 3], temperature=0)
     drafts = []
     for rests, num_read in ((False, {0: 59, 1: 3}), (True, {0: 0, 1: 0})):
@@ -142,7 +139,7 @@ def test_a_model_drafter_that_rests_reads_no_prompt_before_somebody_drafts_and_t
         with torch.inference_mode():
             drafter.admit([0, 1], rows.sequences)
             assert drafter._num_ingested == num_read
-            drafts.append(_drafted(drafter.propose(rows)))
+            drafts.append(drafted(drafter.propose(rows)))
     assert drafts[0] == drafts[1]
 
 
@@ -150,9 +147,9 @@ def test_the_model_drafter_drafts_the_same_after_swaps(models):
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
     drafter = make_drafter("model", models.good_draft, 48, 3, MAX_LEN)
     rows = _rows(prompts, [3, 3], temperature=0)
-    before = _drafted(_propose(drafter, rows))
-    drafter.swap(1, 2)  # nobody was ever there
+    before = drafted(_propose(drafter, rows))
+    drafter.swap(1, 2)  # slot 2 was never used
     drafter.swap(2, 0)
     with torch.inference_mode():
         swapped = drafter.propose(_rows([prompts[1]], [3], temperature=0))
-    assert _drafted(swapped) == [before[1]]
+    assert drafted(swapped) == [before[1]]

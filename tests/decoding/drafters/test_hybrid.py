@@ -1,4 +1,4 @@
-"""The hybrid drafter: a source for each row, looked-up tails behind the model's tokens, caches that stay right."""
+"""The hybrid drafter: a source for each row, looked-up tokens behind the model's, caches that stay right."""
 
 import random
 from dataclasses import replace
@@ -14,11 +14,18 @@ from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
-from decoding.sampling.rows import Rows, Tail, sampling_batch
-from decoding.sampling.verify import Draft, rejection_law
-from tests.decoding.drafters.test_drafters import _drafted
-from tests.decoding.engine.test_slot_states import _assert_slot_equals_fresh_prefill, fresh  # noqa: F401 - a fixture
-from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
+from decoding.sampling.rows import ExtensionLimit, Rows, sampling_batch
+from decoding.sampling.verify import Draft, rejection_rule
+from tests.decoding.tiny import (
+    VOCAB_SIZE,
+    assert_slot_equals_fresh_prefill,
+    check_counts,
+    drafted,
+    engine_over,
+    outputs,
+    random_prompts,
+    run,
+)
 
 CHEAP = CostTable(((1, 1.0), (1000, 3.0)), ((1, 0.1), (64, 0.1)))
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]
@@ -30,19 +37,19 @@ def adaptive(engine: Engine, costs: CostTable = CHEAP) -> Engine:
 
 
 def at_random(monkeypatch, seed: int) -> None:
-    """Plans of every kind: rows that draft nothing, look up, or draft with the model, with a tail or without."""
+    """Plans of every kind: rows that draft nothing, look up, or draft with the model, with an extension or without."""
     chance = random.Random(seed)
 
-    def plan(self, sequences, outlook, has_model):
+    def plan(self, sequences, lookup_survival, has_model):
         limits = self.lengths(sequences)
-        nobody = chance.random() < 0.2
-        lengths = [0 if nobody or chance.random() < 0.2 else chance.randint(0, limit) for limit in limits]
-        looks_up = [chance.random() < 0.5 for _ in limits]
-        tails = tuple(
-            Tail(limit - n, 0.0) if n and not up and chance.random() < 0.6 else Tail(0, 1.0)
-            for limit, n, up in zip(limits, lengths, looks_up, strict=True)
+        drafts_nothing = chance.random() < 0.2
+        lengths = [0 if drafts_nothing or chance.random() < 0.2 else chance.randint(0, limit) for limit in limits]
+        uses_lookup = [chance.random() < 0.5 for _ in limits]
+        extension_limits = tuple(
+            ExtensionLimit(limit - n, 0.0) if n and not up and chance.random() < 0.6 else ExtensionLimit(0, 1.0)
+            for limit, n, up in zip(limits, lengths, uses_lookup, strict=True)
         )
-        self._plan = DraftPlan(tuple(lengths), tuple(looks_up), tails=tails)
+        self._plan = DraftPlan(tuple(lengths), tuple(uses_lookup), extension_limits=extension_limits)
         return self._plan
 
     monkeypatch.setattr(FixedSchedule, "plan", plan)
@@ -75,12 +82,12 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
         )
 
 
-def test_all_sources_are_drawn_on(models):
+def test_tokens_of_all_sources_are_accepted(models):
     engine = engine_over(models.target, models.good_draft, "hybrid", num_slots=8, num_speculative_tokens=8)
     params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
     adaptive(engine).generate(PROMPTS, params, seed=2)
     assert {name: c.num_accepted_tokens > 0 for name, c in engine.lanes[0].drafter.counts.items()} == dict.fromkeys(
-        ("lookup", "model", "tail"), True
+        ("lookup", "model", "extension"), True
     )
 
 
@@ -88,7 +95,7 @@ def test_all_sources_are_drawn_on(models):
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
     models,
-    fresh,  # noqa: F811
+    fresh,
     seed,
     verification,
     monkeypatch,
@@ -105,24 +112,24 @@ def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
     drafter = engine.lanes[0].drafter._model
     prompts = random_prompts([5, 1, 12, 3, 20, 2, 40, 1, 15, 6], seed=6)
     engine.submit([Sequence.create(p, SamplingParams(max_tokens=30), row=r) for r, p in enumerate(prompts)])
-    most_missing = 0
+    max_missing = 0
     while engine.has_work:
         engine.step()
         for slot, sequence in enumerate(engine.lanes[0].running):
             settled = sequence.token_ids[:-1]
-            _assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
+            assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
             ingested = settled[: drafter._num_ingested[slot]]
-            most_missing = max(most_missing, len(settled) - len(ingested))
-            _assert_slot_equals_fresh_prefill(drafter._model, fresh["good_draft"], slot, ingested)
-    assert most_missing > 2, "no row was left out for long enough to put this to the test"
+            max_missing = max(max_missing, len(settled) - len(ingested))
+            assert_slot_equals_fresh_prefill(drafter._model, fresh["good_draft"], slot, ingested)
+    assert max_missing > 2, "no row was left out for long enough to put this to the test"
 
 
-@pytest.mark.parametrize("most_in_a_step", [2, 5, 32])
+@pytest.mark.parametrize("max_in_a_step", [2, 5, 32])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_the_model_drafts_is_accepted_whoever_was_left_out(models, seed, most_in_a_step, monkeypatch):
+def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, seed, max_in_a_step, monkeypatch):
     """The draft is the target: any hole in its cache would show."""
     at_random(monkeypatch, seed)
-    monkeypatch.setattr("decoding.drafters.model._MOST_IN_A_STEP", most_in_a_step)
+    monkeypatch.setattr("decoding.drafters.model._MAX_IN_A_STEP", max_in_a_step)
     monkeypatch.setattr("decoding.drafters.model._CHUNK", 4)
     engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
     prompts = random_prompts([5, 1, 12, 3, 20, 2, 8, 1, 15, 6, 30, 4], seed=6)
@@ -150,10 +157,10 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
     assert model.num_accepted_tokens < model.num_draft_tokens
 
 
-def _rows(prompts: list[list[int]], limits: list[int], looks_up: list[bool], verification: str = "coupled") -> Rows:
+def _rows(prompts: list[list[int]], limits: list[int], uses_lookup: list[bool], verification: str = "coupled") -> Rows:
     sequences = tuple(Sequence.create(p, SamplingParams(max_tokens=60), row=r) for r, p in enumerate(prompts))
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, tuple(limits), verification, tuple(looks_up))
+    return Rows(sequences, sampling, tuple(limits), verification, tuple(uses_lookup))
 
 
 LOOP = [5, 6, 5, 6, 5, 6, 5, 6, 5]
@@ -174,31 +181,35 @@ def test_rows_that_look_up_cost_no_draft_steps_and_few_rows_step_alone(models, m
     with torch.inference_mode():
         drafter.propose(rows)
         assert steps == []
-        drafter.propose(replace(rows, looks_up=(True,) * 6 + (False, True)))
+        drafter.propose(replace(rows, uses_lookup=(True,) * 6 + (False, True)))
         assert steps == [[6]] * 4
         steps.clear()
-        drafter.propose(replace(rows, looks_up=(False,) * 8, num_draft_tokens=(4, 4, 4, 2, 2, 2, 2, 1)))
+        drafter.propose(replace(rows, uses_lookup=(False,) * 8, num_draft_tokens=(4, 4, 4, 2, 2, 2, 2, 1)))
         assert steps == [list(range(8))] * 2 + [[0, 1, 2]] * 2
 
 
-def test_a_tail_goes_on_behind_the_models_tokens_as_if_they_stood(models):
+def test_an_extension_continues_the_models_tokens_as_if_they_were_accepted(models):
     drafter = make_drafter("hybrid", models.good_draft, VOCAB_SIZE, 2, 80)
     rows = _rows([LOOP, [9, 8, 7]], [2, 2], [False, False])
     drafter.admit(range(2), rows.sequences)
     with torch.inference_mode():
-        without = _drafted(drafter.propose(rows))
+        without = drafted(drafter.propose(rows))
         text = [*PROMPTS[0], *without[0], 30, 31, 32]
         drafter._lookup.admit([1], [Sequence.create(text, SamplingParams(), row=9)])
         drafter._lookup._writers[0].scope = hash(tuple(text)) & ((1 << 60) - 1)
-        for most, expected in ((2, [30, 31]), (1, [30]), (0, [])):
-            found = _drafted(drafter.propose(replace(rows, tails=(Tail(most, 0.0), Tail(0, 1.0)))))
+        for max_tokens, expected in ((2, [30, 31]), (1, [30]), (0, [])):
+            found = drafted(
+                drafter.propose(
+                    replace(rows, extension_limits=(ExtensionLimit(max_tokens, 0.0), ExtensionLimit(0, 1.0)))
+                )
+            )
             assert found == [without[0] + expected, without[1]]
 
 
-def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_laws(models):
+def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_distributions(models):
     drafter = make_drafter("hybrid", models.good_draft, VOCAB_SIZE, 3, 80)
     rows = _rows([LOOP, LOOP[1:], [9, 8, 7]], [4, 2, 3], [True, False, False], "rejection")
-    rows = replace(rows, tails=(Tail(0, 1.0), Tail(3, 0.0), Tail(0, 1.0)))
+    rows = replace(rows, extension_limits=(ExtensionLimit(0, 1.0), ExtensionLimit(3, 0.0), ExtensionLimit(0, 1.0)))
     drafter.admit(range(3), rows.sequences)
     with torch.inference_mode():
         draft = drafter.propose(rows)
@@ -208,14 +219,14 @@ def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_law
     point = {(0, j) for j in range(4)} | {(1, j) for j in range(2, counts[1])}
     for row, count in enumerate(counts):
         for j in range(count):
-            law = draft.probs_BKV[row, j]
-            assert law.sum() == pytest.approx(1, abs=1e-5)
-            assert law[draft.token_ids_BK[row, j]] > 0
-            assert (law.max() == 1) == ((row, j) in point)
+            probs_V = draft.probs_BKV[row, j]
+            assert probs_V.sum() == pytest.approx(1, abs=1e-5)
+            assert probs_V[draft.token_ids_BK[row, j]] > 0
+            assert (probs_V.max() == 1) == ((row, j) in point)
 
 
 def test_a_draft_model_that_never_drafts_never_runs(models, monkeypatch):
-    """Prompts of rows that come later are not read either, until the first draft reads what it needs."""
+    """Prompts of rows that come later are not read, either, until the first draft reads what it needs."""
     engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
     engine.generate(random_prompts([4, 4]), SamplingParams(max_tokens=1))
     calls = []
@@ -247,31 +258,31 @@ def test_hybrid_options_need_a_draft_and_count_by_source(folders):
     assert outputs(engine.generate(PROMPTS, params)) == outputs(plain.generate(PROMPTS, params))
 
 
-def test_a_tail_that_depends_on_drafted_tokens_before_it_keeps_the_law_and_one_on_itself_does_not():
-    """Enumerated on three tokens: the second drafted token follows from the first; is it there, and who decides?"""
+def test_an_extension_may_depend_on_drafted_tokens_before_it_but_not_on_itself():
+    """Enumerate drafts of up to two of three tokens; the second token, and whether it exists, depend on tokens."""
     target = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], dtype=torch.float64)  # after each token
     draft = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     second = [1, 2, 2]  # what a lookup finds behind each drafted token
 
-    def law(has_second) -> dict[tuple[int, int], float]:
+    def distribution(has_second) -> dict[tuple[int, int], float]:
         found = dict.fromkeys(product(range(3), repeat=2), 0.0)
         for first in range(3):
             probs_1KV = torch.stack([draft, torch.eye(3, dtype=torch.float64)[second[first]]])[None]
             count = torch.tensor([has_second(first)])
             tokens = torch.tensor([[first, second[first]]])
             target_1JV = torch.stack([target[0], target[first], target[second[first]]])[None]
-            accept, recover = (x[0].tolist() for x in rejection_law(target_1JV, Draft(tokens, count, probs_1KV)))
+            accept, recover = (x[0].tolist() for x in rejection_rule(target_1JV, Draft(tokens, count, probs_1KV)))
             weight = float(draft[first])
-            for token in range(3):  # the first falls
+            for token in range(3):  # the first is rejected
                 for after in range(3):
                     found[token, after] += weight * (1 - accept[0]) * recover[0][token] * float(target[token, after])
-            stands = weight * accept[0]
-            found[first, second[first]] += stands * accept[1]
+            accepted = weight * accept[0]
+            found[first, second[first]] += accepted * accept[1]
             for token in range(3):
-                found[first, token] += stands * (1 - accept[1]) * recover[1][token]
+                found[first, token] += accepted * (1 - accept[1]) * recover[1][token]
         return found
 
     expected = {(a, b): float(target[0, a] * target[a, b]) for a, b in product(range(3), repeat=2)}
     for has_second in (lambda first: 2, lambda first: 1 + (first == 1), lambda first: 1):
-        assert law(has_second) == pytest.approx(expected, abs=1e-12)
-    assert law(lambda first: 2 * (first == 1)) != pytest.approx(expected, abs=1e-3)
+        assert distribution(has_second) == pytest.approx(expected, abs=1e-12)
+    assert distribution(lambda first: 2 * (first == 1)) != pytest.approx(expected, abs=1e-3)

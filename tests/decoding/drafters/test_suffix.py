@@ -1,4 +1,4 @@
-"""The suffix drafter proposes what followed elsewhere, most frequent first, knows how sure it is, and stays small."""
+"""The suffix drafter proposes what followed elsewhere, most frequent first, with a chance; its memory is bounded."""
 
 import random
 import tracemalloc
@@ -11,8 +11,7 @@ from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import Continuations
 from decoding.drafters.suffix import SuffixDrafter
 from decoding.sampling.rows import Rows, sampling_batch
-from tests.decoding.drafters.test_drafters import _drafted
-from tests.decoding.tiny import engine_over, outputs
+from tests.decoding.tiny import drafted, engine_over, outputs
 
 PROMPT, OTHER = [1, 2, 3, 4], [9, 8, 7, 6]
 
@@ -29,13 +28,13 @@ def sample(prompt: list[int], *output: int, row: int = 0, number: int = 0, **par
 
 
 def proposal(drafter: SuffixDrafter, sequence: Sequence, **options: object) -> list[int]:
-    """What it proposes for a sequence that is new to it."""
+    """Return what the drafter proposes for a sequence that is new to it."""
     drafter.admit([0], [sequence])
-    return _drafted(drafter.propose(rows_of(sequence, **options)))[0]
+    return drafted(drafter.propose(rows_of(sequence, **options)))[0]
 
 
-def observe(drafter: SuffixDrafter, rows: Rows, drafted: int = 0, accepted: int = 0) -> None:
-    drafter.observe(rows, [drafted] * len(rows.sequences), [accepted] * len(rows.sequences))
+def observe(drafter: SuffixDrafter, rows: Rows, num_drafted: int = 0, accepted: int = 0) -> None:
+    drafter.observe(rows, [num_drafted] * len(rows.sequences), [accepted] * len(rows.sequences))
 
 
 def test_it_proposes_what_followed_in_a_finished_sample_of_the_same_prompt():
@@ -52,7 +51,7 @@ def test_it_proposes_what_a_running_sample_of_the_same_prompt_wrote_a_moment_ago
     ahead.output_token_ids += [5, 6, 7]
     behind.output_token_ids += [5]
     observe(drafter, rows)
-    assert _drafted(drafter.propose(rows))[1] == [6, 7]
+    assert drafted(drafter.propose(rows))[1] == [6, 7]
 
 
 def test_it_proposes_what_followed_in_outputs_of_other_prompts():
@@ -86,7 +85,7 @@ def test_the_longest_context_decides_even_against_a_more_frequent_short_one():
     assert proposal(drafter, sample(OTHER, 4, 5, 6, row=2), limit=1) == [7]
 
 
-def test_what_its_own_prompt_says_outweighs_all_others_where_it_is_surer():
+def test_a_more_certain_continuation_of_the_own_prompt_outweighs_all_others():
     drafter = SuffixDrafter()
     for number in range(3):
         drafter.admit([0], [sample(PROMPT, 20, 21, 22, number=number)])
@@ -98,7 +97,7 @@ def test_a_text_in_a_loop_is_continued_to_the_full_length():
     assert proposal(SuffixDrafter(), sample(PROMPT, *[5] * 20), limit=8) == [5] * 8
 
 
-def test_the_outlook_never_rises_and_is_as_long_as_the_proposal():
+def test_the_survival_of_what_is_looked_up_never_rises_and_is_as_long_as_the_proposal():
     chance = random.Random(3)
     drafter = SuffixDrafter()
     for number in range(30):
@@ -106,13 +105,13 @@ def test_the_outlook_never_rises_and_is_as_long_as_the_proposal():
     sequence = sample(PROMPT, 1, 2, 3, 1, number=50)
     drafter.admit([0], [sequence])
     rows = rows_of(sequence, limit=8)
-    (outlook,) = drafter.outlook(rows)
-    assert outlook == sorted(outlook, reverse=True)
-    assert all(0 < chance_to_stand < 1 for chance_to_stand in outlook)
-    assert len(outlook) == len(_drafted(drafter.propose(rows))[0]) > 0
+    (lookup_survival,) = drafter.lookup_survival(rows)
+    assert lookup_survival == sorted(lookup_survival, reverse=True)
+    assert all(0 < chance_of_acceptance < 1 for chance_of_acceptance in lookup_survival)
+    assert len(lookup_survival) == len(drafted(drafter.propose(rows))[0]) > 0
 
 
-def test_matches_that_keep_falling_are_offered_less_and_those_that_stand_more():
+def test_matches_are_offered_less_after_rejections_and_more_after_acceptances():
     offered = {}
     for accepted in (0, 1):
         drafter = SuffixDrafter()
@@ -122,15 +121,15 @@ def test_matches_that_keep_falling_are_offered_less_and_those_that_stand_more():
             drafter.admit([1], [sequence])
             drafter._writers[0] = drafter._writers[1]
             rows = rows_of(sequence, limit=1)
-            before = drafter.outlook(rows)[0]
+            before = drafter.lookup_survival(rows)[0]
             drafter.propose(rows)
-            observe(drafter, rows, drafted=1, accepted=accepted)
+            observe(drafter, rows, num_drafted=1, accepted=accepted)
         offered[accepted] = before
     assert not offered[0] or offered[0][0] < 0.2
     assert offered[1][0] > 0.8
 
 
-def test_a_calibration_counts_a_kind_up_to_its_first_fallen_token():
+def test_a_calibration_counts_a_kind_up_to_its_first_rejected_token():
     calibration = Calibration()
     for _ in range(1000):
         calibration.observe(["a", "b", "b", "c"], num_accepted=2)

@@ -5,8 +5,8 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, NEED_A_MODEL
+from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.drafters.none import NoDrafter
 from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import (
     CONTEXT,

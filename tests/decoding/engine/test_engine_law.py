@@ -17,7 +17,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.batch import keep_best
 from decoding.sampling.verify import Draft, draw_draft
 from tests.decoding.tiny import build, engine_over, llama_config, noised, save
-from tests.decoding.toy import Law, is_plausible
+from tests.decoding.toy import Distribution, is_plausible
 
 VOCAB_SIZE = 6
 PROMPT = (2, 3, 2, 3, 2)  # the n-gram drafter finds something here
@@ -53,7 +53,7 @@ def law_of(trio):
     """The law of the next three tokens by plain forwards; repetition and truncation in a few plain lines."""
 
     @cache
-    def law(name: str) -> Law:
+    def law(name: str) -> Distribution:
         @cache
         def probs(behind: tuple[int, ...]) -> list[float]:
             return _probs(trio["target"], PARAMS[name], (*PROMPT, *behind)).tolist()

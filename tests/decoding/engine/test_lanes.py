@@ -5,7 +5,7 @@ import pytest
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
 from decoding.engine.lane import share_out
-from decoding.sampling.judging import Question, RowVerdict
+from decoding.sampling.judging import RowVerdict, ScoreRequest
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
@@ -21,20 +21,20 @@ class Elsewhere:
     def __getattr__(self, name):
         return getattr(self._target, name)
 
-    def score(self, question: Question):
+    def score(self, request: ScoreRequest):
         self._diary.append(f"score {self._name}")
-        return Later(self._target, question, f"verdict {self._name}", self._diary)
+        return Later(self._target, request, f"verdict {self._name}", self._diary)
 
 
 class Later:
     is_ready = False
 
-    def __init__(self, target, question, entry, diary):
-        self._target, self._question, self._entry, self._diary = target, question, entry, diary
+    def __init__(self, target, request, entry, diary):
+        self._target, self._score_request, self._entry, self._diary = target, request, entry, diary
 
     def result(self) -> list[RowVerdict]:
         self._diary.append(self._entry)
-        return self._target.score(self._question).result()
+        return self._target.score(self._score_request).result()
 
 
 def _ask_elsewhere(drafter, name, diary):
@@ -122,7 +122,7 @@ def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
 def _patch_scores(engine, diary):
     for lane, name in zip(engine.lanes, "ab", strict=True):
         score = lane.target.score
-        lane.target.score = lambda question, score=score, name=name: diary.append(f"score {name}") or score(question)
+        lane.target.score = lambda request, score=score, name=name: diary.append(f"score {name}") or score(request)
 
 
 def test_all_stages_have_work_while_verdicts_are_waited_for(models):

@@ -67,6 +67,6 @@ def test_what_verification_hides_is_not_taken_for_the_engines_own_time(measure):
     verifying = costs.target_seconds(2 + sum(plan.lengths)) + 0.5 + 0.01 * num_positions
     for _ in range(50):
         schedule.observe(sequences, plan.lengths, plan.lengths, verifying)
-    corrected = schedule._own_time.costs
+    corrected = schedule._overhead.costs
     own = corrected.round_seconds + corrected.position_seconds * num_positions
     assert own == pytest.approx(0.5 + 0.01 * num_positions, rel=0.05)

@@ -8,18 +8,11 @@ import torch
 from decoding import Engine, SamplingParams, Sequence
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
-from tests.decoding.tiny import check_counts, engine_over, random_prompts
+from tests.decoding.tiny import assert_slot_equals_fresh_prefill, check_counts, engine_over, random_prompts
 from tests.pairs_of_values import every_pair
 
 LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
 LIMITS = [9, 3, 14, 1, 22, 6, 2, 17, 11, 5]
-
-
-@pytest.fixture(scope="module")
-def fresh(folders):
-    """The same models again, with caches of their own."""
-    paths = {"target": folders.target, "good_draft": folders.good_draft, "perfect_draft": folders.target}
-    return {name: LanguageModel.load(path, "cpu") for name, path in paths.items()}
 
 
 def _sequences(**params: object) -> list[Sequence]:
@@ -28,16 +21,6 @@ def _sequences(**params: object) -> list[Sequence]:
         Sequence.create(prompt, SamplingParams(**{"max_tokens": limit, **params}), row=row)
         for row, (prompt, limit) in enumerate(zip(prompts, LIMITS, strict=True))
     ]
-
-
-def _assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel, slot: int, tokens: list[int]) -> None:
-    if not tokens:
-        return
-    other.allocate(1, len(tokens))
-    other.prefill([0], [tokens])
-    pairs = zip(model.cache.visible(slot, len(tokens)), other.cache.visible(0, len(tokens)), strict=True)
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
@@ -49,12 +32,12 @@ def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMod
         settled = sequence.token_ids[:-1]  # the newest token has no keys and values yet
         if resident.is_filling:
             settled = settled[: resident.num_filled]
-        _assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
+        assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
             ingested = settled[: engine.lanes[0].drafter._num_ingested.get(slot, 0)]
             if not sequence.is_finished:
                 assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
-            _assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh_draft, slot, ingested)
+            assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh_draft, slot, ingested)
     for slot, sequence in enumerate(engine.lanes[0].running):
         assert engine.lanes[0].admission._residents[slot].sequence is sequence
 
@@ -119,9 +102,9 @@ def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(model
         engine.step()
         for slot, sequence in enumerate(engine.lanes[0].running):
             settled = sequence.token_ids[:-1]
-            _assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
+            assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
             ingested = settled[: engine.lanes[0].drafter._num_ingested[slot]]
-            _assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh["good_draft"], slot, ingested)
+            assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh["good_draft"], slot, ingested)
 
 
 def _schedule_at_random(monkeypatch, seed: int) -> None:

@@ -14,42 +14,10 @@ from decoding.fused.decoder import FusedDecoder
 from decoding.fused.linear import kernel_function
 from decoding.fused.packed_linear import Packed
 from decoding.network.language_model import LanguageModel
-from decoding.network.probe import check_model, measure_deviation
+from decoding.network.probe import check_model
+from tests.decoding.families import FUSED, WIDE
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
-WIDE = {
-    "vocab_size": 48,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-LLAMA_3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-FUSED = {
-    "llama": ("LlamaConfig", WIDE),
-    "llama with biases": ("LlamaConfig", {**WIDE, "attention_bias": True, "mlp_bias": True}),
-    "llama with tied embeddings": ("LlamaConfig", {**WIDE, "tie_word_embeddings": True}),
-    "llama 3 positions": ("LlamaConfig", {**WIDE, "rope_parameters": LLAMA_3_ROPE}),
-    "mistral": ("MistralConfig", {**WIDE, "sliding_window": None}),
-    "qwen2": ("Qwen2Config", WIDE),
-    "qwen3": ("Qwen3Config", {**WIDE, "head_dim": 32}),
-    "one head for all": ("LlamaConfig", {**WIDE, "num_key_value_heads": 1}),
-    "a head for each": ("LlamaConfig", {**WIDE, "num_key_value_heads": 4}),
-    "small heads": ("LlamaConfig", {**WIDE, "hidden_size": 32, "head_dim": 8}),
-}
 ZERO = torch.zeros(1, 1, dtype=torch.int64)
 NOT_FUSED = {
     "sliding window": ("MistralConfig", {**WIDE, "sliding_window": 8}),
@@ -170,7 +138,7 @@ def test_other_networks_run_as_they_were_written(name):
     assert any(isinstance(module, Packed) for module in model.network.modules())
 
 
-def test_a_network_with_a_parameter_nobody_knows_is_not_fused():
+def test_a_network_with_an_unknown_parameter_is_not_fused():
     llama = network("llama", FUSED)
     llama.model.layers[1].mlp.register_parameter("temperature", torch.nn.Parameter(torch.ones(1)))
     assert not FusedDecoder.fits(llama)
@@ -343,4 +311,5 @@ def test_with_our_kernels_a_token_gets_the_same_logits_bit_for_bit_however_its_r
 def test_the_probe_still_measures_a_fused_network(tmp_path):
     model = LanguageModel.load(save(network("qwen3", FUSED), tmp_path), "cpu")
     check_model(model, "qwen3")
-    assert 0 < measure_deviation(model) < 1e-5
+    assert model.fused is not None
+    assert 0 < check_model(model, "qwen3") < 1e-5

@@ -152,7 +152,7 @@ def test_padding_touches_no_keys_or_values_of_any_row():
 
 @pytest.mark.parametrize("num_rows", [9, 11, 13])
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_rows_of_padding_change_nothing_whatever_stands_in_their_slots(num_rows, is_packed):
+def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, is_packed):
     generator = torch.Generator().manual_seed(3)
     tokens_BT = torch.randint(48, (num_rows, 3), generator=generator)
     every_BT = torch.arange(3).expand(num_rows, -1)
@@ -177,7 +177,7 @@ def test_rows_of_padding_change_nothing_whatever_stands_in_their_slots(num_rows,
 
 
 def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
-    monkeypatch.setattr("decoding.fused.graphs._MOST_GRAPHS", 3)
+    monkeypatch.setattr("decoding.fused.graphs._MAX_GRAPHS", 3)
     model = small_model()
     graphs = with_graphs(model)
     model.allocate(6, 60)

@@ -75,7 +75,7 @@ def test_they_can_be_switched_off(monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "head_size", "hidden"), [(torch.float16, 64, 128), (torch.float32, 40, 128), (torch.float32, 64, 100)]
 )
-def test_sizes_they_do_not_know_are_left_to_torch(dtype, head_size, hidden):
+def test_unsupported_sizes_are_left_to_torch(dtype, head_size, hidden):
     assert kernels.load(dtype, head_size, hidden) is None
 
 
@@ -92,7 +92,7 @@ def test_normalization_is_that_of_torch(dtype):
     assert float(((found - expected).abs() / expected.abs().clamp(min=1e-3)).max()) <= 2 * unit
 
 
-def test_normalization_hands_on_what_is_not_finite():
+def test_normalization_passes_on_values_that_are_not_finite():
     needs_compiler()
     functions = kernels.load(torch.bfloat16, 64, 128)
     assert functions is not None

@@ -1,4 +1,4 @@
-"""Packed linear layers are linear layers; those of our kernel give a line the same result whatever stands beside it."""
+"""Packed linear layers are linear layers; our kernel gives a line the same result beside any other lines."""
 
 import copy
 
@@ -53,7 +53,7 @@ def test_a_packed_linear_is_a_linear(make, bias, shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_line_gets_the_same_result_whatever_lines_stand_beside_it(dtype, shape):
+def test_a_line_gets_the_same_result_beside_any_other_lines(dtype, shape):
     layer = kernel_layer(random_linear(shape, dtype))
     gate = kernel_layer(random_linear(shape, dtype, seed=1))
     x, y = torch.randn(200, shape[1]).to(dtype), torch.randn(200, shape[0]).to(dtype)
@@ -101,7 +101,7 @@ def test_an_odd_number_of_inputs_is_left_to_others():
     assert not isinstance(pack(torch.zeros(4, 5, dtype=torch.bfloat16), None), KernelLinear)
 
 
-def test_a_layer_does_not_mind_what_becomes_of_the_parameters_it_was_made_of():
+def test_a_layer_does_not_depend_on_the_parameters_it_was_made_of():
     linear = random_linear((33, 80), torch.bfloat16)
     layer = kernel_layer(linear)
     x = torch.randn(5, 80).bfloat16()

@@ -12,93 +12,8 @@ from decoding import SamplingParams
 from decoding.drafters import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from tests.decoding.families import FAMILIES
 from tests.decoding.tiny import build, check_counts, engine_over, noised, outputs, random_prompts, save
-
-NO_SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-COMMON = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.15,
-    **NO_SPECIAL_IDS,
-}
-GROUPED = {**COMMON, "num_key_value_heads": 2}
-GPT = {
-    "vocab_size": 48,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 96,
-    "initializer_range": 0.15,
-    **NO_SPECIAL_IDS,
-}
-OPT = {"vocab_size": 48, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
-FALCON = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.15,
-}
-WINDOW = 6  # smaller than the texts
-
-# The class name of the configuration, and its settings.
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
-    "llama": ("LlamaConfig", GROUPED),
-    "llama_yarn": (
-        "LlamaConfig",
-        {
-            **GROUPED,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 24,
-            },
-        },
-    ),
-    "mistral": ("MistralConfig", {**GROUPED, "sliding_window": WINDOW}),
-    "qwen2": ("Qwen2Config", {**GROUPED, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
-    "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 8}),
-    "gemma2": (
-        "Gemma2Config",
-        {
-            **GROUPED,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 8.0,
-        },
-    ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            **GROUPED,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
-    "phi3": ("Phi3Config", GROUPED),
-    "gpt_neox": ("GPTNeoXConfig", COMMON),
-    "gpt2": ("GPT2Config", GPT),
-    "opt": (
-        "OPTConfig",
-        {**OPT, "num_attention_heads": 4, "max_position_embeddings": 96, "init_std": 0.15, **NO_SPECIAL_IDS},
-    ),
-    "mixtral": ("MixtralConfig", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "falcon": ("FalconConfig", {**FALCON, "max_position_embeddings": 96, **NO_SPECIAL_IDS}),
-    "falcon_alibi": ("FalconConfig", {**FALCON, "alibi": True, "parallel_attn": False, **NO_SPECIAL_IDS}),
-    "bloom": (
-        "BloomConfig",
-        {"vocab_size": 48, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15, **NO_SPECIAL_IDS},
-    ),
-    "gptj": ("GPTJConfig", {**GPT, "rotary_dim": 4}),
-}
 
 PROMPTS = random_prompts([9, 1, 4, 17, 1, 30, 2])
 NUM_NEW_TOKENS = 24
@@ -164,7 +79,7 @@ def test_the_answers_end_inside_a_round_as_well_as_at_the_limit(family):
     assert all(len(text) == NUM_NEW_TOKENS for text in family.without_eos)
 
 
-def test_the_probe_lets_it_pass(family):
+def test_the_probe_accepts_the_family(family):
     assert check_model(family.target, "family") < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""A LanguageModel's logits on slots are those of the plain network, wherever its rows stand."""
+"""A LanguageModel's logits on slots are those of the plain network, for rows in any slot."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from decoding.cache import prefill
 from decoding.device import pick_device
 from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import build, llama_config, random_prompts, save
+from tests.decoding.tiny import build, llama_config, random_prompts, save, stored
 
 ROWS = random_prompts([9, 1, 4, 14], seed=2)
 
@@ -62,10 +62,10 @@ def test_a_row_goes_back_to_any_length_by_starting_there(models, plain):
 def test_plain_logits_use_no_slot(models, plain):
     models.target.allocate(1, 20)
     models.target.prefill([0], [ROWS[0]])
-    before = [tuple(t.clone() for t in layer) for layer in models.target.cache.visible(0, 9)]
+    before = [tuple(t.clone() for t in layer) for layer in stored(models.target.cache, 0, 9)]
     found = models.target.plain_logits(ROWS[3])
     torch.testing.assert_close(found, plain(ROWS[3])[-1], rtol=1e-4, atol=1e-4)
-    after = models.target.cache.visible(0, 9)
+    after = stored(models.target.cache, 0, 9)
     assert all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
 
 
@@ -73,7 +73,7 @@ def test_a_fresh_cache_knows_nothing_of_an_earlier_one(models):
     models.target.allocate(2, 20)
     models.target.prefill([0], [ROWS[0]])
     models.target.allocate(2, 20)
-    assert models.target.cache.visible(0, 9) == []
+    assert stored(models.target.cache, 0, 9) == []
 
 
 @pytest.mark.parametrize(("written", "expected"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])

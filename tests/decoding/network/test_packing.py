@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from decoding.cache.kv_cache import Packing
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from tests.decoding.network.test_families import FAMILIES
+from tests.decoding.families import FAMILIES
 from tests.decoding.tiny import build
 
 OWN_ATTENTION = {"falcon", "falcon_alibi", "bloom", "gptj"}

@@ -9,25 +9,14 @@ from decoding.checkpoint.layer_subset import CannotCutError
 from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.fused.test_decoder import FUSED
-from tests.decoding.network.test_families import FAMILIES
+from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved
 from tests.decoding.tiny import build, random_prompts, save
 
-NUM_LAYERS = 5
 PROMPTS = random_prompts((20, 1, 9), seed=1)
 SLOTS = [2, 0, 3]
 STARTS, LENGTHS = [18, 0, 7], [2, 5, 1]  # over a part of what was prefilled
 TOKENS_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(2))
 EVERY_BT = torch.arange(5).expand(3, -1)
-
-
-def saved(name: str, folder, table=FAMILIES, **overrides: object) -> str:
-    class_name, settings = table[name]
-    depth = "n_layer" if "n_layer" in settings else "num_hidden_layers"
-    settings = {**settings, depth: NUM_LAYERS, **overrides}
-    if "layer_types" in settings:
-        settings["layer_types"] = (settings["layer_types"] * NUM_LAYERS)[:NUM_LAYERS]
-    return save(build(getattr(transformers, class_name)(**settings), seed=3), folder)
 
 
 def load_chain(path: str, num_stages: int, **kwargs: object) -> list[Stage]:
@@ -156,7 +145,7 @@ def test_layers_that_share_keys_and_values_are_not_cut(tmp_path):
 
 
 @pytest.mark.parametrize("handed", ["in the open", "among others, in a list"])
-def test_a_layer_that_is_handed_something_unknown_is_refused(handed, tmp_path, monkeypatch):
+def test_a_layer_with_an_unknown_argument_is_refused(handed, tmp_path, monkeypatch):
     path = saved("llama", tmp_path)
     kind = transformers.models.llama.modeling_llama.LlamaDecoderLayer
     forward = kind.forward

@@ -37,12 +37,12 @@ def survivals(seed: int, num_rows: int, depth: int) -> np.ndarray:
     return np.array(lists)
 
 
-def speed(costs: CostTable, by_model, by_lookup, lengths, looks_up) -> float:
+def speed(costs: CostTable, by_model, by_lookup, lengths, uses_lookup) -> float:
     """Expected tokens a second, from the definition; the draft runs for the rows whose source it is."""
     num_rows = len(lengths)
     expected, steps = float(num_rows), 0
-    steppers = sum(not up and (by_model[row][0] > 0) for row, up in enumerate(looks_up))
-    for row, (length, up) in enumerate(zip(lengths, looks_up, strict=True)):
+    steppers = sum(not up and (by_model[row][0] > 0) for row, up in enumerate(uses_lookup))
+    for row, (length, up) in enumerate(zip(lengths, uses_lookup, strict=True)):
         survival = (by_lookup if up else by_model)[row][:length]
         assert length == 0 or survival[-1] > 0, "a row drafts what it cannot"
         expected += sum(survival)
@@ -68,10 +68,10 @@ def test_the_lengths_are_the_best_of_all_lengths(name, seed):
     nothing = np.zeros_like(survival)
     for by_model, by_lookup in ((survival, None), (None, survival)):
         plan = best_lengths(by_model, by_lookup, costs, num_rows)
-        looks_up = (by_model is None,) * num_rows
+        uses_lookup = (by_model is None,) * num_rows
         tables = (nothing if by_model is None else by_model, nothing if by_lookup is None else by_lookup)
-        found = speed(costs, *tables, plan.lengths, looks_up)
-        best = max(speed(costs, *tables, lengths, looks_up) for lengths in all_lengths(survival))
+        found = speed(costs, *tables, plan.lengths, uses_lookup)
+        best = max(speed(costs, *tables, lengths, uses_lookup) for lengths in all_lengths(survival))
         assert found == pytest.approx(best)
         assert plan.speed == pytest.approx(found)
 
@@ -81,13 +81,13 @@ def test_the_lengths_are_the_best_of_all_lengths(name, seed):
 def test_the_lengths_are_the_best_where_each_row_has_a_source_of_its_own(name, seed):
     costs = COSTS[name]
     survival = survivals(seed, 3, 3)
-    looks_up = tuple(random.Random(seed).random() < 0.5 for _ in range(3))
-    by_lookup = np.where(np.array(looks_up)[:, None], survival, 0.0)
+    uses_lookup = tuple(random.Random(seed).random() < 0.5 for _ in range(3))
+    by_lookup = np.where(np.array(uses_lookup)[:, None], survival, 0.0)
     by_model = survival - by_lookup
     plan = best_lengths(by_model, by_lookup, costs, 3)
-    best = max(speed(costs, by_model, by_lookup, lengths, looks_up) for lengths in all_lengths(survival))
+    best = max(speed(costs, by_model, by_lookup, lengths, uses_lookup) for lengths in all_lengths(survival))
     assert plan.speed == pytest.approx(best)
-    assert all(plan.looks_up[row] == looks_up[row] for row in range(3) if plan.lengths[row])
+    assert all(plan.uses_lookup[row] == uses_lookup[row] for row in range(3) if plan.lengths[row])
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -99,10 +99,10 @@ def test_a_choice_of_sources_is_never_worse_than_either_source_alone(name, seed)
     plan = best_lengths(by_model, by_lookup, costs, 3)
     alone = [best_lengths(by_model, None, costs, 3).speed, best_lengths(None, by_lookup, costs, 3).speed]
     best = 0.0
-    for looks_up in itertools.product([False, True], repeat=3):
-        chosen = np.where(np.array(looks_up)[:, None], by_lookup, by_model)
+    for uses_lookup in itertools.product([False, True], repeat=3):
+        chosen = np.where(np.array(uses_lookup)[:, None], by_lookup, by_model)
         for lengths in all_lengths(chosen):
-            best = max(best, speed(costs, by_model, by_lookup, lengths, looks_up))
+            best = max(best, speed(costs, by_model, by_lookup, lengths, uses_lookup))
     assert plan.speed >= alone[1] * (1 - 1e-9)
     assert plan.speed >= 0.9 * max(best, alone[0])
 

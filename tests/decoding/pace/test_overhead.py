@@ -1,55 +1,55 @@
-"""The engine's own time is a line that rounds correct where they were."""
+"""The overhead is a line that measured rounds correct near their own shapes."""
 
 import pytest
 
 from decoding.pace.cost_table import CostTable
-from decoding.pace.overhead import OwnTime
+from decoding.pace.overhead import Overhead
 
 COSTS = CostTable(((1, 1.0), (144, 2.0)), ((1, 0.1), (16, 0.1)), round_seconds=0.01, position_seconds=0.001)
 
 
-def line(own_time: OwnTime, positions: int) -> float:
-    return own_time.costs.round_seconds + positions * own_time.costs.position_seconds
+def line(overhead: Overhead, positions: int) -> float:
+    return overhead.costs.round_seconds + positions * overhead.costs.position_seconds
 
 
 def test_it_starts_as_what_was_measured():
-    own_time = OwnTime(COSTS, 16, 144)
-    assert own_time.costs.round_seconds == pytest.approx(0.01)
-    assert own_time.costs.position_seconds == pytest.approx(0.001)
-    assert own_time.costs.target == COSTS.target
+    overhead = Overhead(COSTS, 16, 144)
+    assert overhead.costs.round_seconds == pytest.approx(0.01)
+    assert overhead.costs.position_seconds == pytest.approx(0.001)
+    assert overhead.costs.target == COSTS.target
 
 
 def test_rounds_of_different_shapes_give_another_line():
-    own_time = OwnTime(COSTS, 16, 144)
+    overhead = Overhead(COSTS, 16, 144)
     for _ in range(200):
         for positions in (16, 80, 144):
-            own_time.observe(positions, 0.02 + positions * 0.002)
-    assert own_time.costs.round_seconds == pytest.approx(0.02, rel=0.3)
-    assert own_time.costs.position_seconds == pytest.approx(0.002, rel=0.2)
+            overhead.observe(positions, 0.02 + positions * 0.002)
+    assert overhead.costs.round_seconds == pytest.approx(0.02, rel=0.3)
+    assert overhead.costs.position_seconds == pytest.approx(0.002, rel=0.2)
 
 
 @pytest.mark.parametrize("factor", [0.6, 3.0])
 def test_rounds_of_one_shape_correct_the_line_there_more_than_elsewhere(factor):
-    own_time = OwnTime(COSTS, 16, 144)
+    overhead = Overhead(COSTS, 16, 144)
     for _ in range(500):
-        own_time.observe(16, factor * 0.026)
-    assert line(own_time, 16) == pytest.approx(factor * 0.026, rel=0.25)
-    assert line(own_time, 144) == pytest.approx(0.154, rel=0.25)
+        overhead.observe(16, factor * 0.026)
+    assert line(overhead, 16) == pytest.approx(factor * 0.026, rel=0.25)
+    assert line(overhead, 144) == pytest.approx(0.154, rel=0.25)
 
 
-def test_a_moment_in_which_somebody_else_worked_changes_little():
-    own_time = OwnTime(COSTS, 16, 144)
+def test_a_round_disturbed_by_other_work_changes_little():
+    overhead = Overhead(COSTS, 16, 144)
     for _ in range(100):
-        own_time.observe(16, 0.026)
-    own_time.observe(16, 100.0)
-    assert line(own_time, 16) < 1.2 * 0.026
+        overhead.observe(16, 0.026)
+    overhead.observe(16, 100.0)
+    assert line(overhead, 16) < 1.2 * 0.026
 
 
 def test_neither_figure_falls_below_zero():
     for cheap_wide in (True, False):
-        own_time = OwnTime(COSTS, 16, 144)
+        overhead = Overhead(COSTS, 16, 144)
         for _ in range(500):
-            own_time.observe(16, 0.0 if not cheap_wide else 0.1)
-            own_time.observe(144, 0.3 if not cheap_wide else 0.0)
-        assert own_time.costs.round_seconds >= 0
-        assert own_time.costs.position_seconds >= 0
+            overhead.observe(16, 0.0 if not cheap_wide else 0.1)
+            overhead.observe(144, 0.3 if not cheap_wide else 0.0)
+        assert overhead.costs.round_seconds >= 0
+        assert overhead.costs.position_seconds >= 0

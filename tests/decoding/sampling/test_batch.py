@@ -206,7 +206,7 @@ def test_the_most_likely_token_stays_under_every_filter_at_its_strictest():
     assert torch.equal(scores.argmax(-1), logits.argmax(-1))
 
 
-def test_laws_sum_to_one_and_forbidden_tokens_have_none_of_it():
+def test_distributions_sum_to_one_and_forbidden_tokens_have_probability_zero():
     params = [SamplingParams(top_k=4, temperature=t) for t in (0.01, 1.0, 100.0)]
     logits = 20 * torch.randn(3, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     scores = _scores(logits, params, [[1, 2]] * 3, [1] * 3)
@@ -228,4 +228,6 @@ def test_fields_that_no_row_uses_cost_nothing():
     sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
     assert [getattr(sampling, name) for name in ("penalties_3B", "bias_BE", "min_length_B")] == [None] * 3
     assert [kind.name for kind in sampling.kinds] == ["open", "greedy"]
-    assert [cut for kind in sampling.kinds for cut in (kind.top_k_R, kind.top_p_R, kind.min_p_R)] == [None] * 6
+    assert [cut for kind in sampling.kinds for cut in (kind.cuts.top_k_P, kind.cuts.top_p_P, kind.cuts.min_p_P)] == [
+        None
+    ] * 6

@@ -1,4 +1,4 @@
-"""What a cut keeps does not depend on how long a list it was found in, nor on what stands beside the row."""
+"""What a cut keeps does not depend on how long a list it was found in, nor on the other rows."""
 
 import math
 import random
@@ -12,8 +12,8 @@ from decoding.sampling.batch import SamplingBatch, process_logits, truncate
 from decoding.sampling.cuts import find_supports
 from decoding.sampling.picks import pick_tokens
 from decoding.sampling.scores import Scores
-from decoding.sampling.verify import Draft, judge
-from tests.decoding.sampling.test_picks import LOGITS, PARAMS, VOCAB_SIZES, Case
+from decoding.sampling.verify import Draft, verify_coupled
+from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
 SIZES = [[1], [2, 5], [16, 64], [300], []]
@@ -104,14 +104,14 @@ def test_borders_are_found_in_short_lists_as_in_the_whole_vocabulary(size, monke
     "fields", [{"top_k": 6}, {"top_p": 0.7}, {"min_p": math.exp(-2 / 0.7)}, {"top_k": 9, "top_p": 0.8}]
 )
 def test_a_pick_that_rounding_changes_is_a_close_call(fields):
-    """Also where near-equal tokens stand at a cut, and the one that is cut off would have won."""
+    """The same holds if near-equal tokens are at a cut, and the one that is cut off would have won."""
     margin, rows = 1e-4, [SamplingParams(temperature=0.7, **fields)] * 60
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(-4, 5, (len(rows), 1, 300), generator=generator).float()
     logits += 2e-5 * torch.randn(logits.shape, generator=generator)
     case = Case(logits, rows)
     nothing = Draft(torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long))
-    verdict = judge(case.picked(margin), nothing, case.sampling, margin)
+    verdict = verify_coupled(case.picked(margin), nothing, case.sampling, margin)
     num_changed = 0
     for _ in range(20):
         rounded = logits + 1e-5 * torch.randn(logits.shape, generator=generator)
@@ -128,7 +128,7 @@ def test_loose_holds_kept_and_kept_holds_tight():
         for kind in _sampling(rows).kinds:
             places = kind.places(3)
             own = scores if places is None else scores.of(places)
-            found = list(find_supports(own, kind.cuts(3), margin=1e-3))
+            found = list(find_supports(own, kind.cuts.repeated(3), margin=1e-3))
             assert sorted(torch.cat([s.index_P for s in found]).tolist()) == list(range(len(own.places_P)))
             for support in found:
                 assert not (support.is_kept_PM & ~support.is_loose_PM).any()
@@ -165,7 +165,7 @@ def test_one_broken_row_leaves_the_picks_of_its_neighbours_alone():
             assert torch.equal(found.second_BJ[others], clean.second_BJ[others])
 
 
-def test_one_value_that_is_no_number_shows(monkeypatch):
+def test_one_value_that_is_not_finite_is_reported(monkeypatch):
     for poison in (float("nan"), float("inf")):
         logits = torch.randn(1, 2, 1000)
         logits[0, 1, 333] = poison
@@ -175,7 +175,7 @@ def test_one_value_that_is_no_number_shows(monkeypatch):
 
 
 def test_picks_and_process_logits_cut_alike():
-    """`process_logits` is what rejection verifies and states laws with; a pick must come from what it keeps."""
+    """Rejection verifies with `process_logits`, so a pick must come from the tokens that it keeps."""
     rows = [SamplingParams(**fields) for name in CUTTING for fields in PARAMS[name]]
     case = Case(LOGITS["spread"](len(rows), 1000, torch.Generator().manual_seed(4)), rows)
     sampling = case.sampling

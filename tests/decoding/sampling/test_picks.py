@@ -1,88 +1,13 @@
-"""The short ways to a pick give bit for bit what the long way over the whole vocabulary gives."""
+"""The fast ways to a pick give, bit for bit, what the definition over the whole vocabulary gives."""
 
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from decoding import SamplingParams
-from decoding.noise import GumbelNoise, Stream, noise_key
 from decoding.sampling import picks
-from decoding.sampling.batch import SamplingBatch, TokenHistory, process_logits
-from decoding.sampling.picks import pick_tokens
-
-NEVER = -torch.inf
-VOCAB_SIZES = [1, 2, 7, 63, 64, 65, 200, 1000, 4096, 5003]
-
-
-@dataclass
-class Case:
-    """Rows of any parameters over logits of any shape."""
-
-    logits_BJV: torch.Tensor
-    params: list[SamplingParams]
-    first_row: int = 0
-
-    @property
-    def sampling(self) -> SamplingBatch:
-        keys = [noise_key(3, self.first_row + row, 0) for row in range(len(self.params))]
-        nothing = [frozenset()] * len(self.params)
-        return SamplingBatch.build(self.params, keys, nothing, [1] * len(self.params), torch.device("cpu"))
-
-    @property
-    def noise(self) -> GumbelNoise:
-        positions = torch.arange(self.logits_BJV.shape[1]).expand(len(self.params), -1) + 5
-        return GumbelNoise.draw(self.sampling.keys_B, positions, self.logits_BJV.shape[-1], Stream.SHARED)
-
-    def picked(self, margin: float = 0.0) -> picks.Picks:
-        return pick_tokens(self.logits_BJV, self.sampling, self.noise, margin)
-
-    def long_way(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, best and second best noised scores from dense noise over dense scores, with nothing clever."""
-        sampling = self.sampling
-        history = TokenHistory(torch.zeros(len(self.params), 0, dtype=torch.long), torch.tensor([1]), torch.tensor([1]))
-        scores_BJV = process_logits(self.logits_BJV, sampling, history)
-        noise_BJV = self.noise.dense(self.logits_BJV.shape[-1])
-        is_greedy = torch.tensor([p.temperature == 0 or p.top_k == 1 for p in self.params])
-        noised_BJV = torch.where(is_greedy[:, None, None], scores_BJV, scores_BJV + noise_BJV)
-        ids_BJ = noised_BJV.argmax(-1)
-        best_BJ = noised_BJV.gather(-1, ids_BJ[..., None])[..., 0]
-        return ids_BJ, best_BJ, noised_BJV.scatter(-1, ids_BJ[..., None], NEVER).amax(-1)
-
-    def check(self) -> None:
-        found, (ids_BJ, best_BJ, second_BJ) = self.picked(), self.long_way()
-        assert torch.equal(found.token_ids_BJ, ids_BJ)
-        assert torch.equal(found.best_BJ, best_BJ)
-        assert torch.equal(found.second_BJ, second_BJ)
-        temperature_B1 = self.sampling.temperature_B[:, None]
-        own_BJ = self.logits_BJV.gather(-1, ids_BJ[..., None])[..., 0].float() / temperature_B1
-        assert torch.equal(found.score_BJ, own_BJ)
-
-
-LOGITS = {
-    "spread": lambda n, v, g: 3 * torch.randn(n, 3, v, generator=g),
-    "wide": lambda n, v, g: 40 * torch.randn(n, 3, v, generator=g),
-    "flat": lambda n, v, g: 1e-6 * torch.randn(n, 3, v, generator=g),
-    "all equal": lambda n, v, g: torch.full((n, 3, v), 1.5),
-    "ties": lambda n, v, g: torch.randint(-3, 4, (n, 3, v), generator=g).float(),
-    "bfloat16": lambda n, v, g: (3 * torch.randn(n, 3, v, generator=g)).bfloat16(),
-    "one token above the rest": lambda n, v, g: torch.zeros(n, 3, v).index_fill_(-1, torch.tensor([v - 1]), 60.0),
-    "all forbidden but one": lambda n, v, g: torch.full((n, 3, v), NEVER).index_fill_(-1, torch.tensor([v // 2]), 0.0),
-    "half forbidden": lambda n, v, g: torch.randn(n, 3, v, generator=g).index_fill_(-1, torch.arange(0, v // 2), NEVER),
-    "descending": lambda n, v, g: -torch.arange(v).float().log1p().expand(n, 3, v).contiguous(),
-    "a slice": lambda n, v, g: torch.randn(n, 3, v + 9, generator=g)[..., :v],
-}
-PARAMS = {
-    "open": [{}],
-    "greedy": [{"temperature": 0}],
-    "cold and hot": [{"temperature": 0.01}, {"temperature": 100.0}],
-    "top_k": [{"top_k": 2}, {"top_k": 50}, {"top_k": 2**31 - 1}],
-    "top_p": [{"top_p": 0.95, "temperature": 0.8}, {"top_p": 1e-9}, {"top_p": 1 - 1e-7}, {"top_p": 0.5}],
-    "min_p": [{"min_p": 1.0}, {"min_p": 0.05}, {"min_p": 1e-9}],
-    "all cuts": [{"top_k": 40, "top_p": 0.9, "min_p": 0.01}, {"top_k": 700, "top_p": 0.99}],
-    "mixed": [{}, {"temperature": 0}, {"top_k": 1}, {"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.1, "temperature": 2.0}],
-}
+from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 
 def _case(logits: str, params: str, vocab_size: int, seed: int = 0) -> Case:
@@ -99,14 +24,14 @@ def _bounds(request, monkeypatch):
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("logits", LOGITS)
-def test_picks_are_those_of_the_long_way(logits, params):
+def test_picks_are_those_of_the_definition(logits, params):
     for seed, vocab_size in enumerate(VOCAB_SIZES):
         _case(logits, params, vocab_size, seed).check()
 
 
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("seed", range(12))
-def test_picks_of_random_mixtures_are_those_of_the_long_way(seed):
+def test_picks_of_random_mixtures_are_those_of_the_definition(seed):
     chance = random.Random(seed)
     rows = [SamplingParams(**chance.choice(chance.choice(list(PARAMS.values())))) for _ in range(9)]
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The rows of a round hand the same noise and the same history to whoever asks, as if it were made anew."""
+"""The rows of a round give drafter and verifier the same noise and the same history, as if each was made anew."""
 
 import torch
 

@@ -9,11 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from actors.metrics import Metric
+from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
 from endpoint.edge.auth import Keys
-from endpoint.service import metrics
-from endpoint.service.metrics import SERVING_METRICS, ServingMetrics
-from endpoint.service.request_meter import RequestMeter
+from endpoint.service.meter import RequestMeter
+from endpoint.service.metrics import ServingMetrics
 from pipeline.counts import Counts
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
 from tests.endpoint.web import ask, served
@@ -56,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("endpoint.service.request_meter.time.monotonic", clock)
+    monkeypatch.setattr("endpoint.service.meter.time.monotonic", clock)
     return clock
 
 
@@ -156,7 +155,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each series by its name, on the page and, with `ray_`, from Ray."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
     return {
-        f"{prefix}{metric.name}{suffix}": {"model_name", *metric.tags} | ({"le"} if suffix == "_bucket" else set())
+        f"{prefix}{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
         for prefix in ("", "ray_")
         for metric in SERVING_METRICS
         for suffix in suffixes[metric.kind]
@@ -170,7 +169,7 @@ def full_page() -> list[Sample]:
     meter.tokens(2)
     meter.tokens(2)
     meter.finished("stop", COUNTS, num_drafts=3)
-    of.add(metrics.HTTP_REQUESTS, 1, route="/", method="GET", status="200")
+    of.add(HTTP_REQUESTS, 1, route="/", method="GET", status="200")
     return samples_of(of.page())
 
 
@@ -180,8 +179,7 @@ def test_every_declared_series_is_on_the_page_and_no_other() -> None:
 
 
 def row_of(metric: Metric) -> str:
-    tags = ", ".join(("model_name", *metric.tags))
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {tags} | {metric.description} |"
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.tags)} | {metric.description} |"
 
 
 def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
@@ -189,9 +187,8 @@ def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
     assert table == [row_of(metric) for metric in SERVING_METRICS]
 
 
-def test_every_metric_is_in_the_list_once_and_has_the_prefix() -> None:
-    declared = [value for value in vars(metrics).values() if isinstance(value, Metric)]
-    assert list(SERVING_METRICS) == declared
+def test_every_metric_is_declared_once_and_has_the_prefix() -> None:
+    assert len({metric.name for metric in SERVING_METRICS}) == len(SERVING_METRICS)
     assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in SERVING_METRICS)
 
 
@@ -226,7 +223,7 @@ def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(q
 
 
 class Published:
-    """Ray's side of a metric, which remembers the values that it gets."""
+    """Ray's side of a metric, which keeps what it was given."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, dict[str, str]]] = []
@@ -242,16 +239,18 @@ class Published:
         self.told = [(value, {})]
 
 
-def test_ray_gets_the_same_values(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_ray_gets_the_same_counts_as_the_page(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     made: dict[str, Published] = {}
 
-    def to_ray(metric: Metric, model_name: str) -> Published:
-        assert model_name == "m"
+    def to_ray(metric: Metric, **common_tag: str) -> Published:
+        assert common_tag == {"model_name": "m"}
         return made.setdefault(metric.name, Published())
 
     beats: list[Callable[[], None]] = []
-    monkeypatch.setattr(metrics, "_to_ray", to_ray)
-    monkeypatch.setattr(metrics, "Heartbeat", lambda beat: beats.append(beat) or type("No", (), {"start": int})())
+    monkeypatch.setattr(Metric, "to_ray", to_ray)
+    monkeypatch.setattr(
+        "endpoint.service.metrics.Heartbeat", lambda beat: beats.append(beat) or type("No", (), {"start": int})()
+    )
     of = ServingMetrics("m", to_ray=True)
     meter = RequestMeter(of)
     meter.tokens(1)

@@ -20,7 +20,7 @@ from ray.serve.context import _get_global_client
 
 from actors.engine.loop import EngineNumbers
 from actors.settings import GeneratorSettings
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine
 from decoding.sequence import Sequence

@@ -16,7 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from actors.workers.generator import load_codec
+from actors.workers.loading import load_codec
 from tests.endpoint.in_process import load_plain, offline_rows, settings_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -17,7 +17,7 @@ from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.service.meter import FinishReason
+from endpoint.service.meter import FinishReason, RequestMeter
 from pipeline.counts import Counts
 from tests.endpoint.in_process import MODEL, Server, running_server, settings_of
 from tests.jobs.runs import wait_until
@@ -57,12 +57,13 @@ class Backend:
             self.num_closed += 1
 
 
-class Meter:
+class Meter(RequestMeter):
     """A meter that remembers its calls; a test looks at the newest one."""
 
     made: ClassVar[list[Meter]] = []
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_tokens, self.reasons, self.counts, self.num_drafts = 0, list[str](), Counts(), 0
         Meter.made.append(self)
 

@@ -1,6 +1,5 @@
 """Units stream through Ray Data one a call, and each is counted once, whoever does it."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 
 from pipeline.counts import Counts
+from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.receipt import Receipt
 from pipeline.streaming import stream as dataset
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import Ticket, UnitError, stream_units
+from pipeline.streaming.stream import UnitCall, UnitError, calls_in, outcomes_table, stream_units
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 
@@ -29,21 +29,20 @@ def a_worker(refused: int = -1) -> type:
     class Worker:
         def __call__(self, batch: pa.Table) -> pa.Table:
             if batch.num_rows != 1:
-                return pa.table({"receipt": [None], "failure": [f"{batch.num_rows} units in a call"]})
-            unit_id = json.loads(batch["unit"][0].as_py())["unit_id"]
-            attempt = int(batch["is_backup"][0].as_py())
-            if unit_id == refused:
-                return pa.table({"receipt": [None], "failure": ["this one is refused"]})
-            text = json.dumps(Receipt(unit_id, Counts(num_rows=3), attempt).to_dict())
-            return pa.table({"receipt": [text], "failure": pa.nulls(1, pa.string())})
+                return outcomes_table([UnitError(f"{batch.num_rows} units in a call")])
+            (call,) = calls_in(batch)
+            assert call.unit == unit(call.unit.unit_id)
+            if call.unit.unit_id == refused:
+                return outcomes_table([UnitError("this one is refused")])
+            return outcomes_table([Receipt(call.unit.unit_id, Counts(num_rows=3), int(call.is_backup))])
 
     return Worker
 
 
-def tickets(ids: list[int], backups: tuple[int, ...] = ()) -> Callable[[], Iterator[Ticket]]:
-    def source() -> Iterator[Ticket]:
-        yield from (Ticket(unit(unit_id), is_backup=True) for unit_id in backups)  # early: the end would cut them off
-        yield from (Ticket(unit(unit_id)) for unit_id in ids)
+def calls(ids: list[int], backups: tuple[int, ...] = ()) -> Callable[[], Iterator[UnitCall]]:
+    def source() -> Iterator[UnitCall]:
+        yield from (UnitCall(unit(unit_id), is_backup=True) for unit_id in backups)  # early: the end would cut them off
+        yield from (UnitCall(unit(unit_id)) for unit_id in ids)
 
     return source
 
@@ -54,24 +53,24 @@ def stream(source: Any, num_units: int, worker: type, **pool: Any) -> list[Recei
 
 def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered: list[list[int]] = []
-    forget = dataset._ForgetBlocks.on_execution_step
 
-    def watch(self: Any, executor: Any) -> None:
-        forget(self, executor)
-        maps = [operator for operator in executor._topology if "Map" in type(operator).__name__]
-        remembered.append([len(operator._output_blocks_stats) for operator in maps])
+    class Watching(block_statistics_cleaner()):  # type: ignore[misc]
+        def on_execution_step(self, executor: Any) -> None:
+            super().on_execution_step(executor)
+            maps = [operator for operator in executor._topology if "Map" in type(operator).__name__]
+            remembered.append([len(operator._output_blocks_stats) for operator in maps])
 
-    monkeypatch.setattr(dataset._ForgetBlocks, "on_execution_step", watch)
-    receipts = stream(tickets(list(range(40)), backups=(3, 39, 0)), 40, a_worker(), max_actors=2)
+    monkeypatch.setattr(dataset, "block_statistics_cleaner", lambda: Watching)
+    receipts = stream(calls(list(range(40)), backups=(3, 39, 0)), 40, a_worker(), max_actors=2)
     assert sorted(receipt.unit_id for receipt in receipts) == list(range(40))
     assert remembered, "nobody was there to forget"
     assert all(lengths == [0, 0] for lengths in remembered), "the driver grows with every unit"
 
 
 def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way() -> None:
-    def endless() -> Iterator[Ticket]:
+    def endless() -> Iterator[UnitCall]:
         while True:
-            yield from (Ticket(unit(unit_id)) for unit_id in range(3))
+            yield from (UnitCall(unit(unit_id)) for unit_id in range(3))
 
     assert len(stream(endless, 3, a_worker())) == 3
 
@@ -81,21 +80,21 @@ def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
     for group in map(bytes.fromhex, ray.util.placement_group_table()):
         ray.util.remove_placement_group(PlacementGroup(PlacementGroupID(group)))
     wait_until(lambda: ray.available_resources().get("CPU", 0) >= 6, 60)
-    assert len(stream(tickets([0, 1]), 2, a_worker(), num_cpus=6)) == 2
+    assert len(stream(calls([0, 1]), 2, a_worker(), num_cpus=6)) == 2
 
 
 def test_a_failure_keeps_its_message() -> None:
     with pytest.raises(UnitError, match=r"^this one is refused$"):
-        stream(tickets(list(range(9))), 9, a_worker(refused=4))
+        stream(calls(list(range(9))), 9, a_worker(refused=4))
 
 
 def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: Path) -> None:
-    def dying() -> Iterator[Ticket]:
+    def dying() -> Iterator[UnitCall]:
         for unit_id in range(20):
             if unit_id == 11 and not (tmp_path / "died").exists():
                 (tmp_path / "died").touch()
                 os._exit(9)
-            yield Ticket(unit(unit_id))
+            yield UnitCall(unit(unit_id))
 
     receipts = stream(dying, 20, a_worker())
     assert sorted(receipt.unit_id for receipt in receipts) == list(range(20))
@@ -105,7 +104,7 @@ def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: P
 def test_actors_go_where_labels_and_resources_are() -> None:
     node = ray.get_runtime_context().get_node_id()
     receipts = stream(
-        tickets([0, 1]),
+        calls([0, 1]),
         2,
         a_worker(),
         memory=1 << 20,

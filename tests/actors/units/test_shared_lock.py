@@ -1,17 +1,17 @@
-"""Many at once, or one alone."""
+"""A shared lock is held by many tasks together, or by one alone."""
 
 import asyncio
 
-from actors.units.turnstile import Turnstile
+from actors.units.shared_lock import SharedLock
 
 
-def test_nobody_is_inside_with_who_is_alone() -> None:
+def test_no_other_task_holds_an_exclusive_lock() -> None:
     async def scenario() -> list[tuple[str, int]]:
-        turnstile, inside, seen = Turnstile(), 0, []
+        lock, inside, seen = SharedLock(), 0, []
 
         async def visit(name: str) -> None:
             nonlocal inside
-            async with turnstile.alone() if name == "alone" else turnstile.together():
+            async with lock.exclusive() if name == "alone" else lock.shared():
                 inside += 1
                 for _ in range(5):
                     await asyncio.sleep(0)
@@ -27,39 +27,39 @@ def test_nobody_is_inside_with_who_is_alone() -> None:
     assert max(inside for _, inside in seen) >= 2
 
 
-def test_who_waits_to_be_alone_is_not_overtaken() -> None:
+def test_a_task_that_waits_for_the_exclusive_lock_is_not_overtaken() -> None:
     async def scenario() -> list[str]:
-        turnstile, order = Turnstile(), []
+        lock, order = SharedLock(), []
 
         async def visit(name: str, manager: object) -> None:
             async with manager:  # type: ignore[attr-defined]
                 order.append(name)
                 await asyncio.sleep(0)
 
-        first = asyncio.create_task(visit("first", turnstile.together()))
+        first = asyncio.create_task(visit("first", lock.shared()))
         await asyncio.sleep(0)
-        alone = asyncio.create_task(visit("alone", turnstile.alone()))
+        alone = asyncio.create_task(visit("alone", lock.exclusive()))
         await asyncio.sleep(0)
-        later = asyncio.create_task(visit("later", turnstile.together()))
+        later = asyncio.create_task(visit("later", lock.shared()))
         await asyncio.gather(first, alone, later)
         return order
 
     assert asyncio.run(scenario()) == ["first", "alone", "later"]
 
 
-def test_who_gives_up_waiting_to_be_alone_keeps_nobody_out() -> None:
+def test_a_task_that_gives_up_waiting_for_the_exclusive_lock_blocks_no_other() -> None:
     async def scenario() -> None:
-        turnstile = Turnstile()
+        lock = SharedLock()
 
         async def alone() -> None:
-            async with turnstile.alone():
+            async with lock.exclusive():
                 raise AssertionError("never gets in")
 
         async def enter() -> None:
-            async with turnstile.together():
+            async with lock.shared():
                 pass
 
-        async with turnstile.together():
+        async with lock.shared():
             waiting = asyncio.create_task(alone())
             await asyncio.sleep(0)
             later = asyncio.create_task(enter())

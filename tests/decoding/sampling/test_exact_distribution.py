@@ -1,4 +1,4 @@
-"""The rejection rule writes exactly the target's law: every path enumerated in float64, no sampling noise at all."""
+"""The rejection rule writes exactly the target's distribution: every path is enumerated in float64, without noise."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling.batch import probabilities
-from decoding.sampling.verify import Draft, rejection_law
-from tests.decoding.toy import Language, difference, speculative_law
+from decoding.sampling.verify import Draft, rejection_rule
+from tests.decoding.toy import Language, difference, speculative_distribution
 
 EXACT = 1e-12
 PARAMS = {
@@ -43,66 +43,73 @@ def _pair(vocab_size: int, params: dict[str, object], seed: int = 0) -> tuple[La
 @pytest.mark.parametrize("is_point_mass", [False, True])
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 3])
 @pytest.mark.parametrize("name", PARAMS)
-def test_the_joint_law_of_a_round_and_the_next_is_the_targets(name, num_draft_tokens, is_point_mass):
+def test_the_joint_distribution_of_a_round_and_the_next_is_the_targets(name, num_draft_tokens, is_point_mass):
     target, draft = _pair(4, PARAMS[name])
     num_tokens = num_draft_tokens + 1
-    found = speculative_law(target, draft, num_draft_tokens, num_tokens, rejection_law, is_point_mass=is_point_mass)
-    assert difference(found, target.law(num_tokens)) < EXACT
+    found = speculative_distribution(
+        target, draft, num_draft_tokens, num_tokens, rejection_rule, is_point_mass=is_point_mass
+    )
+    assert difference(found, target.distribution(num_tokens)) < EXACT
     assert sum(found.values()) == pytest.approx(1, abs=EXACT)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_law_over_several_rounds_is_the_targets(seed):
+def test_the_distribution_over_several_rounds_is_the_targets(seed):
     target, draft = _pair(4, PARAMS["everything"], seed)
-    assert difference(speculative_law(target, draft, 1, 5, rejection_law), target.law(5)) < EXACT
+    assert difference(speculative_distribution(target, draft, 1, 5, rejection_rule), target.distribution(5)) < EXACT
 
 
 @pytest.mark.parametrize("vocab_size", [5, 6, 8])
-def test_larger_vocabularies_keep_the_law(vocab_size):
+def test_larger_vocabularies_keep_the_distribution(vocab_size):
     target, draft = _pair(vocab_size, PARAMS["plain"], seed=7)
-    assert difference(speculative_law(target, draft, 2, 3, rejection_law), target.law(3)) < EXACT
+    assert difference(speculative_distribution(target, draft, 2, 3, rejection_rule), target.distribution(3)) < EXACT
 
 
 @pytest.mark.parametrize("most_candidates", [1, 2, 3])
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_draft_that_draws_from_its_best_tokens_only_keeps_the_law(name, most_candidates):
+def test_a_draft_that_draws_from_its_best_tokens_only_keeps_the_distribution(name, most_candidates):
     target, draft = _pair(4, PARAMS[name])
     few = replace(draft, most_candidates=most_candidates)
-    assert difference(speculative_law(target, few, 2, 3, rejection_law), target.law(3)) < EXACT
+    assert difference(speculative_distribution(target, few, 2, 3, rejection_rule), target.distribution(3)) < EXACT
 
 
-def test_drawing_from_the_best_tokens_and_stating_the_law_of_all_breaks_the_law():
+def test_drawing_from_the_best_tokens_and_stating_the_distribution_of_all_breaks_it():
     target, draft = _pair(4, PARAMS["plain"])
     few = replace(draft, most_candidates=2)
 
-    def law_of_all(probs: torch.Tensor, drafts: Draft):
+    def rule_with_all(probs: torch.Tensor, drafts: Draft):
         drafted_NK = drafts.token_ids_BK
         tokens_NL = torch.cat([torch.tensor([[1, 0, 1]]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
         stated_NKV = draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1]
-        return rejection_law(probs, Draft(drafted_NK, drafts.num_draft_tokens_B, stated_NKV))
+        return rejection_rule(probs, Draft(drafted_NK, drafts.num_draft_tokens_B, stated_NKV))
 
-    assert difference(speculative_law(target, few, 1, 2, rejection_law), target.law(2)) < EXACT
-    assert difference(speculative_law(target, few, 1, 2, law_of_all), target.law(2)) > 1e-3
+    assert difference(speculative_distribution(target, few, 1, 2, rejection_rule), target.distribution(2)) < EXACT
+    assert difference(speculative_distribution(target, few, 1, 2, rule_with_all), target.distribution(2)) > 1e-3
 
 
 @pytest.mark.parametrize("is_point_mass", [False, True])
-def test_drafts_cut_behind_a_stop_id_keep_the_law(is_point_mass):
+def test_drafts_cut_behind_a_stop_id_keep_the_distribution(is_point_mass):
     target, draft = _pair(4, {"stop_token_ids": (2,)})
-    found = speculative_law(target, draft, 3, 4, rejection_law, is_point_mass=is_point_mass)
-    assert difference(found, target.law(4)) < EXACT
+    found = speculative_distribution(target, draft, 3, 4, rejection_rule, is_point_mass=is_point_mass)
+    assert difference(found, target.distribution(4)) < EXACT
 
 
-def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_law():
-    """The rest of the row is junk, its stated law included; the length depends on nothing that was drafted."""
+def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_distribution():
+    """The rest of the row is junk, its stated distribution included; the length does not depend on drafted tokens."""
     target, draft = _pair(4, PARAMS["plain"])
     for length in range(4):
-        found = speculative_law(
-            target, draft, 3, 4, rejection_law, shorten=lambda d, n=length: torch.full_like(d.num_draft_tokens_B, n)
+        found = speculative_distribution(
+            target,
+            draft,
+            3,
+            4,
+            rejection_rule,
+            shorten=lambda d, n=length: torch.full_like(d.num_draft_tokens_B, n),
         )
-        assert difference(found, target.law(4)) < EXACT
+        assert difference(found, target.distribution(4)) < EXACT
 
 
-def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_law():
+def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_distribution():
     """Stopping after a token is allowed; dropping the token itself is not (DSpark, appendix A)."""
     target, draft = _pair(4, PARAMS["plain"])
 
@@ -112,17 +119,17 @@ def test_a_draft_cut_behind_a_token_because_of_that_token_keeps_the_law():
     def drop_it(drafts: Draft) -> torch.Tensor:
         return (drafts.token_ids_BK != 0).long().cumprod(-1).sum(-1)
 
-    expected = target.law(4)
-    assert difference(speculative_law(target, draft, 3, 4, rejection_law, shorten=keep_it), expected) < EXACT
-    assert difference(speculative_law(target, draft, 3, 4, rejection_law, shorten=drop_it), expected) > 1e-3
+    expected = target.distribution(4)
+    assert difference(speculative_distribution(target, draft, 3, 4, rejection_rule, shorten=keep_it), expected) < EXACT
+    assert difference(speculative_distribution(target, draft, 3, 4, rejection_rule, shorten=drop_it), expected) > 1e-3
 
 
-def test_a_draft_of_the_targets_own_law_is_accepted_with_certainty():
+def test_a_draft_from_the_targets_own_distribution_is_accepted_with_certainty():
     target, _ = _pair(5, PARAMS["everything"])
     tokens = torch.tensor([[1, 0, 3], [2, 2, 4]])
     probs = target.probs(tokens, 2)
     best = probs[:, :1].argmax(-1)
-    accept, recover = rejection_law(probs, Draft(best, torch.tensor([1, 1]), probs[:, :1]))
+    accept, recover = rejection_rule(probs, Draft(best, torch.tensor([1, 1]), probs[:, :1]))
     assert accept.tolist() == [[1.0], [1.0]]
     assert recover.isfinite().all()
 
@@ -130,65 +137,65 @@ def test_a_draft_of_the_targets_own_law_is_accepted_with_certainty():
 @pytest.mark.parametrize("is_point_mass", [False, True])
 def test_an_impossible_token_is_never_accepted_nor_recovered(is_point_mass):
     probs = torch.tensor([[[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]], dtype=torch.float64)
-    law = None if is_point_mass else torch.tensor([[[0.9, 0.1, 0.0]]], dtype=torch.float64)
-    accept, recover = rejection_law(probs, Draft(torch.tensor([[0]]), torch.tensor([1]), law))
+    stated = None if is_point_mass else torch.tensor([[[0.9, 0.1, 0.0]]], dtype=torch.float64)
+    accept, recover = rejection_rule(probs, Draft(torch.tensor([[0]]), torch.tensor([1]), stated))
     assert accept.item() == 0
     assert recover[0, 0, 0] == 0
     assert recover[0, 1, 2] == 0
 
 
-def test_a_draft_law_with_nan_behind_its_end_changes_nothing():
-    """A drafter whose model broke down states nonsense; its row then has no draft tokens."""
+def test_a_stated_distribution_with_nan_behind_its_end_changes_nothing():
+    """A drafter whose model fails states nonsense; its row then has no draft tokens."""
     target, _ = _pair(4, PARAMS["plain"])
     probs = target.probs(torch.tensor([[1, 0, 1]]), 2)
     nonsense = torch.full((1, 1, 4), float("nan"), dtype=torch.float64)
-    accept, recover = rejection_law(probs, Draft(torch.tensor([[2]]), torch.tensor([0]), nonsense))
+    accept, recover = rejection_rule(probs, Draft(torch.tensor([[2]]), torch.tensor([0]), nonsense))
     torch.testing.assert_close(recover, probs, rtol=0, atol=1e-15)
     assert not (accept > 0).any()
 
 
 def _swapped(probs: torch.Tensor, draft: Draft):
     q = draft.probs_BKV
-    accept, _ = rejection_law(
+    accept, _ = rejection_rule(
         torch.cat([q, probs[:, -1:]], 1), Draft(draft.token_ids_BK, draft.num_draft_tokens_B, probs[:, :-1])
     )
-    return accept, rejection_law(probs, draft)[1]
+    return accept, rejection_rule(probs, draft)[1]
 
 
 def _residual_swapped(probs: torch.Tensor, draft: Draft):
     other = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, probs[:, :-1])
-    _, recover = rejection_law(torch.cat([draft.probs_BKV, probs[:, -1:]], 1), other)
-    return rejection_law(probs, draft)[0], recover
+    _, recover = rejection_rule(torch.cat([draft.probs_BKV, probs[:, -1:]], 1), other)
+    return rejection_rule(probs, draft)[0], recover
 
 
 def _no_residual(probs: torch.Tensor, draft: Draft):
-    return rejection_law(probs, draft)[0], probs
+    return rejection_rule(probs, draft)[0], probs
 
 
 def _always_accept(probs: torch.Tensor, draft: Draft):
-    accept, recover = rejection_law(probs, draft)
+    accept, recover = rejection_rule(probs, draft)
     return torch.ones_like(accept), recover
 
 
 def _stale_q(probs: torch.Tensor, draft: Draft):
     stale = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, draft.probs_BKV.roll(1, dims=1))
-    return rejection_law(probs, stale)
+    return rejection_rule(probs, stale)
 
 
 def _bonus_from_the_last_draft_position(probs: torch.Tensor, draft: Draft):
-    accept, recover = rejection_law(probs, draft)
+    accept, recover = rejection_rule(probs, draft)
     return accept, torch.cat([recover[:, :-1], probs[:, -2:-1]], dim=1)
 
 
 def _point_mass_without_taking_the_token_out(probs: torch.Tensor, draft: Draft):
     point_mass = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, None)
-    return rejection_law(probs, point_mass)[0], probs
+    return rejection_rule(probs, point_mass)[0], probs
 
 
 def _unfiltered_q(probs: torch.Tensor, draft: Draft):
     flatter = draft.probs_BKV.clamp(min=0.05)
     flatter = flatter / flatter.sum(-1, keepdim=True)
-    return rejection_law(probs, Draft(draft.token_ids_BK, draft.num_draft_tokens_B, flatter))
+    return rejection_rule(probs, Draft(draft.token_ids_BK, draft.num_draft_tokens_B, flatter))
 
 
 BUGS = [
@@ -205,24 +212,24 @@ BUGS = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
 @pytest.mark.parametrize("name", ["plain", "top_k", "everything"])
-def test_a_planted_bug_breaks_the_law(bug, name):
+def test_a_planted_bug_breaks_the_distribution(bug, name):
     target, draft = _pair(4, PARAMS[name])
 
     def broken(probs: torch.Tensor, drafts: Draft):
-        return bug(probs, drafts) if drafts.token_ids_BK.shape[1] else rejection_law(probs, drafts)
+        return bug(probs, drafts) if drafts.token_ids_BK.shape[1] else rejection_rule(probs, drafts)
 
-    assert difference(speculative_law(target, draft, 2, 3, broken), target.law(3)) > 1e-4
+    assert difference(speculative_distribution(target, draft, 2, 3, broken), target.distribution(3)) > 1e-4
 
 
-def test_a_soft_greedy_row_breaks_the_law(monkeypatch):
+def test_a_soft_greedy_row_breaks_the_distribution(monkeypatch):
     """Greedy is a point mass; a low temperature is not."""
     target, draft = _pair(4, PARAMS["greedy"])
-    expected = target.law(3)
+    expected = target.distribution(3)
     monkeypatch.setattr("tests.decoding.toy.probabilities", lambda scores, sampling: (scores * 3).softmax(-1))
-    assert difference(speculative_law(target, draft, 2, 3, rejection_law), expected) > 1e-4
+    assert difference(speculative_distribution(target, draft, 2, 3, rejection_rule), expected) > 1e-4
 
 
-def test_greedy_laws_are_point_masses():
+def test_greedy_distributions_are_point_masses():
     target, _ = _pair(5, PARAMS["greedy"])
     sampling = target.sampling(1)
     probs = probabilities(target.scores(torch.tensor([[1, 0, 1, 2]]), 2, sampling), sampling)

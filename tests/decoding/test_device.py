@@ -1,4 +1,4 @@
-"""What is done about memory."""
+"""The memory of the host."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.memory import give_back_freed_memory
+from decoding.device import give_back_freed_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")

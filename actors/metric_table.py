@@ -1,0 +1,184 @@
+"""Every metric of Dray, declared once: those of a run and those of the endpoint, for Ray and for the page `/metrics`.
+
+docs/metrics.md and docs/serving.md explain them. They are for watching: a process that dies takes with it what it had
+not handed to Ray (10 s at most). What a run has written is counted exactly in its parts. In Prometheus the names of
+Ray's metrics begin with `ray_`, those of counters end in `_total`, and Ray adds labels that tell process and node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ray.util import metrics as ray_metrics
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A declared metric. The first of its tags is the one that all metrics of its table have."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    tags: tuple[str, ...]
+    boundaries: tuple[float, ...] = ()  # of a histogram's buckets
+
+    def to_ray(self, **common_tag: str) -> Any:
+        """Return the metric as Ray publishes it, with the value of the common tag."""
+        made: Any
+        if self.kind == "counter":
+            made = ray_metrics.Counter(self.name, self.description, self.tags)
+        elif self.kind == "gauge":
+            made = ray_metrics.Gauge(self.name, self.description, self.tags)
+        else:
+            made = ray_metrics.Histogram(self.name, self.description, list(self.boundaries), self.tags)
+        return made.set_default_tags(common_tag)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Metrics in the order of their declaration, which all have one tag in common."""
+
+    common_tag: str
+    metrics: list[Metric] = field(default_factory=list)
+
+    def counter(self, name: str, unit: str, description: str, *tags: str) -> Metric:
+        return self._add(Metric(name, "counter", unit, description, (self.common_tag, *tags)))
+
+    def gauge(self, name: str, unit: str, description: str) -> Metric:
+        return self._add(Metric(name, "gauge", unit, description, (self.common_tag,)))
+
+    def histogram(self, name: str, unit: str, description: str, boundaries: tuple[float, ...]) -> Metric:
+        return self._add(Metric(name, "histogram", unit, description, (self.common_tag,), boundaries))
+
+    def _add(self, metric: Metric) -> Metric:
+        self.metrics.append(metric)
+        return metric
+
+
+_run = _Table("run")  # the last part of the output's name
+ROWS = _run.counter(
+    "dray_rows", "rows", "Input rows done, by outcome: generated (with all their samples) or failed.", "outcome"
+)
+ERRORS = _run.counter(
+    "dray_errors",
+    "rows",
+    "Failed rows by the stage they failed at: read, template, encode, params or generate.",
+    "stage",
+)
+GENERATIONS = _run.counter("dray_generations", "samples", "Samples written.")
+PROMPT_TOKENS = _run.counter("dray_prompt_tokens", "tokens", "Prompt tokens, once a row whatever its samples.")
+CACHED_PROMPT_TOKENS = _run.counter(
+    "dray_cached_prompt_tokens",
+    "tokens",
+    "Prompt tokens copied from another row instead of computed, over all samples.",
+)
+OUTPUT_TOKENS = _run.counter("dray_output_tokens", "tokens", "Tokens written.")
+ROUNDS = _run.counter("dray_rounds", "row rounds", "Rounds, counted once for each sample in them.")
+DRAFT_TOKENS = _run.counter("dray_draft_tokens", "tokens", "Tokens drafted.")
+ACCEPTED_TOKENS = _run.counter("dray_accepted_tokens", "tokens", "Drafted tokens that were accepted.")
+ACCEPTED_BY_POSITION = _run.counter(
+    "dray_accepted_tokens_by_position", "tokens", "The same by position in the draft, from 0.", "position"
+)
+UNITS_COMMITTED = _run.counter("dray_units_committed", "units", "Work units whose part was written.")
+UNITS_REPEATED = _run.counter("dray_units_repeated", "units", "Attempts at a unit beyond its first, in a command.")
+UNITS_BACKED_UP = _run.counter(
+    "dray_units_backed_up", "units", "Backups of units under way elsewhere, begun because a process was idle."
+)
+UNIT_SECONDS = _run.histogram(
+    "dray_unit_seconds",
+    "seconds",
+    "Time of the attempts that wrote a part; Ray makes up the sum from the buckets.",
+    (1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 10800),
+)
+WORKER_DEATHS = _run.counter(
+    "dray_worker_deaths",
+    "processes",
+    "Processes that died over units, each once; noticed when such a unit was begun again.",
+)
+STORAGE_RETRIES = _run.counter("dray_storage_retries", "operations", "Storage operations tried again.")
+OUT_OF_MEMORY = _run.counter(
+    "dray_out_of_memory", "times", "Memory ran out in an engine, which goes on with half its slots."
+)
+ENGINE_BUSY_SECONDS = _run.counter(
+    "dray_engine_busy_seconds",
+    "seconds",
+    "Time in an engine's steps: reading prompts, and rounds. The rest of its life it waited.",
+)
+ENGINE_ROUND_SECONDS = _run.counter(
+    "dray_engine_round_seconds", "seconds", "Time in rounds: drafting, scoring, verifying, committing."
+)
+ENGINE_SLOTS = _run.gauge("dray_engine_slots", "samples", "Samples that an engine can run at once.")
+ENGINE_RUNNING = _run.gauge("dray_engine_running", "samples", "Samples that an engine runs.")
+ENGINE_WAITING = _run.gauge("dray_engine_waiting", "samples", "Samples that wait for a slot of an engine.")
+DRAFT_LOSSES = _run.counter(
+    "dray_draft_actor_losses", "times", "A generator lost its draft actor, and went on without drafts."
+)
+DRAFT_TIMEOUTS = _run.counter("dray_draft_timeouts", "drafts", "Drafts of draft actors that came too late, or never.")
+DRAFT_BYTES_SENT = _run.counter(
+    "dray_draft_bytes_sent", "bytes", "Sent to draft actors: committed tokens, and new rows' prompts."
+)
+DRAFT_BYTES_RECEIVED = _run.counter("dray_draft_bytes_received", "bytes", "Received from draft actors: drafts.")
+DRAFT_WAIT_SECONDS = _run.counter(
+    "dray_draft_wait_seconds", "seconds", "Time that engines waited for drafts of draft actors."
+)
+UNITS_LEFT = _run.gauge("dray_units_left", "units", "Units that the command has still to do; from the driver.")
+ROWS_LEFT = _run.gauge("dray_rows_left", "rows", "Rows in them.")
+
+METRICS: tuple[Metric, ...] = tuple(_run.metrics)
+
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_served = _Table("model_name")
+HTTP_REQUESTS = _served.counter(
+    "dray_http_requests", "requests", "Requests answered, refused ones too.", "route", "method", "status"
+)
+REQUESTS_RUNNING = _served.gauge("dray_num_requests_running", "requests", "Requests that are being written.")
+REQUESTS_WAITING = _served.gauge(
+    "dray_num_requests_waiting", "requests", "Requests that no slot has been found for yet."
+)
+REQUESTS_FINISHED = _served.counter(
+    "dray_requests_finished",
+    "requests",
+    "Requests to generate, by how they ended: stop, length, cancelled (the client left), rejected (the queue was "
+    "full), timeout or error.",
+    "finished_reason",
+)
+QUEUE_SECONDS = _served.histogram(
+    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", _LATENCIES
+)
+FIRST_TOKEN_SECONDS = _served.histogram(
+    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", _LATENCIES
+)
+BETWEEN_TOKENS_SECONDS = _served.histogram(
+    "dray_inter_token_latency_seconds",
+    "seconds",
+    "Between tokens of a sample; those that come together share the time since the last ones.",
+    _LATENCIES,
+)
+REQUEST_SECONDS = _served.histogram(
+    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", _LATENCIES
+)
+SERVED_PROMPT_TOKENS = _served.counter(
+    "dray_served_prompt_tokens",
+    "tokens",
+    "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected, "
+    "ended before its first token, or only scored).",
+)
+SERVED_GENERATION_TOKENS = _served.counter(
+    "dray_served_generation_tokens", "tokens", "Tokens written, also for a client that left before the end."
+)
+SERVED_DRAFTS = _served.counter(
+    "dray_spec_decode_num_drafts", "drafts", "Drafts: one for each sample and round in which one was made."
+)
+SERVED_DRAFT_TOKENS = _served.counter("dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.")
+SERVED_ACCEPTED_TOKENS = _served.counter(
+    "dray_spec_decode_num_accepted_tokens", "tokens", "Drafted tokens that were accepted."
+)
+SERVED_ACCEPTED_BY_POSITION = _served.counter(
+    "dray_spec_decode_num_accepted_tokens_per_pos", "tokens", "The same by position in the draft, from 0.", "position"
+)
+
+SERVING_METRICS: tuple[Metric, ...] = tuple(_served.metrics)

@@ -1,0 +1,72 @@
+"""Ray's private names: every use that Dray makes of them, with the reason. Checked against Ray 2.60.
+
+Another Ray version may change them without notice. `tests/pipeline/test_ray_internals.py` names the ones that are
+missing, and fails if another file uses a private name. Ray's modules are imported where they are used, since a process
+needs few of them and `ray.data` takes seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # how Serve names its controller
+
+
+def actor_id_of(handle: Any) -> str:
+    """Return the id of an actor, which its handle only has as a private attribute."""
+    return str(handle._actor_id.hex())
+
+
+def is_actor_dead(actor_id: str) -> bool:
+    """Return whether an actor has ended. The public API for this needs the dashboard.
+
+    The cluster has no entry for an actor that ended long ago.
+    """
+    from ray._private.state import actors
+
+    return bool(actors(actor_id).get("State", "DEAD") == "DEAD")
+
+
+def block_statistics_cleaner() -> type:
+    """Return an execution callback for Ray Data that keeps the driver small.
+
+    Ray Data keeps kilobytes of statistics for every block until a final summary, which Dray does not print.
+    """
+    from ray.data._internal.execution.execution_callback import ExecutionCallback
+
+    class BlockStatisticsCleaner(ExecutionCallback):  # type: ignore[misc]  # Ray has no types
+        def on_execution_step(self, executor: Any) -> None:
+            """Forget the statistics so far."""
+            for operator in executor._topology or ():
+                getattr(operator, "_output_blocks_stats", []).clear()
+
+    return BlockStatisticsCleaner
+
+
+def serve_controller() -> Any:
+    """Return the controller of this cluster's Serve. Raises ValueError if Serve does not run."""
+    return ray.get_actor(SERVE_CONTROLLER, namespace=SERVE_NAMESPACE)
+
+
+def serve_http_options(timeout_s: float) -> list[Any]:
+    """Return one entry for each HTTP proxy of this cluster: a reference to its options.
+
+    Raises ValueError if Serve does not run, RayError if its controller does not answer in `timeout_s`.
+    """
+    proxies = ray.get(serve_controller().get_proxies.remote(), timeout=timeout_s)
+    return [proxy._get_http_options.remote() for proxy in proxies.values()]
+
+
+def serve_details(timeout_s: float) -> dict[str, Any]:
+    """Return what Serve's dashboard would show of its applications: the public status lacks their configuration."""
+    details: dict[str, Any] = ray.get(serve_controller().get_serve_instance_details.remote(), timeout=timeout_s)
+    return details
+
+
+def begin_deleting(application: str) -> None:
+    """Begin to delete an application of Serve. The public call waits, but for no more than a minute."""
+    from ray import serve
+
+    serve.delete(application, _blocking=False)
