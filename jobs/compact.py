@@ -2,8 +2,8 @@
 
 DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows
 that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read.
-A command that died goes on, when it is given again, behind the last file that it finished. At the end counts and
-content of all files are read back and compared with the run's.
+At the end all files are read back, their counts and content are compared with the run's, and "complete" becomes true
+in _dray.json. If the command is interrupted, give it again: it starts from the beginning.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compact; return 0 if the files hold what the run holds, 1 if not, 2 if it cannot begin, 3 if interrupted."""
+    """Return 0 if the files hold the run, 1 if not or it is incomplete, 2 if it cannot begin, 3 if interrupted."""
     options = _parser().parse_args(arguments)
     by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
     try:
         run_directory, destination = RunDirectory.open(options.output), Location.parse(options.destination)
         cut = Cut(options.rows_per_file, by_bytes)
-        compaction = Compaction.begin(
+        compaction = Compaction(
             run_directory, destination, cut, include_errors=options.include_errors, is_partial=options.partial
         )
     except IncompleteRunError as error:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on behind the last whole file", file=sys.stderr)
+        print("\ninterrupted; the same command starts from the beginning", file=sys.stderr)
         return 3
 
 
@@ -55,7 +55,7 @@ def _compact(compaction: Compaction) -> int:
     files: list[CompactedFile] = []
     for file in compaction.files():
         files.append(file)
-        print(f"{file.name}: {file.num_rows:,} rows, {file.num_bytes:,} bytes{', was there' if file.was_there else ''}")
+        print(f"{file.name}: {file.num_rows:,} rows, {file.num_bytes:,} bytes")
     totals = compaction.finish(files)
     counts = totals.counts
     in_errors = "in errors/" if compaction.include_errors else "left out"
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m jobs.compact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
-    parser.add_argument("destination", metavar="DESTINATION", help="new folder, or that of a command to go on with")
+    parser.add_argument("destination", metavar="DESTINATION", help="new folder, or that of an interrupted command")
     cut = parser.add_mutually_exclusive_group()
     cut.add_argument(
         "--rows-per-file",
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="size of a file, about, such as 200MB or 1GiB; 512MB unless given",
     )
     parser.add_argument(
-        "--include-errors", action="store_true", help="also the rows that failed, in files of their own"
+        "--include-errors", action="store_true", help="also write the rows that failed, in files of their own"
     )
     parser.add_argument("--partial", action="store_true", help="take a run with missing units as it is")
     return parser
@@ -102,7 +102,7 @@ def _count(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Return the bytes of a text such as "200MB"."""
+    """Read a number of bytes from a text such as "200MB"."""
     parts = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if parts is None or parts[2].upper() not in _UNITS or int(parts[1]) < 1:
         raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")

@@ -23,10 +23,10 @@ from pipeline.text.codec import TextCodec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export; return 0, 1 if the run is incomplete or damaged or a file cannot be written, 2 if there is no run."""
+    """Return 0, 1 if the run is incomplete or damaged or a file cannot be written, 2 if there is nothing to export."""
     options = _parser().parse_args(arguments)
     try:
-        _refuse_contradictions(options)
+        _refuse_senseless(options)
         run_directory = RunDirectory.open(options.output)
         models = run_directory.run["models"] if options.format == "openai-batch" else {}
         codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
@@ -47,12 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:
-    """Export, and return a line about it."""
+    """Export the run as plain lines and return a summary for the terminal."""
     if errors_file is None and not _is_device(file):
         beside = errors_beside(file)
-        if (
-            run_directory.failed_unit_ids() or Location.parse(beside).exists()
-        ):  # one that an older export wrote would be wrong now
+        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older file must not stay
             errors_file = beside
     num_generations, num_errors = export_jsonl(run_directory, file, errors_file)
     where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
@@ -60,24 +58,24 @@ def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | Non
 
 
 def errors_beside(file: str) -> str:
-    """Return the file for failed rows beside that of the generations: out.errors.jsonl for out.jsonl, also in a URI."""
+    """Return the file for the rows that failed, beside the generations: out.errors.jsonl for out.jsonl."""
     path, mark, options = file.partition("?") if "://" in file else (file, "", "")
     return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
 
 
 def _is_device(file: str) -> bool:
-    """Return whether this is something like /dev/stdout, which has no files beside it."""
+    """Tell whether this is something like /dev/stdout, which has nothing beside it."""
     return "://" not in file and os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file)
 
 
-def _refuse_contradictions(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict each other, and for a place that cannot exist."""
+def _refuse_senseless(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict each other, or a file name that cannot be parsed."""
     if options.model is not None and options.format != "openai-batch":
         raise ValueError("--model is for --format openai-batch: plain lines name no model")
     if options.errors is not None and options.format != "jsonl":
         raise ValueError("--errors is for --format jsonl: in OpenAI batch output a failed row has a line of its own")
     if options.errors is not None and Location.parse(options.errors).name == Location.parse(options.file).name:
-        raise ValueError(f"{options.file} is named for the generations and for the rows that failed; name two files")
+        raise ValueError(f"{options.file} is named both for generations and for rows that failed; name two files")
     Location.parse(options.file)
 
 

@@ -76,7 +76,7 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
     """Generate what is missing, as the only driver, and verify the whole."""
     started = time.monotonic()
     run_directory.unmark_success()
-    for name in quarantine(run_directory, run_directory.stunted_parts()):
+    for name in quarantine(run_directory, run_directory.truncated_parts()):
         print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
     new = Counts()
     num_done = 0

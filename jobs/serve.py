@@ -41,7 +41,7 @@ from jobs.driver.cluster import pick_device, start_ray, starts_own_ray
 from jobs.driver.outcome import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled_models, settled_stages
 from jobs.driver.stopping import sigterm_interrupts
-from pipeline.run.fingerprint import model_sketch, text_fingerprint, tokenizer_fingerprint
+from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
 _LOOK_EVERY_S = 5.0  # between looks whether the application still runs
 
@@ -209,7 +209,8 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
     models, engine = settings.models, settings.engine
     tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
     drafts = _drafts(settings) if engine.verification == "rejection" else ()  # else the text does not depend on them
-    return model_sketch(models.target), tokenizer, models.dtype, engine.verification, engine.max_model_len, *drafts
+    target = quick_model_fingerprint(models.target)
+    return target, tokenizer, models.dtype, engine.verification, engine.max_model_len, *drafts
 
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
@@ -226,7 +227,7 @@ def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
     """Return everything that decides what is drafted."""
     draft, engine = settings.models.draft, settings.engine
     return (
-        draft and model_sketch(draft),
+        draft and quick_model_fingerprint(draft),
         engine.pick_drafter(draft),
         engine.num_speculative_tokens,
         engine.draft_length,

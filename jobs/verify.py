@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from jobs.driver.summary import print_summary
-from pipeline.run.check import CheckReport, check_run, content_hash
+from pipeline.run.check import CheckReport, check_run
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import LeaseHeld, hold_lease
 from pipeline.run.quarantine import quarantine

@@ -1,7 +1,7 @@
-"""What was done, as counts. Counts add; rates are computed here and nowhere else.
+"""Counts of rows, tokens and rounds. Counts add; rates are computed only here.
 
-A rate cannot be added, averaged or compared across batches without knowing its denominator, so nothing in
-Dray stores one: rows, footers, receipts and reports hold counts, and a rate is a property of a sum of counts.
+A rate cannot be added, averaged or compared across batches without knowing its denominator, so nothing in Dray stores
+one: rows, footers, receipts and reports hold counts, and a rate is a property of a sum of counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Counts:
     `num_rows` are input rows, generated or failed; `num_errors` the failed ones; `num_generations` the
     samples. `num_prompt_tokens` counts a prompt once however many samples were drawn from it; `num_cached_tokens`
     counts, over all samples, the prompt tokens whose keys and values were copied from another row, not computed.
-    `accepted_per_position[k]` is in how many rounds draft token k (from 0) was accepted.
+    `accepted_per_position[k]` is the number of rounds in which draft token k (from 0) was accepted.
     """
 
     num_rows: int = 0
@@ -52,16 +52,16 @@ class Counts:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens a round commits on average, 1 + accepted / rounds; None when there were no rounds."""
+        """Tokens that a round commits on average, 1 + accepted / rounds; None when there were no rounds."""
         return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict of the counts (no rates)."""
+        """Return the counts (no rates) as a JSON-ready dict."""
         return asdict(self) | {"accepted_per_position": list(self.accepted_per_position)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Counts:
-        """The counts that `to_dict` wrote."""
+        """Read the counts that `to_dict` wrote."""
         return cls(**{**values, "accepted_per_position": tuple(values["accepted_per_position"])})
 
 
@@ -77,8 +77,8 @@ COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position", "num_cached_
 
 
 def count_generations(generations: pa.Table, num_errors: int) -> Counts:
-    """The counts of a table of generation rows and of `num_errors` rows that failed beside them."""
-    generations = generations.select(COUNTED_COLUMNS)  # a filter takes every column, and not of every type
+    """Count a table of generation rows and `num_errors` rows that failed beside them."""
+    generations = generations.select(COUNTED_COLUMNS)  # a filter does not know every type of a carried column
     once_per_prompt = generations.filter(pc.field("sample") == 0)
     per_position: tuple[int, ...] = ()
     for accepted in generations["accepted_per_position"].to_pylist():

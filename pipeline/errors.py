@@ -1,4 +1,4 @@
-"""A row that failed: the exception that says so, and the row that is written about it."""
+"""Failed rows: the exceptions that end the work on a row, and the error row that is written about it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Stage = Literal["read", "template", "encode", "params", "generate"]
 
 
 def storable(text: str) -> str:
-    """The text with half surrogate pairs spelled out ("\\ud800"), so that UTF-8, hence Arrow, can hold it."""
+    """Return the text with half surrogate pairs spelled out ("\\ud800"), so that UTF-8, hence Arrow, can hold it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class RowError(Exception):
-    """One row cannot go on. Its neighbours can: the caller turns this into an `ErrorRow` and continues.
+    """The failure of one row. Its neighbours go on: the caller turns this into an `ErrorRow` and continues.
 
     `kind` becomes the row's `error_type`: the name of the exception behind it, or "ValueError" for bad input.
     """
@@ -32,33 +32,32 @@ class RowError(Exception):
 
 
 class LongTextError(RowError):
-    """A text that cannot be written in as many tokens as there may be."""
+    """A text that is too long for the tokens that it may have: `max_tokens` hold at most `max_characters`."""
 
-    def __init__(self, num_characters: int, most_characters: int, most_tokens: int) -> None:
-        """It has so many characters; `most_tokens` hold at most `most_characters`."""
-        self.num_characters, self.most_characters = num_characters, most_characters
+    def __init__(self, num_characters: int, max_characters: int, max_tokens: int) -> None:
+        self.num_characters, self.max_characters = num_characters, max_characters
         super().__init__(
-            "encode", f"the text has {num_characters} characters; {most_tokens} tokens hold at most {most_characters}"
+            "encode", f"the text has {num_characters} characters; {max_tokens} tokens hold at most {max_characters}"
         )
 
 
 class TemplateError(RowError):
-    """A chat template that failed, or that refused the messages in words of its own (`raise_exception`).
+    """A chat template that failed, or that refused the messages (`raise_exception`).
 
-    `said` is what it refused them with, where that stands in the template word for word: nothing of the messages is
-    in it. It is None otherwise.
+    `reason` is the message of the refusal if it is a literal of the template, so that it quotes nothing of the
+    messages; it is None otherwise.
     """
 
-    def __init__(self, error: Exception, said: str | None) -> None:
-        self.said = said
+    def __init__(self, error: Exception, reason: str | None) -> None:
+        self.reason = reason
         super().__init__("template", f"the chat template failed: {error}", type(error).__name__)
 
 
 @contextmanager
 def only_this_row(stage: Stage) -> Iterator[None]:
-    """Turn whatever a row's own content provokes into a RowError: no single row may stop a job.
+    """Turn every error that a row's own content causes into a RowError: no single row may stop a job.
 
-    What says nothing about the row (memory, disk) passes.
+    Errors of memory and disk are raised as they are: they are not about the row.
     """
     try:
         yield
@@ -68,13 +67,12 @@ def only_this_row(stage: Stage) -> Iterator[None]:
         raise RowError(stage, str(error), type(error).__name__) from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ErrorRow:
     """A dead letter: which row failed, at which stage, and why. A row of `errors/part-*.parquet`.
 
-    `row_number` is the row's place in `file`, from 0, blank lines and a CSV header not counted. `id` is the
-    user's own id where the row was good enough to have one. `attempt` is how often `jobs.retry` has tried the row again
-    in vain.
+    `row_number` is the number of the row in `file`, from 0; blank lines and a CSV header do not count. `id` is the
+    user's own id, if it could be read. `attempt` is how often `jobs.retry` has tried the row again in vain.
     """
 
     row_id: int
@@ -92,5 +90,5 @@ class ErrorRow:
         object.__setattr__(self, "message", storable(self.message))
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as a dict in the order of `schema.ERRORS`."""
+        """Return the row as a dict in the order of `schema.ERRORS`."""
         return asdict(self)

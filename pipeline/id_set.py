@@ -1,4 +1,4 @@
-"""IdSet: a set of unit ids that stays small, one bit an id."""
+"""A set of unit ids that takes one bit for each id."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ _IDS_PER_PAGE = 1 << 16
 
 
 class IdSet(Set[int]):
-    """A growing set of numbers from 0 on, which may lie far apart: 8 KB for each stretch of 65,536 ids in use.
+    """A growing set of numbers from 0 on, which may lie far apart: it takes 8 KB for each 65,536 ids in use.
 
-    Equal to a set of the same numbers. Travels to other processes as it is.
+    It is equal to a set of the same numbers, and can be pickled.
     """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        """The set of `ids`."""
+        """Make the set of `ids`."""
         self._pages: dict[int, bytearray] = {}
         self._size = 0
         for id_ in ids:
             self.add(id_)
 
     def add(self, id_: int) -> bool:
-        """Put it in; whether it was not there before."""
-        page, place = divmod(id_, _IDS_PER_PAGE)
+        """Add an id; return False if it was in the set already."""
+        page, index = divmod(id_, _IDS_PER_PAGE)
         bits = self._pages.setdefault(page, bytearray(_IDS_PER_PAGE // 8))
-        bit = 1 << (place % 8)
-        if bits[place // 8] & bit:
+        bit = 1 << (index % 8)
+        if bits[index // 8] & bit:
             return False
-        bits[place // 8] |= bit
+        bits[index // 8] |= bit
         self._size += 1
         return True
 
     def __contains__(self, id_: object) -> bool:
         if not isinstance(id_, int):
             return False
-        page, place = divmod(id_, _IDS_PER_PAGE)
+        page, index = divmod(id_, _IDS_PER_PAGE)
         bits = self._pages.get(page)
-        return bits is not None and bool(bits[place // 8] & 1 << (place % 8))
+        return bits is not None and bool(bits[index // 8] & 1 << (index % 8))
 
     def __iter__(self) -> Iterator[int]:
-        """In rising order."""
+        """Yield the ids in rising order."""
         for page in sorted(self._pages):
             for byte, bits in enumerate(self._pages[page]):
                 if bits:

@@ -1,9 +1,9 @@
-"""Logs: one event a line, as text or as JSON. What a prompt or an output says is in none, unless somebody asks for it.
+"""Logs: one event a line, as text or as JSON, without prompts and outputs unless the settings ask for them.
 
     _log.info(Event("unit committed", unit=3, rows=256))
 
-An event is a message like any other to the standard library: where nobody set anything up (our actors in somebody
-else's pipeline) it goes through the host's own handlers, as `unit committed unit=3 rows=256`.
+To the standard library an event is a message like any other. Where `set_up_logs` was not called (Dray's actors in the
+user's own pipeline) it goes through the host's handlers, as `unit committed unit=3 rows=256`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any, Literal, TextIO
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_PACKAGES = ("actors", "decoding", "endpoint", "jobs", "pipeline")  # whose loggers are ours
+_PACKAGES = ("actors", "decoding", "endpoint", "jobs", "pipeline")  # whose loggers `set_up_logs` sets up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +37,36 @@ class LogSettings:
 
 
 class Event:
-    """What happened, in words that never change, and its fields."""
+    """One event: `what` happened, a constant text, and its fields. Values that JSON has no form for become text."""
 
     def __init__(self, what: str, /, **fields: Any) -> None:
-        """The fields hold what JSON can; anything else is shown as text."""
         self.what, self.fields = what, fields
 
     def __str__(self) -> str:
         return " ".join([self.what, *(f"{name}={_shown(value)}" for name, value in self.fields.items())])
 
 
-def set_up_logs(settings: LogSettings, stream: TextIO | None = None, **context: Any) -> None:
-    """Send what our packages log to `stream` (None: what `sys.stderr` is then) and nowhere else, from now on.
+def failure_event(what: str, error: BaseException, **fields: Any) -> Event:
+    """Return the event of a failure, without messages and values: either may quote a prompt.
 
-    JSON lines carry `context`, too.
+    Its `error` lists the types of the exception and its causes, outermost first; its `stack` lists where each was
+    raised, as file, line and function.
+    """
+    kinds, stack, seen = [], [], set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        kinds.append(type(cause).__name__)
+        frames = traceback.extract_tb(cause.__traceback__)
+        stack += [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        cause = cause.__cause__ or cause.__context__
+    return Event(what, **fields, error=kinds, stack=stack)
+
+
+def set_up_logs(settings: LogSettings, stream: TextIO | None = None, **context: Any) -> None:
+    """Send the logs of Dray's packages to `stream` (None: the `sys.stderr` of that moment) and nowhere else.
+
+    JSON lines also have the fields of `context`.
     """
     handler = _StreamHandler(stream)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
@@ -61,7 +78,7 @@ def set_up_logs(settings: LogSettings, stream: TextIO | None = None, **context: 
 
 @contextmanager
 def logs_to(stream: TextIO | None, settings: LogSettings, **context: Any) -> Iterator[None]:
-    """`set_up_logs`, while the block lasts."""
+    """Set up logs as `set_up_logs` does, while the block lasts."""
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in _loggers()]
     set_up_logs(settings, stream, **context)
     try:
@@ -77,7 +94,7 @@ def _loggers() -> list[logging.Logger]:
 
 
 class _StreamHandler(logging.Handler):
-    """Writes each line at once. None is `sys.stderr` as it is then: a progress bar may stand in for it meanwhile."""
+    """A handler that writes each line at once. A stream of None is `sys.stderr`, which a progress bar may replace."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -85,7 +102,7 @@ class _StreamHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record's line."""
-        # Nobody stops work because a line cannot be written; to say so on stderr could be another such line.
+        # A line that cannot be written must not stop the work, and an error message on stderr might fail as well.
         with suppress(Exception):
             stream = self._stream or sys.stderr
             stream.write(self.format(record) + "\n")
@@ -93,14 +110,14 @@ class _StreamHandler(logging.Handler):
 
 
 class _JsonFormatter(logging.Formatter):
-    """A JSON object a line: time (UTC), level, logger, event, the context, the event's fields."""
+    """A formatter that writes one JSON object: time (UTC), level, logger, event, the context, the event's fields."""
 
     def __init__(self, context: dict[str, Any]) -> None:
         super().__init__()
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the record's line."""
         event = record.msg if isinstance(record.msg, Event) else Event(record.getMessage())
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -116,7 +133,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _shown(value: Any) -> str:
-    """A word as it is, anything else as JSON: no value breaks the line or runs into the next field."""
+    """Return a word as it is and anything else as JSON, so that no value breaks the line or joins the next field."""
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)

@@ -25,8 +25,7 @@ from actors.engine.watchdog import Watchdog
 from decoding.device import is_out_of_memory
 from decoding.engine.engine import Engine, PromptError
 from decoding.sequence import Sequence, TokenLogprobs
-from pipeline.failure_log import failure_event
-from pipeline.logs import Event
+from pipeline.logs import Event, failure_event
 
 _HANG_TIMEOUT_S = 900.0
 _MOST_TOLD_PER_S = 500.0  # deltas of all streams that are worth telling: each costs a message between processes

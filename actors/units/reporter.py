@@ -19,7 +19,7 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event, LogSettings, set_up_logs
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.storage.location import Location
 
 if TYPE_CHECKING:  # it brings torch, which a worker without an engine does not need

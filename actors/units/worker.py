@@ -19,12 +19,11 @@ from actors.units.shared_lock import SharedLock
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.rows import InputRow, RowPlace, read_unit, result_or_error
+from pipeline.inputs.rows import InputRow, RowPosition, read_unit, result_or_error
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
-from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.receipt import Receipt
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import UnitError, calls_in, outcomes_table
@@ -239,6 +238,6 @@ class UnitWorker(ABC, Generic[_Row]):
         )
 
     def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
-        dead = RowPlace(row.row_id, unit.file, row.row_number).error(error, row.user_id)
+        dead = RowPosition(row.row_id, unit.file, row.row_number).error(error, row.user_id)
         self._reporter.row_failed(dead, row)
         return dead

@@ -23,7 +23,7 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.inputs.records import Columns
-from pipeline.inputs.rows import InputRow, RowPlace, read_row, result_or_error
+from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error
 from pipeline.logs import LogSettings
 from pipeline.schema import generations_schema
 from pipeline.streaming.pool import ActorPool
@@ -105,7 +105,7 @@ class DatasetGenerator:
         self._heartbeat.beat()
 
     def _encode(self, record: Columns | RowError, carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
-        row = read_row(record, RowPlace(row_id=0, file="", row_number=0), self._options, carried)
+        row = read_row(record, RowPosition(row_id=0, file="", row_number=0), self._options, carried)
         if isinstance(row, ErrorRow):
             return row
         return result_or_error("encode", row, "", encode_row, row, _stable_ordinal(row), self._codec, self._settings)

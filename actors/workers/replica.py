@@ -39,8 +39,7 @@ from actors.workers.loading import load_codec, load_engine
 from decoding.engine.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
-from pipeline.failure_log import failure_event
-from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.text.stop_strings import StopStrings
 
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

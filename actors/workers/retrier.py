@@ -12,8 +12,8 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.amend import amend_part
+from pipeline.run.commit import Receipt
 from pipeline.run.dead_letters import Wanted
-from pipeline.run.receipt import Receipt
 from pipeline.run.unit_rows import read_unit_rows
 
 

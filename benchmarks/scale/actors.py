@@ -19,8 +19,8 @@ from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, new_run
 from benchmarks.scale.simulated import SimulatedWorker
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
+from pipeline.run.commit import Receipt
 from pipeline.run.missing import MissingUnits
-from pipeline.run.receipt import Receipt
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import stream_units
 

@@ -16,7 +16,7 @@ from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import LogSettings
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import calls_in, outcomes_table
 
 

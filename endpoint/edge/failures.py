@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from endpoint.http.errors import ApiError, refuse, shown_name
-from pipeline.failure_log import failure_event
+from pipeline.logs import failure_event
 
 _log = logging.getLogger(__name__)
 _MESSAGES = {

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from endpoint.http.errors import ApiError
-from pipeline.failure_log import failure_event
+from pipeline.logs import failure_event
 
 DONE = b"data: [DONE]\n\n"  # the last event
 _log = logging.getLogger(__name__)

@@ -31,9 +31,7 @@ class Encoder:
     async def encode(self, param: str, text: str, max_model_len: int) -> list[int]:
         """Return the token ids of a plain prompt, the request field `param`; 400 if it cannot fit the context."""
         try:
-            return await self._run(
-                len(text), lambda: self._codec.encode(text, is_chat=False, most_tokens=max_model_len)
-            )
+            return await self._run(len(text), lambda: self._codec.encode(text, is_chat=False, max_tokens=max_model_len))
         except RowError as error:
             raise _refusal(error, param, max_model_len) from error
 
@@ -41,7 +39,7 @@ class Encoder:
         """Return the chat template's text for messages, and its token ids; 400 if it refuses or they cannot fit."""
         size = sum(map(_size_of, messages))
         try:
-            return await self._run(size, lambda: self._codec.chat_prompt(messages, most_tokens=max_model_len))
+            return await self._run(size, lambda: self._codec.chat_prompt(messages, max_tokens=max_model_len))
         except RowError as error:
             raise _refusal(error, "messages", max_model_len) from error
 
@@ -79,11 +77,11 @@ def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
     match error:
         case LongTextError():
             length = f"{error.num_characters} characters, and {max_model_len} tokens hold at most"
-            return context_exceeded(param, max_model_len, f"{length} {error.most_characters}")
-        case TemplateError(said=None):
+            return context_exceeded(param, max_model_len, f"{length} {error.max_characters}")
+        case TemplateError(reason=None):
             message = "The chat template of this model failed over these messages."
         case TemplateError():
-            message = f"The chat template of this model refuses these messages: {error.said}"
+            message = f"The chat template of this model refuses these messages: {error.reason}"
         case _:
             message = error.message
     return ApiError(400, message, param=param, code="invalid_value")

@@ -114,12 +114,12 @@ def _model_fields(fields: Iterable[Field]) -> dict[str, Any]:
 
 
 def _model_field(field: Field) -> tuple[Any, Any]:
+    if field.is_section:
+        section = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
+        return section, ModelField(... if field.is_required else section(), description=field.help)
     annotation: Any = field.annotation
     default = ... if field.is_required else field.default
-    if field.is_section:
-        annotation = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
-        default = ... if field.is_required else annotation()
-    elif field.unit == "bytes":
+    if field.unit == "bytes":
         annotation = ByteSize if annotation is int else ByteSize | None
     elif annotation == tuple[str, ...]:
         annotation = tuple[str, ...] | str

@@ -26,7 +26,7 @@ from jobs.driver.watches import OrphanWatch, ShortageWatch
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units

@@ -1,37 +1,28 @@
-"""One file of a compacted run: a stretch of the run's rows, and in its footer, which stretch."""
+"""One large Parquet file of a compacted run, and how large it may be."""
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.run.row_order import last_whole_row
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
-_FOOTER_KEY = b"dray_compact"
-# Of the rows in memory, about three times what zstd leaves of them: enough to compress well, little to hold.
+# Bytes of rows in memory, about three times what zstd leaves of them: enough to compress well, little to hold.
 _ROW_GROUP_BYTES = 64 << 20
 _SORTED_BY = ("row_id", "sample")
 
 
-class Place(NamedTuple):
-    """A place in a run, in front of a row: of a unit, and of its rows in order."""
-
-    unit_id: int
-    row: int
-
-
 @dataclass(frozen=True)
 class Cut:
-    """Where a file ends: before more than `max_rows`, or with the row group that brings it to `num_bytes`.
+    """The size of a file: at most `max_rows` rows, or the row groups that bring it to `num_bytes`.
 
-    Never between two samples of an input row, so a row with more than `max_rows` samples has a larger file.
+    The samples of an input row stay together, so a row with more than `max_rows` samples has a larger file.
     """
 
     max_rows: int | None = None
@@ -50,40 +41,37 @@ class Cut:
         return _ROW_GROUP_BYTES if self.num_bytes is None else max(1, min(_ROW_GROUP_BYTES, self.num_bytes // 4))
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """What a file holds: the rows from `start` up to `end`. `compaction` is the digest of what it is of, and how."""
+class RowQueue:
+    """The rows of ordered tables, taken from the front as row groups; only the front is in memory."""
 
-    compaction: str
-    start: Place
-    end: Place
-    num_rows: int
+    def __init__(self, tables: Iterable[pa.Table]) -> None:
+        """Read the first table. All samples of an input row must be in one table."""
+        self._tables = (table for table in tables if table.num_rows)
+        self._front = next(self._tables, None)
 
-    @classmethod
-    def of_file(cls, location: Location) -> Stretch | None:
-        """What the file's footer says; None if there is no whole file of a compaction."""
-        try:
-            with location.open_file() as file:
-                footer = (pq.ParquetFile(file).metadata.metadata or {})[_FOOTER_KEY]
-        except (FileNotFoundError, KeyError, pa.ArrowException):
-            return None
-        values = json.loads(footer)
-        return cls(**values | {"start": Place(*values["start"]), "end": Place(*values["end"])})
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row is left."""
+        return self._front is None
+
+    def take(self, num_bytes: int, max_rows: int) -> list[pa.Table]:
+        """Take about `num_bytes` and at most `max_rows` of the next rows; none if the next row's samples exceed it."""
+        taken: list[pa.Table] = []
+        while self._front is not None and num_bytes > 0:
+            table = self._front
+            by_bytes = table.num_rows * num_bytes // max(1, table.nbytes)
+            num_rows = _whole_rows(table, min(by_bytes, max_rows))
+            if num_rows > max_rows:
+                break
+            taken.append(table.slice(0, num_rows))
+            num_bytes, max_rows = num_bytes - taken[-1].nbytes, max_rows - num_rows
+            self._front = table.slice(num_rows) if num_rows < table.num_rows else next(self._tables, None)
+        return taken
 
 
-def write_file(
-    location: Location,
-    schema: pa.Schema,
-    pieces: Iterable[tuple[Place, pa.Table]],
-    start: Place,
-    cut: Cut,
-    compaction: str,
-) -> Stretch:
-    """Write a file, whole or not at all, of the first of these pieces: as much as the cut allows.
-
-    A piece is a table and the place of its first row; the first one begins at `start`. Raises OSError.
-    """
-    end, num_rows = start, 0
+def write_file(location: Location, schema: pa.Schema, rows: RowQueue, cut: Cut) -> int:
+    """Write a file of the next rows, whole or not at all, and return how many it holds. Raises OSError."""
+    max_rows, num_rows = cut.max_rows or sys.maxsize, 0
     with (
         replacement(location) as stream,
         pq.ParquetWriter(
@@ -94,43 +82,20 @@ def write_file(
             sorting_columns=[pq.SortingColumn(index) for index, name in enumerate(schema.names) if name in _SORTED_BY],
         ) as writer,
     ):
-        group = _RowGroup(writer, cut.row_group_bytes)
-        for place, table in pieces:
-            room = table.num_rows if cut.max_rows is None else cut.max_rows - num_rows
-            num_taken = last_whole_row(table, room)
-            if num_taken > room and num_rows:
-                break
-            group.add(table.slice(0, num_taken))
-            num_rows, end = num_rows + num_taken, Place(place.unit_id, place.row + num_taken)
-            is_large = cut.num_bytes is not None and group.is_written and stream.tell() >= cut.num_bytes
-            if num_taken < table.num_rows or is_large:
-                break
-        group.write()
-        stretch = Stretch(compaction, start, end, num_rows)
-        writer.add_key_value_metadata({_FOOTER_KEY.decode(): json.dumps(asdict(stretch))})
-    return stretch
+        # An input row with more samples than a file should have gets a file of its own.
+        tables = rows.take(cut.row_group_bytes, max_rows) or rows.take(1, sys.maxsize)
+        while tables:
+            group = pa.concat_tables(tables)
+            writer.write_table(group, row_group_size=group.num_rows)
+            num_rows += group.num_rows
+            is_full = cut.num_bytes is not None and stream.tell() >= cut.num_bytes
+            tables = [] if is_full else rows.take(cut.row_group_bytes, max_rows - num_rows)
+    return num_rows
 
 
-class _RowGroup:
-    """Tables on their way into one row group."""
-
-    def __init__(self, writer: pq.ParquetWriter, num_bytes: int) -> None:
-        self._writer, self._num_bytes = writer, num_bytes
-        self._tables: list[pa.Table] = []
-        self._bytes_waiting = 0
-
-    @property
-    def is_written(self) -> bool:
-        return not self._tables
-
-    def add(self, table: pa.Table) -> None:
-        self._tables.append(table)
-        self._bytes_waiting += table.nbytes
-        if self._bytes_waiting >= self._num_bytes:
-            self.write()
-
-    def write(self) -> None:
-        num_rows = sum(table.num_rows for table in self._tables)
-        if num_rows:
-            self._writer.write_table(pa.concat_tables(self._tables), row_group_size=num_rows)
-        self._tables, self._bytes_waiting = [], 0
+def _whole_rows(table: pa.Table, limit: int) -> int:
+    """Count the rows up to `limit` that part no input row's samples, but at least the first input row's samples."""
+    row_ids = table["row_id"].to_numpy()
+    if limit >= len(row_ids):
+        return len(row_ids)
+    return int(np.searchsorted(row_ids, row_ids[limit]) or np.searchsorted(row_ids, row_ids[0], side="right"))

@@ -1,47 +1,48 @@
 """A run as few large files, sorted by row_id and sample.
 
-_dray.json                  what was compacted and how; at the end also its counts, content hash and files
 data/part-00000.parquet     the generations
 errors/part-00000.parquet   the rows that failed, if they are asked for
+_dray.json                  what was compacted and how; its "complete" is true once all files are written and checked
 
-Files are written one after another, each whole or not at all, and each says in its footer where in the run it begins
-and ends. So a compaction that died goes on behind its last file; the cut depends on the run and the options alone.
+The units of a run are in the order of their rows, so they are read one after another and written as they come.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
-from pipeline.export.claim import claim_digest, refuse_others, take, write_note
-from pipeline.export.compacted_file import Cut, Place, Stretch, write_file
+from pipeline.export.compacted_file import Cut, RowQueue, write_file
 from pipeline.inputs.carried import types_from_dict
-from pipeline.inputs.units import WorkUnit
 from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.run.directory import RunDirectory
-from pipeline.run.row_order import last_whole_row
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.schema import ERRORS, generations_schema
-from pipeline.storage.checked_parquet import open_checked
 from pipeline.storage.location import Location, file_version
+from pipeline.storage.parquet import open_checked
+from pipeline.storage.whole_file import replacement
 
+_NOTE = "_dray.json"
+_FILE_NAME = re.compile(r"(_dray\.json|(data|errors)/part-\d{5,}\.parquet)(\.[0-9a-f]{32})?")  # also unfinished ones
 _CHECKED_COLUMNS = [*dict.fromkeys([*HASHED_COLUMNS, *COUNTED_COLUMNS])]
 
 
 @dataclass(frozen=True)
 class CompactedFile:
-    """A file of a compaction. `was_there` says that an earlier command had written it."""
+    """A file of a compaction."""
 
     name: str
     num_rows: int
     num_bytes: int
-    was_there: bool
 
 
 @dataclass(frozen=True)
@@ -52,166 +53,132 @@ class Totals:
     content_hash: str
 
 
-@dataclass(frozen=True)
 class Compaction:
-    """A compaction that may begin, or go on. `claim` is what it is of, as `_dray.json` says."""
+    """A compaction of a run into an empty folder. Call `files`, then `finish`; a new one starts from the beginning."""
 
-    run_directory: RunDirectory
-    destination: Location
-    cut: Cut
-    include_errors: bool
-    claim: dict[str, Any]
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         run_directory: RunDirectory,
         destination: Location,
         cut: Cut,
         *,
         include_errors: bool = False,
         is_partial: bool = False,
-    ) -> Compaction:
-        """A compaction into `destination`: new, or one of the same run with the same options.
+    ) -> None:
+        """Delete what an interrupted compaction of the same run left in the destination, and mark it as begun.
 
-        Raises IncompleteRunError if units are missing, unless it `is_partial`; ValueError if the destination holds
-        anything else, or the run has changed since; OSError.
+        Raises IncompleteRunError if units are missing, unless it `is_partial`; ValueError, and nothing is touched, if
+        the destination holds anything else, a finished compaction included; OSError.
         """
         if not is_partial:
             refuse_incomplete(run_directory)
         _refuse_inside(run_directory, destination)
-        claim = {
+        self.run_directory, self.destination, self.include_errors = run_directory, destination, include_errors
+        self._cut, self._state = cut, _state(run_directory, include_errors)
+        self._counts, self._content = Counts(), ContentHash()  # of the rows that were read from the run
+        self._note = {
             "source": run_directory.location.name,
             "run": run_directory.manifest.token,
             "identity": run_directory.run["identity"],
-            "state": _state(run_directory, include_errors),
             "rows_per_file": cut.max_rows,
             "bytes_per_file": cut.num_bytes,
             "include_errors": include_errors,
             "partial": is_partial,
         }
-        take(destination, claim)
-        return cls(run_directory, destination, cut, include_errors, claim)
+        _clear(destination, run_directory)
+        self._write_note({"complete": False})
 
     def files(self) -> Iterator[CompactedFile]:
-        """Every file as it is done: those that are there already, and those that are written now. Raises OSError."""
-        digest = claim_digest(self.claim)
-        for folder in ("data", "errors") if self.include_errors else ("data",):
-            place = Place(0, 0)
-            for number in count():
-                name = f"{folder}/part-{number:05d}.parquet"
-                location = self.destination.child(name)
-                stretch = Stretch.of_file(location)
-                was_there = stretch is not None and (stretch.compaction, stretch.start) == (digest, place)
-                if not was_there:
-                    stretch = self._write(folder, location, place, digest, is_needed=name == "data/part-00000.parquet")
-                if stretch is None:
-                    break
-                yield CompactedFile(name, stretch.num_rows, location.info().size, was_there)
-                place = stretch.end
+        """Write the files, and yield each when it is whole. Raises ValueError, naming a damaged part, and OSError."""
+        schema = generations_schema(types_from_dict(self.run_directory.run["carried"]))
+        yield from self._write("data", schema, RowQueue(self._generations()))
+        if self.include_errors:
+            errors = RowQueue(self._errors())
+            if not errors.is_empty:
+                yield from self._write("errors", ERRORS, errors)
 
     def finish(self, files: Sequence[CompactedFile]) -> Totals:
-        """What the run and the files both hold, read back from both; `_dray.json` says so then.
+        """Read the files back, mark the compaction as complete, and return what the run and the files both hold.
 
         Raises ValueError if they differ, the run changed meanwhile, or the destination has files besides; and OSError.
         """
-        if _state(self.run_directory, self.include_errors) != self.claim["state"]:
+        if _state(self.run_directory, self.include_errors) != self._state:
             raise ValueError(
-                f"{self.run_directory.location.name} changed while it was compacted (jobs.generate or jobs.retry works "
-                f"on it?); delete {self.destination.name}, and compact it when they are done"
+                f"{self.run_directory.location.name} changed while it was compacted (is jobs.generate or jobs.retry at "
+                f"work on it?); delete {self.destination.name}, and compact it when they are done"
             )
-        names = {file.name for file in files}
-        refuse_others(self.destination, names)  # before everything is read for nothing
-        wanted = self._totals_of_run()
-        found = self._totals_of_files(files, wanted.counts.num_errors)
+        _refuse_others(self.destination, {file.name for file in files})
+        wanted = Totals(self._counts, self._content.hexdigest())
+        found = self._totals_of_files(files)
         if found != wanted:
             raise ValueError(
                 f"{self.destination.name}: its files hold {found}, and the run holds {wanted}; the run is untouched, "
-                "delete the destination and compact it again"
+                "run the same command again"
             )
-        refuse_others(self.destination, names)
-        listed = [{key: value for key, value in asdict(file).items() if key != "was_there"} for file in files]
-        result = {"counts": wanted.counts.to_dict(), "content_hash": wanted.content_hash, "files": listed}
-        write_note(self.destination, {**self.claim, "complete": True, **result})
+        result = {"counts": wanted.counts.to_dict(), "content_hash": wanted.content_hash}
+        self._write_note({"complete": True, **result, "files": [asdict(file) for file in files]})
         return wanted
 
-    def _write(self, folder: str, location: Location, start: Place, digest: str, *, is_needed: bool) -> Stretch | None:
-        """What was written of the rows from `start` on; None if there are none, and no file `is_needed`."""
-        pieces = self._pieces(folder, start)
-        first = next(pieces, None)
-        if first is None and not is_needed:
-            return None
-        carried = types_from_dict(self.run_directory.run["carried"])
-        schema = generations_schema(carried) if folder == "data" else ERRORS
-        return write_file(
-            location, schema, chain([first] if first is not None else [], pieces), start, self.cut, digest
-        )
-
-    def _pieces(self, folder: str, start: Place) -> Iterator[tuple[Place, pa.Table]]:
-        """The rows from `start` on, in pieces of about a row group at most, each with its place."""
-        units = (unit for unit in self._units() if unit.unit_id >= start.unit_id)
-        columns = None
-        if folder == "errors":
-            failed, columns = self.run_directory.failed_unit_ids(), ["row_id", "sample"]
-            units = (unit for unit in units if unit.unit_id in failed)
-        for rows in each_unit(self.run_directory, units, columns):
-            table = (rows.generations if folder == "data" else rows.errors).replace_schema_metadata(None)
-            first = start.row if rows.unit.unit_id == start.unit_id else 0
-            most = max(1, table.num_rows * self.cut.row_group_bytes // max(1, table.nbytes))
-            while first < table.num_rows:
-                piece = table.slice(first)
-                piece = piece.slice(0, last_whole_row(piece, most))
-                yield Place(rows.unit.unit_id, first), piece
-                first += piece.num_rows
-
-    def _units(self) -> Iterator[WorkUnit]:
-        """The committed units, in order."""
+    def _generations(self) -> Iterator[pa.Table]:
+        """Yield the generations of each committed unit, in order, and count what was read."""
         committed = self.run_directory.committed_unit_ids()
-        return (unit for unit in self.run_directory.units() if unit.unit_id in committed)
+        units = (unit for unit in self.run_directory.units() if unit.unit_id in committed)
+        for rows in each_unit(self.run_directory, units):
+            self._counts += count_generations(rows.generations, rows.errors.num_rows)
+            self._content.add(rows.generations)
+            yield rows.generations.replace_schema_metadata(None)
 
-    def _totals_of_run(self) -> Totals:
-        counts, content = Counts(), ContentHash()
-        for rows in each_unit(self.run_directory, self._units(), _CHECKED_COLUMNS):
-            counts += count_generations(rows.generations, rows.errors.num_rows)
-            content.add(rows.generations)
-        return Totals(counts, content.hexdigest())
+    def _errors(self) -> Iterator[pa.Table]:
+        """Yield the error rows of each committed unit that has some, in order."""
+        failed = self.run_directory.failed_unit_ids() & {*self.run_directory.committed_unit_ids()}
+        units = (unit for unit in self.run_directory.units() if unit.unit_id in failed)
+        for rows in each_unit(self.run_directory, units, ["row_id", "sample"]):
+            yield rows.errors
 
-    def _totals_of_files(self, files: Sequence[CompactedFile], num_errors: int) -> Totals:
-        """`num_errors` are those of the run: what the files hold if the rows that failed are not among them."""
-        counts, content = Counts(), ContentHash()
+    def _write(self, folder: str, schema: pa.Schema, rows: RowQueue) -> Iterator[CompactedFile]:
+        """Write the rows; a run without any has one file without rows."""
+        for number in count():
+            location = self.destination.child(f"{folder}/part-{number:05d}.parquet")
+            num_rows = write_file(location, schema, rows, self._cut)
+            yield CompactedFile(f"{folder}/part-{number:05d}.parquet", num_rows, location.info().size)
+            if rows.is_empty:
+                return
+
+    def _totals_of_files(self, files: Sequence[CompactedFile]) -> Totals:
+        """Read the files back and return what they hold; failed rows that were left out count as in the run."""
+        counts, content, num_errors = Counts(), ContentHash(), 0
         for file in files:
             location = self.destination.child(file.name)
             try:
-                if file.name.startswith("data/"):
-                    for table in _read_back(location):
+                for table in _read_back(location, None if file.name.startswith("errors/") else _CHECKED_COLUMNS):
+                    if file.name.startswith("errors/"):
+                        num_errors += table.num_rows
+                    else:
                         counts += count_generations(table, 0)
                         content.add(table)
-                else:
-                    counts += Counts(num_rows=file.num_rows, num_errors=file.num_rows)
             except (OSError, pa.ArrowException) as error:
-                raise OSError(
-                    f"{location.name} cannot be read back: {error}; "
-                    "if it is damaged, delete it and run the same command"
-                ) from error
-        if not self.include_errors:
-            counts += Counts(num_rows=num_errors, num_errors=num_errors)
-        return Totals(counts, content.hexdigest())
+                raise OSError(f"{location.name} cannot be read back: {error}; run the same command again") from error
+        num_errors = num_errors if self.include_errors else self._counts.num_errors
+        return Totals(counts + Counts(num_rows=num_errors, num_errors=num_errors), content.hexdigest())
+
+    def _write_note(self, outcome: Mapping[str, Any]) -> None:
+        with replacement(self.destination.child(_NOTE)) as stream:
+            stream.write((json.dumps({**self._note, **outcome}, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
-def _read_back(location: Location) -> Iterator[pa.Table]:
-    """The row groups of a file, one at a time."""
+def _read_back(location: Location, columns: list[str] | None) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, one at a time."""
     with location.open_file() as stream:
         parquet = open_checked(stream)
         for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group, _CHECKED_COLUMNS)
+            yield parquet.read_row_group(group, columns)
 
 
 def _state(run_directory: RunDirectory, include_errors: bool) -> str:
-    """A digest of which files the run has and how old they are: it changes when the run does."""
+    """Return a digest of which files the run has and how old they are: it changes when the run does."""
     folders = ["data", "errors"] if include_errors else ["data"]
     files = [info for folder in folders for info in run_directory.location.child(folder).list() if info.is_file]
-    root = run_directory.location.path.rstrip("/")
-    lines = sorted(f"{info.path.removeprefix(root)} {info.size} {file_version(info)}\n" for info in files)
+    lines = sorted(f"{info.path} {info.size} {file_version(info)}\n" for info in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -221,3 +188,54 @@ def _refuse_inside(run_directory: RunDirectory, destination: Location) -> None:
     is_inside = f"{destination.path.rstrip('/')}/".startswith(f"{source.path.rstrip('/')}/")
     if is_inside and destination.is_local == source.is_local:
         raise ValueError(f"{destination.name} is inside the run; compact it to a folder of its own")
+
+
+def _clear(destination: Location, run_directory: RunDirectory) -> None:
+    """Delete what an interrupted compaction of this run left. Raises ValueError if anything else is there."""
+    if destination.info().type == fs.FileType.File:
+        raise ValueError(f"{destination.name} is a file; the destination must be a folder")
+    names = _names(destination)
+    foreign = sorted(name for name in names if not _FILE_NAME.fullmatch(name))
+    if foreign or (_NOTE not in names and any(name.endswith(".parquet") for name in names)):
+        raise ValueError(
+            f"{destination.name} is not empty and is no compaction: it has {(foreign or sorted(names))[:5]}; "
+            "use a new destination (nothing here was touched)"
+        )
+    if _NOTE in names:
+        _refuse_another(destination, run_directory)
+    for name in sorted(names, key=lambda name: name == _NOTE):  # the note last: it says whose files these are
+        destination.child(name).remove()
+
+
+def _refuse_another(destination: Location, run_directory: RunDirectory) -> None:
+    """Raise ValueError if the destination's note is of another run, or of a compaction that is complete."""
+    try:
+        note = json.loads(destination.child(_NOTE).read_bytes())
+        run, source, is_complete = note["run"], note["source"], note["complete"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{destination.name}: its {_NOTE} is not of this version, or damaged; use a new destination"
+        ) from error
+    if run != run_directory.manifest.token:
+        raise ValueError(f"{destination.name} holds another run, {source}; use a new destination")
+    if is_complete:
+        raise ValueError(
+            f"{destination.name} holds a complete compaction of this run already; "
+            "use a new destination, or delete this one to compact the run again"
+        )
+
+
+def _refuse_others(destination: Location, names: set[str]) -> None:
+    """Raise ValueError if the destination has other files than these and the note: readers would read them, too."""
+    others = sorted(_names(destination) - names - {_NOTE})
+    if others:
+        raise ValueError(
+            f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
+            "compaction (is another command at work there?); delete them and run the same command again"
+        )
+
+
+def _names(destination: Location) -> set[str]:
+    """Return the files below the destination, as paths from there."""
+    root = destination.path.rstrip("/") + "/"
+    return {info.path.removeprefix(root) for info in destination.list(recursive=True) if info.is_file}

@@ -17,14 +17,14 @@ from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
-# What the table has besides (token ids, logprobs) is large, and for programs that read Parquet.
+# The table's other columns (token ids, logprobs) are large, and for programs that read Parquet.
 _COLUMNS = ["id", "row_id", "sample", "prompt", "is_chat", "text", "finish_reason", "stop_reason"]
 _COLUMNS += ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
 _COLUMNS += ["num_accepted_tokens", "accepted_per_position"]
 
 
 def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None) -> tuple[int, int]:
-    """(generations written to `path`, rows that failed and were written to `errors_path`, if there is one).
+    """Write generations to `path` and, if it is given, failed rows to `errors_path`; return how many there are of both.
 
     Carried columns come last; those that hold JSON text are JSON again, bytes are base64, and a number that JSON does
     not have (NaN) is null. Each of the files appears whole or not at all. Raises IncompleteRunError, before anything is
@@ -54,7 +54,7 @@ def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """The row with what a carried column's JSON text says, not the text."""
+    """Return the row with the JSON text of carried columns parsed."""
     return {
         name: json.loads(value) if value is not None and carried.get(name) == JSON_TEXT else value
         for name, value in row.items()
@@ -70,7 +70,7 @@ def _write(stream: IO[bytes], row: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> str:
-    """The text of a value that JSON has no form for: a date, a decimal, bytes."""
+    """Return a value that JSON has no form for (a date, a decimal, bytes) as text."""
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
 
 

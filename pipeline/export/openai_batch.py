@@ -27,11 +27,11 @@ _ERROR_CODES: Mapping[Stage, str] = {
 
 
 def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0) -> int:
-    """The number of lines written to `path`: one for each input row of a complete run.
+    """Write one line for each input row of a complete run to `path`; return the number of lines.
 
-    `created` (Unix seconds) goes into every body; it is the caller's, so that an export repeated is the same
-    file. The file appears whole or not at all. Raises IncompleteRunError, before anything is written, if a
-    unit is not committed, and OSError if the file cannot be written.
+    `created` (Unix seconds) goes into every body; the caller chooses it, so that a repeated export gives the same file.
+    The file appears whole or not at all. Raises IncompleteRunError, before anything is written, if a unit is not
+    committed, and OSError if the file cannot be written.
     """
     refuse_incomplete(run_directory)
     num_lines = 0
@@ -121,7 +121,7 @@ def _completion_choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str,
 
 
 def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """(token id, its logprob, its alternatives) of each output token."""
+    """Yield (token id, logprob, alternatives) for each output token."""
     tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
     return zip(sample["token_ids"], sample["logprobs"], tops, strict=True)
 
@@ -136,5 +136,5 @@ def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _finish_reason(sample: Mapping[str, Any]) -> str:
-    """OpenAI knows two ways to finish: at the limit, or by itself."""
+    """Return the reason in OpenAI's terms: "length" at the limit, else "stop"."""
     return "length" if sample["finish_reason"] == "length" else "stop"

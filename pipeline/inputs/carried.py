@@ -1,4 +1,4 @@
-"""Carried columns: the user's own, copied to the output. Each has one Arrow type for the whole run."""
+"""Carried columns: the user's own columns, copied to the output. Each has one Arrow type for the whole run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import pyarrow as pa
 
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.inputs.records import Columns, file_columns, read_records
 from pipeline.schema import generations_schema
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 1000
-JSON_TEXT = pa.json_()  # a string column whose text is JSON: what holds anything
+JSON_TEXT = pa.json_()  # a string column whose text is JSON: it can hold any value
 
 
 def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str, pa.DataType]:
-    """The type of every carried column: decided once, when the run is planned, and kept in run.json.
+    """Return the type of every carried column: decided once, when the run is planned, and kept in run.json.
 
-    Parquet: the files', which must agree. CSV: string, because a cell is text ("007" is not 7). JSON lines: what the
-    first 1000 rows have in common: bool, int64, float64 or string; else JSON text. Raises ValueError for a
-    column that is not in the input, has the name of one of ours, or has two types in two Parquet files.
+    Parquet columns keep the type that they have in the files, which must agree. CSV columns are strings, because a cell
+    is text ("007" is not 7). A column of JSON lines gets the type that fits its values in the first 1000 rows: bool,
+    int64, float64 or string, or else JSON text. Raises ValueError for a column that is not in the input, has the name
+    of one of Dray's own, or has different types in two Parquet files.
     """
-    options = resolve_options(files, options)
-    generations_schema(dict.fromkeys(options.carry_columns, pa.string()))  # refuses our own names
+    assert options.format != "auto", "resolve_options settles the format"
+    generations_schema(dict.fromkeys(options.carry_columns, pa.string()))  # refuses the names of Dray's own columns
     if not options.carry_columns:
         return {}
     first = Location.parse(files[0].path)
@@ -54,7 +55,7 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
 
 
 def carry(columns: Columns, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """The carried values of a row, as they go into a column of their type; absent ones are None.
+    """Return the carried values of a row, each fit for the type of its column; absent ones are None.
 
     Raises RowError (stage "read") for a value that does not fit.
     """
@@ -62,7 +63,7 @@ def carry(columns: Columns, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
 
 
 def types_to_dict(types: Mapping[str, pa.DataType]) -> dict[str, dict[str, str]]:
-    """The types for run.json: as people read them, and as Arrow reads them back."""
+    """Write the types for run.json, as people read them and as Arrow reads them back."""
     return {
         name: {
             "type": str(type_),
@@ -73,7 +74,7 @@ def types_to_dict(types: Mapping[str, pa.DataType]) -> dict[str, dict[str, str]]
 
 
 def types_from_dict(values: Mapping[str, Mapping[str, str]]) -> dict[str, pa.DataType]:
-    """The types that `types_to_dict` wrote."""
+    """Read the types that `types_to_dict` wrote."""
     return {
         name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"]))).field(0).type
         for name, value in values.items()
@@ -90,7 +91,7 @@ def _fit(name: str, value: Any, type_: pa.DataType) -> Any:
             raise RowError("read", f"carried column {name!r}: no JSON text: {error}", type(error).__name__) from error
     try:
         scalar = pa.scalar(value, type=type_)
-        # Arrow truncates 1.5 to an integer and takes true for 1.0, both without a word
+        # Arrow silently truncates 1.5 to an integer and takes true for 1.0.
         loses = (pa.types.is_integer(type_) and scalar.as_py() != value) or (
             isinstance(value, bool) and not pa.types.is_boolean(type_)
         )
@@ -119,7 +120,7 @@ def _refuse_other_types(types: Mapping[str, pa.DataType], first: str, other: Inp
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """The type of a column's values, without how they were stored."""
+    """Return the type of a column's values, whatever encoding they were stored in."""
     if isinstance(type_, pa.DictionaryType):
         return cast(pa.DataType, type_.value_type)
     if isinstance(type_, pa.BaseExtensionType):
@@ -135,7 +136,7 @@ def _json_rows(files: Sequence[InputFile], options: InputOptions) -> Iterator[Co
 
 
 def _common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
-    """The type that all values of a column fit, by column."""
+    """Return for each column the type that all of its values fit."""
     kinds: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.items():

@@ -23,11 +23,10 @@ class InputFile(NamedTuple):
 
 
 def list_files(paths: str | Sequence[str]) -> list[InputFile]:
-    """The files that the paths name: each a file, a folder (searched to its depth) or a glob; local or a URI.
+    """List the files that the paths name: each a file, a folder (searched to its depth) or a glob, local or a URI.
 
-    What a folder or a glob brings is sorted by path. Files whose name, or whose folder below the one named,
-    starts with "." or "_" are skipped. Raises ValueError where a path brings nothing, or two bring the same
-    file.
+    The files of a folder or a glob are sorted by path. A file is skipped if its name, or that of a folder below the
+    named one, starts with "." or "_". Raises ValueError if a path names no file, or if two paths name the same one.
     """
     files: list[InputFile] = []
     for path in [paths] if isinstance(paths, str) else paths:
@@ -49,7 +48,7 @@ def list_files(paths: str | Sequence[str]) -> list[InputFile]:
 
 
 def inputs_digest(files: Iterable[InputFile]) -> str:
-    """A sha256 over every file's path, size and version: what a run's identity keeps of its input."""
+    """Return a sha256 over every file's path, size and version: what a run's identity keeps of its input."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.size}\0{file.version}\n".encode())
@@ -71,7 +70,7 @@ def refuse_changed_file(planned: InputFile) -> None:
 
 @contextmanager
 def refuse_unreadable(path: str, format_: str) -> Iterator[None]:
-    """Raise ValueError naming the file where reading it fails: it is gone, truncated or not of its format."""
+    """Raise ValueError, naming the file, if the block fails to read it: gone, truncated or not of its format."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -79,7 +78,7 @@ def refuse_unreadable(path: str, format_: str) -> Iterator[None]:
 
 
 def _find(path: str) -> Iterator[InputFile]:
-    """The files that one path brings, in no order."""
+    """Yield the files that one path names, in no order."""
     base, pattern = _split_glob(path)
     folder = Location.parse(base)
     info = folder.info()
@@ -101,7 +100,7 @@ def _input_file(location: Location, info: fs.FileInfo) -> InputFile:
 
 
 def _split_glob(path: str) -> tuple[str, str | None]:
-    """The folder to search and the glob below it; (path, None) where there is no glob."""
+    """Split a path into the folder to search and the glob below it; return (path, None) if there is no glob."""
     is_uri = "://" in path
     wild = re.search(r"[*\[]" if is_uri else r"[*?\[]", path)  # in a URI a question mark starts the options
     if wild is None or (not is_uri and Location.parse(path).exists()):
@@ -112,7 +111,7 @@ def _split_glob(path: str) -> tuple[str, str | None]:
 
 
 def _glob_regex(pattern: str) -> str:
-    """A regular expression for a glob: * and ? stay within a folder, ** crosses folders, [...] is a set."""
+    """Translate a glob to a regular expression: * and ? stay within a folder, ** crosses folders, [...] is a set."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(

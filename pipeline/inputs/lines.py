@@ -1,9 +1,8 @@
 """Text files as records with byte ranges: lines, and CSV records that may span lines.
 
-A byte range found while planning is read again by a worker, so where a record ends is decided here and
-nowhere else. A blank record, one of nothing but whitespace, is skipped and not counted. In a .gz file offsets
-count the decompressed bytes. Lines end at "\\n" or "\\r\\n"; a byte order mark at the start of the file is no
-part of it.
+A byte range found while planning is read again by a worker, so this is the only module that decides where a record
+ends. A blank record (whitespace alone) is skipped and not counted. In a .gz file offsets count the decompressed bytes.
+Lines end at "\\n" or "\\r\\n"; a byte order mark at the start of the file is not data.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from pipeline.storage.location import Location
 
 _BUFFER_BYTES = 1 << 20
-_MAX_BAD_LINES = 100  # how many first_json_line passes over
+_MAX_BAD_LINES = 100  # that first_json_line skips
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# csv refuses fields over 128 KiB unless told otherwise, which is less than a long prompt. What is left is a
-# bound on what a quote that is never closed can swallow. The limit is a setting of the csv module, hence of
-# the process.
+# The default limit of 128 KiB is less than a long prompt. This one only bounds how much a quote that is never closed
+# can swallow. It is a setting of the csv module, and so of the whole process.
 csv.field_size_limit(1 << 27)
 
 
@@ -37,16 +35,16 @@ class TextRecord(NamedTuple):
 
 
 def split_lines(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
-    """The lines of a file that are not blank, from one line's start to another's end."""
+    """Yield the lines of a byte range that are not blank; the range begins and ends where lines do."""
     for line in _all_lines(location, byte_start, byte_end):
         if line.data.strip():
             yield line
 
 
 def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
-    """The CSV records of a file that are not blank, header included; a quoted field may hold line ends.
+    """Yield the CSV records of a byte range that are not blank, header included; a quoted field may hold line ends.
 
-    The csv module itself is asked where a record ends: it pulls as many lines as the record needs.
+    The csv module decides where a record ends: it pulls as many lines as the record needs.
     """
     pulled: list[TextRecord] = []
 
@@ -70,12 +68,12 @@ def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = No
 
 
 def parse_csv(data: bytes) -> list[str]:
-    """The fields of one CSV record. Raises ValueError (not UTF-8) or csv.Error (quotes that do not match)."""
+    """Return the fields of one CSV record. Raises ValueError (not UTF-8) or csv.Error (quotes that do not match)."""
     return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), strict=True))
 
 
 def first_json_line(path: str) -> dict[str, Any] | None:
-    """The first JSON object of a JSONL file; None if none of its first lines, up to a hundred, is one."""
+    """Return the first JSON object of a JSONL file; None if none of its first 101 lines is one."""
     for line in islice(split_lines(Location.parse(path)), _MAX_BAD_LINES + 1):
         with suppress(ValueError, RecursionError):
             value = json.loads(line.data)
@@ -85,7 +83,7 @@ def first_json_line(path: str) -> dict[str, Any] | None:
 
 
 def is_gzip(path: str) -> bool:
-    """Whether the file is compressed, by its name."""
+    """Tell by its name whether the file is compressed."""
     return path.lower().endswith(".gz")
 
 
@@ -99,7 +97,7 @@ def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Ite
 
 @contextmanager
 def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
-    """The file's bytes from `byte_start` on."""
+    """Open the file at `byte_start`."""
     if is_gzip(location.path):
         with location.retrying(
             "opening", lambda: location.filesystem.open_input_stream(location.path, compression="gzip")

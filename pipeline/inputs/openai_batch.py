@@ -14,14 +14,14 @@ from pipeline.errors import RowError
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-# Ours under the same name; the second line is what vLLM and others add to the protocol.
+# Parameters that have the same name in SamplingParams; the second line is what vLLM and others add to the protocol.
 _SAME_NAME = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "max_tokens"})
 _SAME_NAME |= {"stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
-# Who asks, what for and how to bill it: nothing that could change the text.
+# Fields about the customer, the purpose and the bill, which cannot change the text.
 _NO_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _NO_EFFECT |= {"prompt_cache_key", "parallel_tool_calls"}
 _TRANSLATED = frozenset({"messages", "prompt", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs"})
-# What other fields may say without asking for anything.
+# Values of unsupported fields that ask for nothing.
 _TRIVIAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
@@ -33,7 +33,7 @@ _TRIVIAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a line asks for; `overrides` has the names and values of our SamplingParams."""
+    """The request on a line; `overrides` has the names and values of SamplingParams."""
 
     prompt: str | None
     messages: list[Any] | None
@@ -41,7 +41,7 @@ class BatchRequest:
 
 
 def custom_id(line: Mapping[str, Any]) -> str:
-    """The id of a line. Raises RowError if it has none."""
+    """Return the id of a line. Raises RowError if it has none."""
     value = line.get("custom_id")
     if not isinstance(value, str) or not value:
         raise RowError("read", f"custom_id: expected a string, got {value!r}", "TypeError")
@@ -49,7 +49,7 @@ def custom_id(line: Mapping[str, Any]) -> str:
 
 
 def read_request(line: Mapping[str, Any]) -> BatchRequest:
-    """The request on a line. Raises RowError naming the field that is wrong or that we do not support."""
+    """Read the request on a line. Raises RowError naming a field that is wrong or not supported."""
     url, body, method = line.get("url"), line.get("body"), line.get("method", "POST")
     if url not in (CHAT_URL, COMPLETIONS_URL):
         raise RowError("read", f"url: expected {CHAT_URL} or {COMPLETIONS_URL}, got {url!r}")
@@ -96,7 +96,7 @@ def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:
-    """How many alternatives a chat request wants: None for no logprobs, 0 for the chosen token's alone."""
+    """Return how many alternatives a chat request wants: None for no logprobs, 0 for those of the chosen tokens."""
     wanted, num_top = body.get("logprobs"), body.get("top_logprobs")
     if wanted not in (None, False, True):
         raise RowError("params", f"body.logprobs: expected true or false, got {wanted!r}", "TypeError")
@@ -106,7 +106,7 @@ def _chat_logprobs(body: Mapping[str, Any]) -> Any:
 
 
 def _logit_bias(bias: Any) -> dict[int, Any]:
-    """Token id -> bias; JSON has written the ids as strings."""
+    """Return the bias of each token id; in JSON the ids are strings."""
     if not isinstance(bias, dict):
         raise RowError("params", f"body.logit_bias: expected an object, got {type(bias).__name__}", "TypeError")
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.lines import first_json_line, is_gzip
+from pipeline.inputs.prompt_template import PromptTemplate
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 
@@ -53,11 +55,16 @@ class InputOptions:
         if twice:
             raise ValueError(f"carry_columns names {twice} more than once")
 
+    @cached_property
+    def template(self) -> PromptTemplate | None:
+        """The parsed `prompt_template`. Raises ValueError if it cannot be parsed."""
+        return None if self.prompt_template is None else PromptTemplate.parse(self.prompt_template)
+
 
 def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputOptions:
-    """The options with the format settled: "auto" goes by file names, and knows OpenAI batches by a line.
+    """Return the options with the format that "auto" means, by file names and, for OpenAI batches, by the first line.
 
-    Raises ValueError where the names say nothing or disagree: a run reads one format.
+    Raises ValueError if the names do not tell the format or disagree: a run reads one format.
     """
     if options.format != "auto":
         return options

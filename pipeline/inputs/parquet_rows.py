@@ -1,4 +1,4 @@
-"""Parquet files as rows: what the footer says, and a range of rows as dicts."""
+"""Parquet input files: schema and size from the footer, and ranges of rows as dicts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BATCH_ROWS = 256
 
 
 def parquet_schema(location: Location) -> pa.Schema:
-    """The Arrow schema of the file."""
+    """Return the Arrow schema of the file."""
     with location.open_file() as file:
         return pq.ParquetFile(file).schema_arrow
 
 
 def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
-    """(rows in the file, uncompressed bytes of those of `columns` that it has), from its footer."""
+    """Return (rows in the file, uncompressed bytes of those of `columns` that it has), from its footer."""
     with location.open_file() as file:
         metadata = pq.ParquetFile(file).metadata
     num_bytes = 0
@@ -37,7 +37,7 @@ def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
 def read_parquet_rows(
     location: Location, row_start: int, num_rows: int, columns: Sequence[str] | None
 ) -> Iterator[dict[str, Any] | RowError]:
-    """Rows [row_start, row_start + num_rows), with those of `columns` that the file has (None: all)."""
+    """Yield rows [row_start, row_start + num_rows), with those of `columns` that the file has (None: all)."""
     with location.open_file() as file:
         parquet = pq.ParquetFile(file)
         present = parquet.schema_arrow.names
@@ -53,7 +53,7 @@ def read_parquet_rows(
 
 
 def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int) -> tuple[list[int], int]:
-    """The row groups that hold rows of the range, and the first row of the first of them."""
+    """Return the row groups that hold rows of the range, and the first row of the first group."""
     groups: list[int] = []
     first_row, position = row_start, 0
     for group in range(metadata.num_row_groups):
@@ -65,11 +65,11 @@ def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int)
 
 
 def to_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any] | RowError]:
-    """One dict a row; a value without a Python form (a string that is not UTF-8) spoils its own row only."""
+    """Yield each row as a dict, or as an error if one of its values has no Python form (a string that is not UTF-8)."""
     try:
         whole = rows.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
-        pass  # some row of the batch: find out which
+        pass  # some row of the batch has such a value; the loop below finds it
     else:
         yield from whole
         return

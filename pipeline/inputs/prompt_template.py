@@ -1,4 +1,4 @@
-"""A prompt made from a row's columns: "Question: {question}\\nAnswer:"."""
+"""Prompts made from a row's columns: "Question: {question}\\nAnswer:"."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.errors import RowError
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Literal texts, each followed by the column named beside it ("" after the last)."""
+    """A sequence of literal texts, each followed by the column named beside it ("" after the last)."""
 
     pieces: tuple[tuple[str, str], ...]
 
     @classmethod
     def parse(cls, template: str) -> PromptTemplate:
-        """The template of a text in which {name} is a column and {{ }} are braces.
+        """Parse a text in which {name} is a column and {{ }} are braces.
 
         Raises ValueError for anything else in braces, and for a template without a column.
         """
@@ -44,7 +44,7 @@ class PromptTemplate:
         return tuple(dict.fromkeys(name for _, name in self.pieces if name))
 
     def fill(self, columns: Mapping[str, Any]) -> str:
-        """The prompt of a row. Raises RowError (stage "template") for a column that is absent or null."""
+        """Return the prompt of a row. Raises RowError (stage "template") for a column that is absent or null."""
         return "".join(literal + (_text(columns, name) if name else "") for literal, name in self.pieces)
 
 

@@ -1,4 +1,4 @@
-"""Records of any format as dicts of columns: what stands in a file, before anyone asks what it means."""
+"""Records of any format as dicts of columns, before their meaning is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAYBE_HALF_PAIR = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # the chara
 
 
 def file_columns(location: Location, format_: Format) -> list[str] | None:
-    """The columns that every row of the file has; None where each row brings its own (JSON lines)."""
+    """Return the columns that every row of the file has; None if each row has its own (JSON lines)."""
     if format_ == "parquet":
         return list(parquet_schema(location).names)
     if format_ == "csv":
@@ -30,7 +30,7 @@ def file_columns(location: Location, format_: Format) -> list[str] | None:
 def split_records(
     location: Location, format_: Format, byte_start: int = 0, byte_end: int | None = None
 ) -> Iterator[TextRecord]:
-    """The data records of a text file that lie in a byte range; a CSV header is not one."""
+    """Yield the data records of a text file that lie in a byte range; a CSV header is not one."""
     if format_ == "csv":
         header_end = _csv_header(location)[1]
         yield from split_csv(location, max(byte_start, header_end), byte_end)
@@ -41,7 +41,7 @@ def split_records(
 def read_records(
     location: Location, options: InputOptions, byte_start: int = 0, byte_end: int | None = None
 ) -> Iterator[Columns | RowError]:
-    """The data records of a text file, each as its columns or as what is wrong with it."""
+    """Yield the data records of a text file, each as its columns or as the error that is wrong with it."""
     header = file_columns(location, options.format) or []
     for record in split_records(location, options.format, byte_start, byte_end):
         try:
@@ -51,7 +51,7 @@ def read_records(
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text holds. Raises ValueError or RecursionError: not JSON, or strings that are no text."""
+    """Return the value of a JSON text. Raises ValueError or RecursionError: not JSON, or strings that are no text."""
     value = json.loads(text)
     if _MAYBE_HALF_PAIR.search(text):
         try:
@@ -94,7 +94,7 @@ def _parse_json_object(data: bytes) -> Columns:
 
 
 def _csv_header(location: Location) -> tuple[list[str], int]:
-    """The column names, and the byte at which the header ends; ([], 0) for an empty file."""
+    """Return the column names and the byte at which the header ends; ([], 0) for an empty file."""
     header = next(split_csv(location), None)
     if header is None:
         return [], 0

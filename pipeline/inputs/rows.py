@@ -1,4 +1,4 @@
-"""Rows of a work unit: what to generate from, or what is wrong with a row. Rows in equals rows out."""
+"""The rows of a work unit: what to generate from, or what is wrong with a row. Rows in equals rows out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pipeline.errors import ErrorRow, RowError, Stage, only_this_row, storable
 from pipeline.inputs.carried import carry
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
-from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import read_parquet_rows
-from pipeline.inputs.prompt_template import PromptTemplate
 from pipeline.inputs.records import Columns, parse_json, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
 from pipeline.storage.location import Location
@@ -23,12 +22,12 @@ from pipeline.storage.location import Location
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InputRow:
-    """One row to generate from: a prompt, or the messages of a chat; the other one is None.
+    """One row to generate from: it has a prompt or the messages of a chat; the other one is None.
 
-    `row_number` counts from 0 in the file. `overrides` are the row's own sampling parameters, not checked
-    yet. `columns` are the row's columns, for templates; `carried` goes to the output as it is.
+    `row_number` counts from 0 in the file. `overrides` are the row's own sampling parameters, not checked yet.
+    `columns` are the row's columns, for templates; the values in `carried` are copied to the output.
     """
 
     row_id: int
@@ -42,8 +41,8 @@ class InputRow:
 
 
 @dataclass(frozen=True)
-class RowPlace:
-    """Where a row stands: what is said of it if it fails."""
+class RowPosition:
+    """The position of a row in the run and in its file, which an error about the row names."""
 
     row_id: int
     file: str
@@ -51,16 +50,23 @@ class RowPlace:
     attempt: int = 0
 
     def error(self, error: RowError, user_id: str | None) -> ErrorRow:
-        """The row as a dead letter."""
+        """Return the error row of this row."""
         return ErrorRow(
-            self.row_id, user_id, self.file, self.row_number, error.stage, error.kind, error.message, self.attempt
+            row_id=self.row_id,
+            id=user_id,
+            file=self.file,
+            row_number=self.row_number,
+            stage=error.stage,
+            error_type=error.kind,
+            message=error.message,
+            attempt=self.attempt,
         )
 
 
 def read_row(
-    record: Columns | RowError, place: RowPlace, options: InputOptions, carried: Mapping[str, pa.DataType]
+    record: Columns | RowError, position: RowPosition, options: InputOptions, carried: Mapping[str, pa.DataType]
 ) -> InputRow | ErrorRow:
-    """What to generate from one record, or what is wrong with it."""
+    """Return the row to generate from one record, or the error row that says what is wrong with it."""
     user_id = None
     try:
         if isinstance(record, RowError):
@@ -69,8 +75,17 @@ def read_row(
         prompt, messages, overrides = _request(record, options)
         fitted = carry(record, carried)
     except RowError as error:
-        return place.error(error, user_id)
-    return InputRow(place.row_id, place.row_number, user_id, prompt, messages, overrides, record, fitted)
+        return position.error(error, user_id)
+    return InputRow(
+        row_id=position.row_id,
+        row_number=position.row_number,
+        user_id=user_id,
+        prompt=prompt,
+        messages=messages,
+        overrides=overrides,
+        columns=record,
+        carried=fitted,
+    )
 
 
 def result_or_error(
@@ -81,24 +96,23 @@ def result_or_error(
         with only_this_row(stage):
             return compute(*arguments)
     except RowError as error:
-        return RowPlace(row.row_id, file, row.row_number).error(error, row.user_id)
+        return RowPosition(row.row_id, file, row.row_number).error(error, row.user_id)
 
 
 def read_unit(
     unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType], attempt: int = 0
 ) -> Iterator[InputRow | ErrorRow]:
-    """The rows of a unit in order, exactly `unit.num_rows` of them, whatever is wrong with one.
+    """Yield the rows of a unit in order, exactly `unit.num_rows` of them, whatever is wrong with one.
 
-    `carried` are the types of `carried.carried_types`. Raises ValueError if the file changed since the run
-    was planned.
+    `options` have a settled format (`resolve_options`); `carried` are the types of `carried.carried_types`. Raises
+    ValueError if the file changed since the run was planned.
     """
-    file = InputFile(unit.file, unit.file_size, unit.file_version)
-    refuse_changed_file(file)
-    options = resolve_options([file], options)
+    assert options.format != "auto", "resolve_options settles the format"
+    refuse_changed_file(InputFile(unit.file, unit.file_size, unit.file_version))
     index = 0
     for record in _records(unit, options, carried):
-        place = RowPlace(unit.row_id(index), unit.file, unit.row_start + index, attempt)
-        yield read_row(record, place, options, carried)
+        position = RowPosition(unit.row_id(index), unit.file, unit.row_start + index, attempt)
+        yield read_row(record, position, options, carried)
         index += 1
     if index != unit.num_rows:
         raise ValueError(
@@ -129,14 +143,14 @@ def _user_id(columns: Columns, options: InputOptions) -> str | None:
 
 
 def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
-    """(prompt, messages, overrides) of a row; one of the first two is None."""
+    """Return (prompt, messages, overrides) of a row; one of the first two is None."""
     if options.format == "openai_batch":
         request = read_request(columns)
         return request.prompt, request.messages, request.overrides
     messages = _messages(columns, options)
     prompt = columns.get(options.prompt_column)
-    if options.prompt_template is not None:
-        prompt = PromptTemplate.parse(options.prompt_template).fill(columns)
+    if options.template is not None:
+        prompt = options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):
         raise RowError("read", "the row has a prompt and messages; leave one of them null")
     if messages is None and prompt is None:
@@ -167,7 +181,7 @@ def _overrides(columns: Columns, options: InputOptions) -> dict[str, Any]:
 
 
 def _from_json(value: Any, column: str, stage: Any) -> Any:
-    """A cell that holds a structure, or JSON text of one where the format has no structures."""
+    """Return the structure in a cell, which may be JSON text where the format has no structures."""
     if not isinstance(value, str):
         return value
     if not value.strip():

@@ -8,21 +8,21 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_size
-from pipeline.inputs.prompt_template import PromptTemplate
 from pipeline.inputs.records import file_columns, split_records
 from pipeline.storage.location import Location
 
 _BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkUnit:
     """Rows [row_start, row_start + num_rows) of a file; in text formats, its bytes [byte_start, byte_end).
 
-    `first_ordinal` is the place of its first row among all rows of the input, which decides a row's noise: how rows
-    are cut into units must not. `file_size` and `file_version` are those the file had when the run was planned.
+    `first_ordinal` is the number of its first row among all rows of the input. A row's noise comes from that number, so
+    that it does not depend on how rows are cut into units. `file_size` and `file_version` are those that the file had
+    when the run was planned.
     """
 
     unit_id: int
@@ -37,45 +37,45 @@ class WorkUnit:
     file_version: str
 
     def row_id(self, index: int) -> int:
-        """The run-wide id of the unit's row `index` (from 0): a position, so equal prompts are two rows."""
+        """Return the run-wide id of the unit's row `index` (from 0): a position, so equal prompts are two rows."""
         assert 0 <= index < self.num_rows
         return self.unit_id << 32 | index
 
     def row_index(self, row_id: int) -> int:
-        """The place in the unit of the row with this run-wide id."""
+        """Return the number in the unit of the row with this run-wide id."""
         return row_id - self.row_id(0)
 
-    def most_tokens(self, num_output_tokens: int) -> int:
-        """Tokens of prompts and outputs, about, if every row yields so many; the largest unit should not come last."""
+    def max_tokens(self, num_output_tokens: int) -> int:
+        """Estimate the tokens of prompts and outputs if every row generates `num_output_tokens`."""
         return self.estimated_tokens + self.num_rows * num_output_tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """The unit as a plain row, in the order of `schema.MANIFEST`."""
+        """Return the unit as a plain row, in the order of `schema.MANIFEST`."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkUnit:
-        """The unit that `to_dict` wrote."""
+        """Read the unit that `to_dict` wrote."""
         return cls(**values)
 
 
 def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:
-    """The units that cover every row of every file once, in order; text files are read through, once.
+    """Yield the units that cover every row of every file once, in order; each text file is read through once.
 
-    An empty file has no unit. Raises ValueError for a file that cannot be read or lacks a column that is
-    asked for.
+    An empty file has no unit. `options` have a settled format (`resolve_options`). Raises ValueError for a file that
+    cannot be read or lacks a column that is asked for.
     """
     if not 1 <= rows_per_unit < 2**32:
         raise ValueError(f"rows_per_unit: expected a number from 1 to 2**32 - 1, got {rows_per_unit}")
-    options = resolve_options(files, options)
+    assert options.format != "auto", "resolve_options settles the format"
     unit_ids, first_ordinal = count(), 0
     for file in files:
         for rows in _row_ranges(file, options, rows_per_unit):
             yield WorkUnit(
-                next(unit_ids),
-                first_ordinal,
-                file.path,
-                *rows,
+                unit_id=next(unit_ids),
+                first_ordinal=first_ordinal,
+                file=file.path,
+                **rows._asdict(),
                 file_size=file.size,
                 file_version=file.version,
             )
@@ -121,9 +121,9 @@ def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) 
 
 
 def prompt_columns(options: InputOptions) -> tuple[str, ...]:
-    """The columns that prompts are made of."""
-    if options.prompt_template is not None:
-        return (*PromptTemplate.parse(options.prompt_template).columns, options.messages_column)
+    """Return the columns that prompts are made from."""
+    if options.template is not None:
+        return (*options.template.columns, options.messages_column)
     return (options.prompt_column, options.messages_column)
 
 
@@ -139,7 +139,7 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
             f"{options.messages_column!r}; {found}. Set prompt_column or messages_column"
         )
     wanted = set(options.carry_columns) | ({options.id_column} if options.id_column else set())
-    if options.prompt_template is not None:
-        wanted |= set(PromptTemplate.parse(options.prompt_template).columns)
+    if options.template is not None:
+        wanted |= set(options.template.columns)
     if missing := sorted(wanted - set(present)):
         raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")

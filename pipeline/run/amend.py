@@ -1,8 +1,8 @@
 """Amend a committed unit: rows that failed, and were tried again, move from its error rows to its part.
 
-The new part replaces the old one whole, and only then the error rows are replaced or deleted. Whoever dies in between
-leaves rows in both, and data wins: such a row counts as generated wherever a run is read, and the next amendment of the
-unit deletes its error row.
+The new part replaces the old one whole, and only then the error rows are replaced or deleted. A process that dies in
+between leaves rows in both files. Data wins: such a row counts as generated wherever a run is read, and the next
+amendment of the unit deletes its error row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import pyarrow as pa
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.commit import commit_lock, engine_facts, part_content, read_receipt, to_parquet
+from pipeline.run.commit import Receipt, commit_lock, engine_of, part_content, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.receipt import Receipt
-from pipeline.run.row_order import in_row_order, without_rows
-from pipeline.run.unit_rows import read_unit_rows
+from pipeline.run.unit_rows import in_row_order, read_unit_rows, without_rows
 from pipeline.schema import errors_table
+from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file
 
 
@@ -32,13 +31,14 @@ def amend_part(
     seconds: float | None = None,
     engine: Mapping[str, str | bool | int] | None = None,
 ) -> Receipt:
-    """The receipt of what this changed: `generations` of rows that had failed, `errors` of those that failed again.
+    """Add `generations` of rows that had failed and `errors` of rows that failed again; return the receipt of both.
 
-    A row that is in the part already keeps what is there, and a failed row that is in neither of the two keeps its
-    error row. One that failed again has its newest message, and its `attempt` counts one more. Raises ValueError if the
-    unit's files are damaged or do not add up, OSError if the disk or store fails; to repeat this is harmless.
+    A row that is in the part already keeps its generations, and a failed row that is in neither `generations` nor
+    `errors` keeps its error row. A row that failed again gets its newest message, and its `attempt` counts one more.
+    Raises ValueError if the unit's files are damaged or do not add up, OSError if the disk or store fails; it is
+    harmless to call this again.
 
-    `engine` are facts about what generated the new rows; the footer keeps those that hold for the old rows, too.
+    `engine` describes what generated the new rows; the footer keeps the properties that hold for the old rows, too.
     """
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
@@ -56,8 +56,8 @@ def amend_part(
             )
         attempt = read_receipt(run_directory, unit.unit_id).attempt + 1
         if added.num_rows:
-            facts = engine_facts(before.generations.schema).items() & dict(engine or {}).items()
-            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(facts))
+            shared = engine_of(before.generations.schema).items() & dict(engine or {}).items()
+            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(shared))
             replace_file(part, content, run_directory.temporary)
         if not failed:
             errors_path.remove()
@@ -68,7 +68,7 @@ def amend_part(
 
 
 def _still_failed(had_failed: Sequence[ErrorRow], again: Mapping[int, ErrorRow], added: pa.Table) -> list[ErrorRow]:
-    """The error rows that stand: those tried again with the newest message, the others as they were."""
+    """Return the error rows that are left: those tried again with their newest message, the others as they were."""
     added_ids = set(added["row_id"].to_pylist())
     return [
         replace(again.get(old.row_id, old), attempt=old.attempt + (old.row_id in again))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -13,23 +13,23 @@ from pipeline.counts import Counts, count_generations
 from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import receipt_of
-from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.run.identities import COLUMNS, contradictions
-from pipeline.run.unit_rows import standing_errors
+from pipeline.run.unit_rows import errors_without_generations
 from pipeline.schema import ERRORS, generations_schema
-from pipeline.storage.checked_parquet import open_checked, table_of
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import table_of
 
 _MAX_PROBLEMS_PER_UNIT = 20
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What is wrong with a run: nothing, if `problems` is empty. `notes` are oddities that harm nothing.
+    """What is wrong with a run: nothing, if `problems` is empty. `notes` are harmless oddities.
 
-    `counts` are those of the rows that were read, not of the footers. `damaged` are the files ("data/part-...") that
-    must go before the run can be completed, and why: of a damaged unit its part and its error rows, and foreign ones.
+    `counts` are those of the rows that were read, not of the footers. `damaged` maps each file ("data/part-...") that
+    must go before the run can be completed to the reason: the part and the error rows of a damaged unit, and foreign
+    files.
     """
 
     problems: list[str]
@@ -46,10 +46,10 @@ class CheckReport:
 
 
 def check_run(run_directory: RunDirectory) -> CheckReport:
-    """The report on a run: every unit has a part, every row is in data or in errors once, counts add up.
+    """Check that every unit has a part, that every row is in data or in errors once, and that counts add up.
 
-    Raises ValueError if the manifest is damaged, as nothing says then what the run should hold; OSError if the storage
-    does not answer.
+    Raises ValueError if the manifest is damaged, because the run's expected content is then unknown, and OSError if the
+    storage does not answer.
     """
     location = run_directory.location
     committed = run_directory.committed_unit_ids()
@@ -90,20 +90,12 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     return CheckReport(problems, notes, counts, num_units, num_committed, damaged)
 
 
-def content_hash(run_directory: RunDirectory) -> str:
-    """The `ContentHash` of all generations. Raises FileNotFoundError if a unit is missing."""
-    content = ContentHash()
-    for unit in run_directory.units():
-        content.add(_read_columns(run_directory.part_path(unit.unit_id), HASHED_COLUMNS))
-    return content.hexdigest()
-
-
 def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str], int]:
-    """What the unit's files hold, what is wrong with them, and how many error rows are in data, too: data wins."""
+    """Return what a unit's files hold, what is wrong with them, and how many error rows are stale (in data, too)."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
-    # First the bytes, then what they mean: a store that does not answer is no damage, and nobody should repair it. The
-    # error rows before the part: should a retry move a row meanwhile, it is then seen in both, not in neither.
+    # The bytes are read before they are parsed, so that a store that does not answer is not taken for damage. The error
+    # rows are read before the part, so that a row that a retry moves meanwhile is seen in both files, not in neither.
     errors_bytes = _read_if_there(errors_path) if has_errors else None
     part_bytes = part.read_bytes()
     try:
@@ -119,7 +111,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
         return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0
-    failed = standing_errors(generations, errors)
+    failed = errors_without_generations(generations, errors)
     failed_ids = [row_id for row_id in failed["row_id"].to_pylist() if row_id is not None]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
@@ -135,7 +127,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
 
 
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
-    """Rows that are missing, doubled or foreign, and samples that are."""
+    """Yield a sentence for each kind of row or sample that is missing, doubled or foreign."""
     expected = set(range(unit.row_id(0), unit.row_id(0) + unit.num_rows))
     keys = sorted(zip(generations["row_id"].to_pylist(), generations["sample"].to_pylist(), strict=True))
     generated_ids = set()
@@ -154,7 +146,7 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
 
 
 def _count_problems(generations: pa.Table) -> Iterator[str]:
-    """Rows whose counts contradict each other."""
+    """Yield a sentence for each row whose counts contradict each other."""
     for batch in generations.select(COLUMNS).to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             for problem in contradictions(row):
@@ -165,15 +157,7 @@ def _read_if_there(location: Location) -> bytes | None:
     try:
         return location.read_bytes()
     except FileNotFoundError:
-        return None  # deleted since it was listed: its last row came through
-
-
-def _read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
-    def read() -> pa.Table:
-        with location.open_file() as file:
-            return open_checked(file).read(list(columns))
-
-    return location.retrying("reading", read)
+        return None  # deleted since it was listed: a retry has moved its last row to data
 
 
 def _some(row_ids: set[int]) -> str:

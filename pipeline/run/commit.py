@@ -1,11 +1,11 @@
 """Commit a unit: its part appears whole or not at all, once, and the part's existence is the commit.
 
-Error rows are written before the part, so whoever sees the part sees the error rows that belong to it. On a
-local disk a lock file keeps the two together when two attempts at one unit end in the same moment; the link
-decides without it. On an object store both attempts put the same generations; where they failed on different rows,
-`check.check_run` names a row that is then in neither place, and a row in both counts as generated.
+Error rows are written before the part, so a reader that sees the part sees the error rows that belong to it. On a local
+disk a lock file keeps the two together when two attempts at one unit end in the same moment; without the lock, the link
+still lets only one attempt win. On an object store both attempts put the same generations. If they failed on different
+rows, `check.check_run` names a row that is then in neither place, and a row in both places counts as generated.
 
-`amend.amend_part` is the only one that replaces a part.
+Only `amend.amend_part` replaces a part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,12 +23,35 @@ import pyarrow.parquet as pq
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import COMMIT_LOCK, RunDirectory
-from pipeline.run.receipt import Receipt
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import create_file, replace_file
 
 _FOOTER_KEY = b"dray"
-_ROWS_PER_ROW_GROUP = 8192
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One committed unit: what the driver gets back, and what the part's footer keeps.
+
+    `already_committed` says that another attempt committed it; the counts are that attempt's. `seconds` is how long the
+    attempt took, if it was measured.
+    """
+
+    unit_id: int
+    counts: Counts
+    attempt: int
+    already_committed: bool = False
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the receipt as a JSON-ready dict."""
+        return asdict(self) | {"counts": self.counts.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
+        """Read the receipt that `to_dict` wrote."""
+        return cls(**{**values, "counts": Counts.from_dict(values["counts"])})
 
 
 def commit_part(
@@ -40,11 +64,11 @@ def commit_part(
     seconds: float | None = None,
     engine: Mapping[str, str | bool | int] | None = None,
 ) -> Receipt:
-    """The receipt of the unit, whose rows are on disk when this returns, from this attempt or another.
+    """Write the rows of a unit and return its receipt; if another attempt has committed it, return that receipt.
 
-    `generations` may have no rows (all failed); `errors` None or no rows means that none failed. Raises
-    OSError if the disk or store fails: nothing is committed then, and the unit can be tried again. `engine` are facts
-    about what generated the rows, for the footer: engines of one run may differ.
+    `generations` may have no rows (all failed); `errors` is None or has no rows if no row failed. `engine` describes
+    what generated the rows, for the footer: engines of one run may differ. Raises OSError if the disk or store fails:
+    nothing is committed then, and the unit can be tried again.
     """
     num_errors = errors.num_rows if errors is not None else 0
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
@@ -57,8 +81,9 @@ def commit_part(
             if errors is not None and num_errors:
                 replace_file(errors_path, to_parquet(errors), run_directory.temporary)
             elif run_directory.location.is_local:
-                # An attempt that failed on some row, and then died, left them. Without a lock they may be of one that
-                # commits at this moment; rows that are in data, too, count as generated.
+                # An earlier attempt that failed on some row, and then died, may have left error rows. On a store, which
+                # has no lock, they may be those of an attempt that commits at this moment, so they stay there: rows
+                # that are also in data count as generated.
                 errors_path.remove()
             if create_file(part, content, run_directory.temporary):
                 return receipt
@@ -66,10 +91,9 @@ def commit_part(
 
 
 def read_receipt(run_directory: RunDirectory, unit_id: int) -> Receipt:
-    """The receipt of a committed unit, from its part's footer.
+    """Read the receipt of a committed unit from its part's footer.
 
-    Raises FileNotFoundError if the unit is not committed, ValueError if its part is not one of ours or is
-    damaged.
+    Raises FileNotFoundError if the unit is not committed, ValueError if its part is foreign or damaged.
     """
     part = run_directory.part_path(unit_id)
     try:
@@ -79,21 +103,21 @@ def read_receipt(run_directory: RunDirectory, unit_id: int) -> Receipt:
 
 
 def receipt_of(schema: pa.Schema) -> Receipt:
-    """The receipt in the schema of a part. Raises KeyError, TypeError or ValueError if there is none."""
+    """Return the receipt in the schema of a part. Raises KeyError, TypeError or ValueError if there is none."""
     footer = json.loads((schema.metadata or {})[_FOOTER_KEY])
     return Receipt(footer["unit"], Counts.from_dict(footer["counts"]), footer["attempt"])
 
 
-def engine_facts(schema: pa.Schema) -> dict[str, str | bool | int]:
-    """The facts in the schema of a part about what generated it; none where there are none."""
-    facts: dict[str, str | bool | int] = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("engine", {})
-    return facts
+def engine_of(schema: pa.Schema) -> dict[str, str | bool | int]:
+    """Return the description, in the schema of a part, of the engine that generated it; {} if there is none."""
+    engine: dict[str, str | bool | int] = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("engine", {})
+    return engine
 
 
 def part_content(
     generations: pa.Table, receipt: Receipt, engine: Mapping[str, str | bool | int] | None = None
 ) -> bytes:
-    """The part of a unit: its generations, and in the footer its receipt and facts about what generated it."""
+    """Return a unit's part as bytes: its generations, and in the footer its receipt and what generated it."""
     footer = {
         "unit": receipt.unit_id,
         "counts": receipt.counts.to_dict(),
@@ -108,17 +132,9 @@ def _footer_schema(part: Location) -> pa.Schema:
         return pq.ParquetFile(file).schema_arrow
 
 
-def to_parquet(table: pa.Table) -> bytes:
-    """The table as a Parquet file, as all files of a run are written."""
-    sink = pa.BufferOutputStream()
-    # Checksums let `check_run` find a flipped bit in any column, not only in those whose numbers it adds up.
-    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP, write_page_checksum=True)
-    return sink.getvalue().to_pybytes()
-
-
 @contextmanager
 def commit_lock(run_directory: RunDirectory) -> Iterator[None]:
-    """Hold the run's commit lock; where there are no locks (object stores, some mounts) go on without one."""
+    """Hold the run's commit lock; on object stores and mounts without locks, go on without it."""
     if not run_directory.location.is_local:
         yield
         return

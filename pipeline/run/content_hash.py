@@ -1,4 +1,4 @@
-"""The content hash of a corpus: equal for two of the same tokens, however they were made and are cut into files."""
+"""The content hash of a corpus: equal for two with the same tokens, however they were made and are cut into files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import hashlib
 import struct
 
 import pyarrow as pa
+
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
+from pipeline.storage.parquet import open_checked
 
 HASHED_COLUMNS = ("row_id", "sample", "token_ids", "finish_reason")
 
@@ -17,11 +21,11 @@ class ContentHash:
     """
 
     def __init__(self) -> None:
-        """Of nothing yet."""
+        """Start with no rows."""
         self._digest = hashlib.sha256()
 
     def add(self, generations: pa.Table) -> None:
-        """Go on with these rows, which come after all that were added before."""
+        """Add these rows, which come after all that were added before."""
         rows = generations.select(HASHED_COLUMNS).to_pylist()
         for row in sorted(rows, key=lambda row: (row["row_id"], row["sample"])):
             token_ids, reason = row["token_ids"], row["finish_reason"].encode()
@@ -29,5 +33,21 @@ class ContentHash:
             self._digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids) + reason)
 
     def hexdigest(self) -> str:
-        """The hash so far."""
+        """Return the hash of the rows so far."""
         return self._digest.hexdigest()
+
+
+def content_hash(run_directory: RunDirectory) -> str:
+    """Return the `ContentHash` of all generations of a run. Raises FileNotFoundError if a unit is missing."""
+    content = ContentHash()
+    for unit in run_directory.units():
+        content.add(_read_hashed_columns(run_directory.part_path(unit.unit_id)))
+    return content.hexdigest()
+
+
+def _read_hashed_columns(part: Location) -> pa.Table:
+    def read() -> pa.Table:
+        with part.open_file() as file:
+            return open_checked(file).read(list(HASHED_COLUMNS))
+
+    return part.retrying("reading", read)

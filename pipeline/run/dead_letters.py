@@ -1,4 +1,4 @@
-"""The dead letters of a run: which rows failed, why, and which of them somebody wants to try again."""
+"""The dead letters of a run: which rows failed, why, and which of them are to be tried again."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import pyarrow as pa
 from pipeline.errors import Stage
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
-from pipeline.run.read_ahead import read_ahead
-from pipeline.run.unit_rows import read_errors
+from pipeline.run.unit_rows import read_ahead, read_errors
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which failed rows to try again: of these stages and these error types; all where none is named."""
+    """Which failed rows to try again: those of these stages and these error types; without names, all."""
 
     stages: tuple[Stage, ...] = ()
     error_types: tuple[str, ...] = ()
 
     def takes(self, error: Mapping[str, Any]) -> bool:
-        """Whether this error row (by its columns) is one of them."""
+        """Tell whether an error row, given as a dict of its columns, is to be tried again."""
         return (not self.stages or error["stage"] in self.stages) and (
             not self.error_types or error["error_type"] in self.error_types
         )
@@ -33,7 +32,7 @@ class Wanted:
 
 @dataclass
 class DeadLetters:
-    """Failed rows by (stage, error type), the first message of each, and how many are wanted in which unit."""
+    """Counts of failed rows by (stage, error type), a first message for each, and the wanted rows of each unit."""
 
     num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class DeadLetters:
     wanted_types: set[str] = field(default_factory=set)
 
     def wants(self, error_type: str) -> bool:
-        """Whether a row with this error type is to be tried again."""
+        """Tell whether a row with this error type is to be tried again."""
         return error_type in self.wanted_types
 
     def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
@@ -59,14 +58,14 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class FailedUnits:
-    """The units of a run that have failed rows to try again, in order. It travels to other processes."""
+    """The units of a run that have failed rows to try again, in order; small enough to send to other processes."""
 
     run_path: str
     num_wanted: Counter[int]  # unit id -> rows
 
     @property
     def num_units(self) -> int:
-        """How many there are."""
+        """Number of these units."""
         return len(self.num_wanted)
 
     @property
@@ -75,15 +74,15 @@ class FailedUnits:
         return self.num_wanted.total()
 
     def __iter__(self) -> Iterator[WorkUnit]:
-        """Each of them, read from the manifest."""
+        """Yield each unit, read from the manifest."""
         return (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id in self.num_wanted)
 
 
 def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetters:
-    """The error rows of all committed units; those that an unfinished attempt left are none.
+    """Count the error rows of all committed units; error rows of units that are not committed do not count.
 
-    Only errors/ is read, so a row counts that is in data, too, since a retry died at it. Raises ValueError, naming the
-    file, if one is damaged, and OSError.
+    Only errors/ is read, so a stale error row, whose generations a retry wrote before it died, counts as well. Raises
+    ValueError, naming the file, if one is damaged, and OSError.
     """
     letters = DeadLetters()
     for unit_id, errors in _error_tables(run_directory, run_directory.committed_unit_ids()):
@@ -92,7 +91,7 @@ def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetter
 
 
 def count_still_failing(run_directory: RunDirectory, letters: DeadLetters) -> int:
-    """How many of the rows that were wanted have an error row now, too, when all of them have been tried."""
+    """Count the wanted rows that still have an error row after all of them have been tried."""
     return sum(
         len(set(letters.wanted_ids[unit_id]).intersection(errors["row_id"].to_pylist()))
         for unit_id, errors in _error_tables(run_directory, letters.wanted_ids)
@@ -100,7 +99,7 @@ def count_still_failing(run_directory: RunDirectory, letters: DeadLetters) -> in
 
 
 def _error_tables(run_directory: RunDirectory, unit_ids: Iterable[int]) -> Iterator[tuple[int, pa.Table]]:
-    """The error rows of those of these units that have any."""
+    """Yield (unit id, error rows) for each of these units that has error rows."""
     failed = sorted(run_directory.failed_unit_ids().intersection(unit_ids))
     tables = read_ahead(lambda unit_id: read_errors(run_directory, unit_id), failed, num_at_once=16)
     return zip(failed, tables, strict=True)

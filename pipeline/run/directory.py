@@ -1,13 +1,13 @@
 """The run directory: what a run is, what it has done, and what is missing.
 
 run.json                   what the run is; its existence means that the manifest is complete
-manifest/part-*.parquet    the work units, in the parts that run.json names; others are of a creation that lost or died
+manifest/part-*.parquet    the work units, in the parts that run.json names; an unfinished creation may have left others
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 report.json  _SUCCESS      written at the end
-_LEASE                     which driver works on the run, while one does
+_LEASE                     names the driver that works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
-_tmp/                      files on their way (local disks only)
+_tmp/                      unfinished files (local disks only)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file
 
 COMMIT_LOCK, DRIVER_LOCK = "commit.lock", "driver.lock"  # in _tmp/, on local disks
-_CREATING = "_CREATING"  # there from the first to the last moment of a creation
+_CREATING = "_CREATING"  # exists from the first to the last moment of a creation
 _MANIFEST_PART_NAME = re.compile(r"part-[0-9a-f]{16}-\d{5,}\.parquet")
 _CREATION_SCRATCH_NAME = re.compile(rf"_tmp/({_CREATING}|run\.json|{_MANIFEST_PART_NAME.pattern})\.")
 _SHORTEST_PARQUET = 12  # bytes: the magic twice and a length
@@ -38,9 +38,10 @@ _PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """An opened run. `run` is run.json: what the caller created it with, plus "manifest", the plan's totals.
+    """An opened run. `run` is the content of run.json: what the caller created it with, and the plan's totals.
 
-    run["identity"] decides which tokens come out and may not change; run["settings"] may.
+    run["identity"] decides which tokens are generated and may not change; run["settings"] may. run["manifest"] has the
+    totals.
     """
 
     location: Location
@@ -48,16 +49,16 @@ class RunDirectory:
 
     @staticmethod
     def exists(path: str | Location) -> bool:
-        """Whether there is a run at `path`, complete with its manifest."""
+        """Tell whether there is a run at `path`, complete with its manifest."""
         return _location(path).child("run.json").exists()
 
     @classmethod
     def create(cls, path: str | Location, run: Mapping[str, Any], units: Iterable[WorkUnit]) -> RunDirectory:
-        """A new run with the manifest of `units`; `run` has at least "identity" and "carried".
+        """Create a run with the manifest of `units`; `run` has at least "identity" and "carried".
 
-        Several processes may try at once: each writes manifest parts of its own, and the first run.json wins.
-        What an interrupted creation left behind does no harm. Raises ValueError if the folder holds a run
-        already, also one made meanwhile, or anything that is not ours.
+        Several processes may try at once: each writes manifest parts of its own, and the first run.json wins. Files of
+        an interrupted creation do no harm. Raises ValueError if the folder holds a run already, also one that another
+        process creates meanwhile, or any foreign file.
         """
         location = _location(path)
         assert {"identity", "carried"} <= run.keys()
@@ -72,12 +73,12 @@ class RunDirectory:
         own_parts = manifest_parts(manifest, summary)
         run = {**run, "manifest": summary.to_dict()}
         content = _to_json({**run, "digest": _digest(run)})
-        # On a store that cannot refuse a second run.json, looking first leaves only a moment for two winners.
+        # A store cannot refuse a second run.json; looking first leaves only a moment in which two processes can win.
         won = not run_json.exists() and create_file(run_json, content, temporary)
         if not won:
             for part in own_parts:
                 part.remove()
-        elif location.is_local:  # elsewhere another creation may yet replace run.json, and need its parts
+        elif location.is_local:  # on a store another creation may yet replace run.json, and need its parts
             _delete_other_parts(manifest, own_parts)
         location.child(_CREATING).remove()
         if not won:
@@ -86,7 +87,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Location) -> RunDirectory:
-        """The run at `path`. Raises ValueError if there is none, or run.json is not as it was written."""
+        """Open the run at `path`. Raises ValueError if there is none, or if run.json is not as it was written."""
         location = _location(path)
         try:
             run = json.loads(location.child("run.json").read_bytes())
@@ -113,13 +114,13 @@ class RunDirectory:
 
     @property
     def identity_digest(self) -> str:
-        """A sha256 of what decides the tokens: two runs with the same one write the same corpus."""
+        """A sha256 of what decides the tokens: two runs with the same digest write the same corpus."""
         return _digest(self.run["identity"])
 
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
         old = _flatten(self.run["identity"])
-        new = _flatten(json.loads(_to_json(identity)))  # as it would be read back: tuples are lists, keys are strings
+        new = _flatten(json.loads(_to_json(identity)))  # as it is read back: tuples become lists, keys strings
         changes = [
             f"  {name}: was {_show(old, name)}, is {_show(new, name)}"
             for name in sorted(old.keys() | new.keys())
@@ -132,21 +133,21 @@ class RunDirectory:
             )
 
     def units(self) -> Iterator[WorkUnit]:
-        """Every unit of the run, in order."""
+        """Yield every unit of the run, in order."""
         return read_manifest(self.location.child("manifest"), self.manifest)
 
     def committed_unit_ids(self) -> IdSet:
-        """The units that are done, from one listing of data/."""
+        """Return the ids of the units that are done, from one listing of data/."""
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
         return IdSet(int(name[1]) for name in names if name)
 
     def failed_unit_ids(self) -> set[int]:
-        """The units that have an errors file, from one listing of errors/; an unfinished attempt can have left one."""
+        """Return the ids of the units that have an errors file; an unfinished attempt may have left one."""
         names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("errors").list())
         return {int(name[1]) for name in names if name}
 
-    def stunted_parts(self) -> dict[str, str]:
-        """Parts that are too short to be Parquet, and why ("data/part-..." -> reason), from one listing of data/."""
+    def truncated_parts(self) -> dict[str, str]:
+        """Return the reason for each part ("data/part-...") that is too short to be Parquet, from one listing."""
         return {
             f"data/{info.base_name}": f"it has {info.size} bytes, and the shortest Parquet file {_SHORTEST_PARQUET}"
             for info in self.location.child("data").list()
@@ -154,21 +155,21 @@ class RunDirectory:
         }
 
     def missing_units(self) -> Iterator[WorkUnit]:
-        """The units that are not done, in order."""
+        """Yield the units that are not done, in order."""
         committed = self.committed_unit_ids()
         return (unit for unit in self.units() if unit.unit_id not in committed)
 
     def part_path(self, unit_id: int) -> Location:
-        """Where the unit's generations are, or will be."""
+        """Return where the unit's generations are, or will be."""
         return self.location.child(f"data/part-{unit_id:09d}.parquet")
 
     def errors_path(self, unit_id: int) -> Location:
-        """Where the unit's error rows are, if it has any."""
+        """Return where the unit's error rows are, if it has any."""
         return self.location.child(f"errors/part-{unit_id:09d}.parquet")
 
     @property
     def temporary(self) -> Location:
-        """Where files on their way are written on a local disk."""
+        """The folder for unfinished files on a local disk."""
         return self.location.child("_tmp")
 
     def write_report(self, report: Mapping[str, Any]) -> None:
@@ -180,11 +181,11 @@ class RunDirectory:
         replace_file(self.location.child("_SUCCESS"), b"", self.temporary)
 
     def unmark_success(self) -> None:
-        """Remove _SUCCESS if it is there: what it says is about to be untrue, or not known."""
+        """Remove _SUCCESS, if it is there, because the run is about to change or is no longer known to be complete."""
         self.location.child("_SUCCESS").remove()
 
     def is_success(self) -> bool:
-        """Whether the run was checked and is complete."""
+        """Tell whether the run was checked and is complete."""
         return self.location.child("_SUCCESS").exists()
 
 
@@ -193,7 +194,7 @@ def _location(path: str | Location) -> Location:
 
 
 def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
-    """Delete the manifest parts of creations that died, and of those that are about to find that they lost."""
+    """Delete the manifest parts of creations that died, or that have lost and are about to notice it."""
     own_paths = {part.path for part in own_parts}
     for info in folder.list():
         if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
@@ -201,7 +202,7 @@ def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
 
 
 def _missing_keys(run: Any) -> list[str]:
-    """What every run.json of this version has and this one lacks."""
+    """Return the keys that every run.json of this version has and this one lacks."""
     if not isinstance(run, dict):
         return ["object in it"]
     missing = [key for key in ("identity", "manifest", "carried") if not isinstance(run.get(key), dict)]
@@ -215,7 +216,7 @@ def _missing_keys(run: Any) -> list[str]:
 
 
 def _refuse_occupied(location: Location) -> None:
-    """Raise ValueError if the folder holds anything but what an unfinished creation has written."""
+    """Raise ValueError if the folder holds any file that an unfinished creation has not written."""
     if location.child("run.json").exists():
         raise ValueError(f"{location.name} holds a run already; open it, or use a new output directory")
     if location.info().type == fs.FileType.File:
@@ -233,7 +234,7 @@ def _refuse_occupied(location: Location) -> None:
 
 
 def _digest(run: Mapping[str, Any]) -> str:
-    """The sha256 of run.json's content, however it is spaced and ordered."""
+    """Return the sha256 of run.json's content, whatever its spacing and order."""
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
@@ -242,7 +243,7 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted names and their values; an empty object is a value."""
+    """Return the values of a nested object by dotted name; an empty object is a value."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     flat: dict[str, Any] = {}

@@ -18,11 +18,11 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_SKETCHED_PARTS, _SKETCHED_BYTES = 64, 4096  # of each file of weights
+_SAMPLED_PARTS, _SAMPLED_BYTES = 64, 4096  # of each file of weights
 
 
 def model_fingerprint(path: str | Path) -> str:
-    """The digest of a model folder: its config, its generation config and every byte of its safetensors.
+    """Return the digest of a model folder: its config, its generation config and every byte of its safetensors.
 
     Raises ValueError if the folder has no config.json or no *.safetensors.
     """
@@ -37,10 +37,11 @@ def model_fingerprint(path: str | Path) -> str:
     return _files_digest(file for file in [*configs, *weights] if file.is_file())
 
 
-def model_sketch(path: str | Path) -> str:
-    """A digest of a model folder that is there at once: its configs, and some bytes of each of its safetensors.
+def quick_model_fingerprint(path: str | Path) -> str:
+    """Return a digest of a model folder at once: its configs, and a sample of the bytes of each of its safetensors.
 
-    Another model has another one, for all that matters; only `model_fingerprint` reads everything. Raises as that does.
+    In practice different models have different digests, but only `model_fingerprint` reads every byte. Raises
+    ValueError as `model_fingerprint` does.
     """
     folder = Path(path)
     weights = sorted(folder.glob("*.safetensors"))
@@ -54,27 +55,27 @@ def model_sketch(path: str | Path) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
-            for part in range(_SKETCHED_PARTS):
-                stream.seek(size * part // _SKETCHED_PARTS)
-                digest.update(stream.read(_SKETCHED_BYTES))
+            for part in range(_SAMPLED_PARTS):
+                stream.seek(size * part // _SAMPLED_PARTS)
+                digest.update(stream.read(_SAMPLED_BYTES))
     return digest.hexdigest()
 
 
 def tokenizer_fingerprint(path: str | Path) -> str:
-    """The digest of a folder's tokenizer files, chat template included.
+    """Return the digest of a folder's tokenizer files, chat template included.
 
     Raises ValueError if the folder has none of them.
     """
     folder = Path(path)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    files += sorted(folder.glob("chat_templates/*.jinja"))  # chat_templates/: the named ones beside the default
+    files += sorted(folder.glob("chat_templates/*.jinja"))  # the named templates beside the default
     if not files:
         raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
     return _files_digest(files)
 
 
 def text_fingerprint(text: str) -> str:
-    """The digest of a text, such as a chat template."""
+    """Return the digest of a text, such as a chat template."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

@@ -23,7 +23,7 @@ COLUMNS = [
 
 
 def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
-    """What in a generation row's counts cannot be true, in words; nothing for a sound row."""
+    """Yield a sentence for each contradiction in a generation row's counts; a sound row has none."""
     accepted, drafted, rounds = row["num_accepted_tokens"], row["num_draft_tokens"], row["num_rounds"]
     per_position, num_output = row["accepted_per_position"], row["num_output_tokens"]
     nulls = [name for name in COLUMNS if row[name] is None and name != "logprobs"]
@@ -45,8 +45,8 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"accepted_per_position increases: {per_position}"
     if accepted > drafted:
         yield f"num_accepted_tokens is {accepted} and num_draft_tokens {drafted}"
-    # Each round commits its accepted tokens and one of the target's own. A sequence that stops at an accepted
-    # token never gets the last round's own token; one that reaches its length limit does, as no draft goes
+    # Each round commits its accepted tokens and one of the target's own. A sequence that stops at an accepted token
+    # never gets the target's own token of the last round; one that reaches its length limit does, since no draft goes
     # beyond the limit.
     lost = accepted + rounds - num_output
     if not 0 <= lost <= (0 if row["finish_reason"] == "length" else 1):

@@ -1,4 +1,4 @@
-"""The lease of a run: one driver at a time. It saves work; no row depends on it, as commits can be repeated."""
+"""The lease of a run: one driver at a time. It only saves work: commits can be repeated, so no row depends on it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class LeaseHeld(Exception):
 
 
 class LeaseLost(Exception):
-    """This driver was silent for so long that another one took over."""
+    """Another driver took over, because this one was silent for longer than the timeout."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease: the content of `_LEASE`. The times are the holder's clock, for people alone."""
+    """The driver that holds a lease: the content of `_LEASE`. The times, by its own clock, are for people only."""
 
     token: str
     host: str
@@ -48,20 +48,20 @@ class Holder:
 
     @classmethod
     def this_process(cls, timeout_s: float) -> Holder:
-        """A holder with a token of its own."""
+        """Return this process as a holder, with a new token."""
         now = _now()
         return cls(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Holder | None:
-        """The holder that `to_bytes` wrote; None if that is not what it is."""
+        """Read the holder that `to_bytes` wrote; return None for any other content."""
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
             return None
 
     def to_bytes(self) -> bytes:
-        """The content of `_LEASE`."""
+        """Return the content of `_LEASE`."""
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
 
     def __str__(self) -> str:
@@ -70,9 +70,9 @@ class Holder:
 
 @dataclass
 class Lease:
-    """A lease that is held; `renew` is called by a thread of `hold_lease`."""
+    """A lease that this process holds; a thread of `hold_lease` calls `renew`."""
 
-    place: Location
+    location: Location
     temporary: Location
     holder: Holder
     lost_to: str | None = None
@@ -83,25 +83,27 @@ class Lease:
         with self._writing:
             if self.lost_to is not None:
                 return
-            content = _read(self.place)
+            content = _read(self.location)
             found = Holder.from_bytes(content or b"")
             if found is None or found.token != self.holder.token:
-                self.lost_to = "nobody: the file _LEASE is gone" if content is None else str(found or "a damaged file")
-                _log.warning(Event("lease lost", lease=self.place.name, to=self.lost_to))
+                self.lost_to = "no other driver: the file _LEASE is gone"
+                if content is not None:
+                    self.lost_to = str(found or "an unknown driver, whose file is damaged")
+                _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
             self.holder = replace(self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1)
             self.write()
 
     def write(self) -> None:
-        """Put the holder into `_LEASE`, in place of what may be there."""
-        replace_file(self.place, self.holder.to_bytes(), self.temporary)
+        """Write the holder to `_LEASE`, in place of any older content."""
+        replace_file(self.location, self.holder.to_bytes(), self.temporary)
 
     def refuse_if_lost(self) -> None:
         """Raise LeaseLost if another driver took over."""
         if self.lost_to is not None:
             raise LeaseLost(
                 f"this driver gave no sign of life for over {self.holder.timeout_s:g} s (suspended, or cut off from "
-                f"the storage), and its lease {self.place.name} went to {self.lost_to}. It stops here; "
+                f"the storage), and its lease {self.location.name} went to {self.lost_to}. It stops here; "
                 "what is committed stays, and the other driver goes on"
             )
 
@@ -110,29 +112,31 @@ class Lease:
 def hold_lease(
     run_directory: RunDirectory, timeout_s: float = 60.0, renew_every_s: float | None = None
 ) -> Iterator[Lease]:
-    """Be the only driver of the run while the block lasts; the holder is written to `_LEASE`, and renewed.
+    """Hold the run's lease while the block lasts: the holder is written to `_LEASE`, and a thread renews it.
 
-    A holder that died is known at once on its own machine's disks (its lock is gone), elsewhere when its file has not
-    changed for its `timeout_s` as measured here: clocks of two machines are never compared. So this may wait that long.
-    Raises LeaseHeld, naming the holder, if it is alive, and OSError.
+    On a local disk the death of an earlier holder is known at once, because its lock is gone. Elsewhere it is known
+    when its file has not changed for its `timeout_s`, as measured here (clocks of two machines are never compared), so
+    this may wait that long. Raises LeaseHeld, naming the holder, if it is alive, and OSError.
     """
-    place = run_directory.location.child("_LEASE")
-    retries = replace(place.retries, max_seconds=min(place.retries.max_seconds, timeout_s / 2))
-    place = replace(place, retries=retries)  # a sign of life that comes after the timeout is none
-    with _driver_lock(run_directory, place) as is_locked:
-        _refuse_living_holder(place, timeout_s, is_locked)
-        lease = Lease(place, run_directory.temporary, Holder.this_process(timeout_s))
+    location = run_directory.location.child("_LEASE")
+    retries = replace(location.retries, max_seconds=min(location.retries.max_seconds, timeout_s / 2))
+    location = replace(location, retries=retries)  # a sign of life that comes after the timeout is too late
+    with _driver_lock(run_directory, location) as is_locked:
+        _refuse_living_holder(location, timeout_s, is_locked)
+        lease = Lease(location, run_directory.temporary, Holder.this_process(timeout_s))
         lease.write()
-        if not is_locked:  # two may have come this far at once: the later one's file stays
+        if not is_locked:  # two drivers may have come this far at once: the file of the later one stays
             time.sleep(min(_LONGEST_LOOK_S, timeout_s / _LOOKS_PER_TIMEOUT))
             lease.renew()
             if lease.lost_to is not None:
-                raise LeaseHeld(_held(place, lease.lost_to, timeout_s))
+                raise LeaseHeld(_held(location, lease.lost_to, timeout_s))
         end = threading.Event()
         period = timeout_s / _RENEWALS_PER_TIMEOUT if renew_every_s is None else renew_every_s
         thread = threading.Thread(target=_renew_until, args=(end, lease, period), name="lease", daemon=True)
         thread.start()
-        _log.info(Event("lease taken", lease=place.name, pid=lease.holder.pid, timeout_s=timeout_s, locked=is_locked))
+        _log.info(
+            Event("lease taken", lease=location.name, pid=lease.holder.pid, timeout_s=timeout_s, locked=is_locked)
+        )
         try:
             yield lease
         finally:
@@ -145,47 +149,47 @@ def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
     while not end.wait(period_s):
         try:
             lease.renew()
-        except OSError as error:  # the storage is away; whether the lease is, too, shows when it is back
-            _log.warning(Event("lease not renewed", lease=lease.place.name, error=str(error)))
+        except OSError as error:  # once the storage answers again, it shows whether the lease is lost
+            _log.warning(Event("lease not renewed", lease=lease.location.name, error=str(error)))
 
 
-def _log_expired(place: Location, holder: Holder | None) -> None:
-    _log.info(Event("lease of a dead driver", lease=place.name, holder=str(holder or "a damaged file")))
+def _log_expired(location: Location, holder: Holder | None) -> None:
+    _log.info(Event("lease of a dead driver", lease=location.name, holder=str(holder or "a damaged file")))
 
 
 def _give_back(lease: Lease) -> None:
-    """Delete the file if it is ours still; one that cannot be deleted expires."""
+    """Delete the lease's file if this driver still holds it; a file that cannot be deleted expires."""
     with suppress(OSError):
-        found = Holder.from_bytes(_read(lease.place) or b"")
+        found = Holder.from_bytes(_read(lease.location) or b"")
         if found is not None and found.token == lease.holder.token:
-            lease.place.remove()
-            _log.info(Event("lease given back", lease=lease.place.name, renewals=found.num_renewals))
+            lease.location.remove()
+            _log.info(Event("lease given back", lease=lease.location.name, renewals=found.num_renewals))
 
 
-def _refuse_living_holder(place: Location, timeout_s: float, is_locked: bool) -> None:
-    """Return when nobody alive holds the lease; raise LeaseHeld at the first sign of life."""
-    first = _read(place)
+def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool) -> None:
+    """Wait until no living driver holds the lease. Raises LeaseHeld at the first sign of life."""
+    first = _read(location)
     if first is None:
         return
     holder = Holder.from_bytes(first)
     if holder is not None and is_locked and holder.host == socket.gethostname():
-        _log_expired(place, holder)  # it would have the lock if it lived
+        _log_expired(location, holder)  # if it lived, it would have the lock
         return
     patience_s = timeout_s if holder is None else holder.timeout_s
     give_up = time.monotonic() + patience_s
     while (left := give_up - time.monotonic()) > 0:
         time.sleep(min(left, _LONGEST_LOOK_S, patience_s / _LOOKS_PER_TIMEOUT))
-        content = _read(place)
+        content = _read(location)
         if content is None:
             return  # given back
         if content != first:
-            raise LeaseHeld(_held(place, str(Holder.from_bytes(content) or "unknown"), patience_s))
-    _log_expired(place, holder)
+            raise LeaseHeld(_held(location, str(Holder.from_bytes(content) or "unknown"), patience_s))
+    _log_expired(location, holder)
 
 
 @contextmanager
-def _driver_lock(run_directory: RunDirectory, place: Location) -> Iterator[bool]:
-    """Hold the lock that a process loses when it dies; False where there are no locks. Raises LeaseHeld."""
+def _driver_lock(run_directory: RunDirectory, location: Location) -> Iterator[bool]:
+    """Hold the lock that a process loses when it dies; yield False where there are no locks. Raises LeaseHeld."""
     if not run_directory.location.is_local:
         yield False
         return
@@ -194,24 +198,24 @@ def _driver_lock(run_directory: RunDirectory, place: Location) -> Iterator[bool]
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_locked = True
         except BlockingIOError as error:
-            holder = Holder.from_bytes(_read(place) or b"")
-            raise LeaseHeld(_held(place, str(holder or "unknown"), None)) from error
+            holder = Holder.from_bytes(_read(location) or b"")
+            raise LeaseHeld(_held(location, str(holder or "unknown"), None)) from error
         except OSError:  # a mount without locks: the file's expiry decides
             is_locked = False
         yield is_locked
 
 
-def _held(place: Location, holder: str, timeout_s: float | None) -> str:
-    expiry = "" if timeout_s is None else f" One that dies without a word is noticed after {timeout_s:g} s."
+def _held(location: Location, holder: str, timeout_s: float | None) -> str:
+    expiry = "" if timeout_s is None else f" A driver that died is noticed after {timeout_s:g} s."
     return (
-        f"another driver works on this run ({holder}; it says so in {place.name}). "
+        f"another driver works on this run ({holder}; it says so in {location.name}). "
         f"Wait for it or stop it, or use a new output directory.{expiry}"
     )
 
 
-def _read(place: Location) -> bytes | None:
+def _read(location: Location) -> bytes | None:
     try:
-        return place.read_bytes()
+        return location.read_bytes()
     except FileNotFoundError:
         return None
 

@@ -23,10 +23,10 @@ _NO_WAY_ON = "restore it from a copy, or begin a new output directory; the rows 
 
 @dataclass(frozen=True)
 class ManifestSummary:
-    """What a manifest holds, kept in run.json: a plan's totals without reading the plan.
+    """The totals of a manifest, which run.json keeps so that they are known without reading the plan.
 
-    `token` is in the names of its parts, so that the parts of another creation are never taken for this one's.
-    `digests` are the sha256 of each part, in order.
+    `token` is in the names of its parts, which tells them from the parts of another creation. `digests` are the sha256
+    of each part, in order.
     """
 
     num_parts: int = 0
@@ -37,17 +37,17 @@ class ManifestSummary:
     digests: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict."""
+        """Return the summary as a JSON-ready dict."""
         return asdict(self) | {"digests": list(self.digests)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ManifestSummary:
-        """The summary that `to_dict` wrote."""
+        """Read the summary that `to_dict` wrote."""
         return cls(**{**values, "digests": tuple(values["digests"])})
 
 
 def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temporary: Location) -> ManifestSummary:
-    """The summary of what was written: `folder`/part-{token}-00000.parquet and on, in the order of the units."""
+    """Write the units, in order, to `folder`/part-{token}-00000.parquet and on; return the summary."""
     row_groups = _row_groups(iter(units))
     num_units = num_rows = estimated_tokens = 0
     digests: list[str] = []
@@ -69,7 +69,7 @@ def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temp
 
 
 def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkUnit]:
-    """The units of a manifest, in order. Raises ValueError, naming the part, if one is gone or was changed."""
+    """Yield the units of a manifest, in order. Raises ValueError, naming the part, if one is gone or was changed."""
     for location, digest in zip(manifest_parts(folder, manifest), manifest.digests, strict=True):
         try:
             content = location.read_bytes()
@@ -85,7 +85,7 @@ def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkU
 
 
 def manifest_parts(folder: Location, manifest: ManifestSummary) -> list[Location]:
-    """The files of a manifest, in order."""
+    """Return the files of a manifest, in order."""
     return [_part(folder, manifest.token, part) for part in range(manifest.num_parts)]
 
 

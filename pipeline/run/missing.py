@@ -1,4 +1,4 @@
-"""MissingUnits: what a run has yet to do, read from its manifest as a stream, never all in memory."""
+"""The units that a run has yet to do, read from its manifest as a stream, never all in memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ _UNITS_PER_WINDOW = 10_000
 
 @dataclass(frozen=True)
 class MissingUnits:
-    """The units of a run that were not committed when this was made. It is small, and travels to other processes.
+    """The units of a run that were not committed when this was made. It is small enough to send to other processes.
 
-    Every iteration yields the same units in the same order: within each window of some thousand, the largest first, so
-    that no large one is left for the end. The windows are equal, since a short last one would end on large units.
+    Every iteration yields the same units in the same order: within each window of some thousand units the largest come
+    first, so that no large unit is left for the end. The windows are equal, since a short last one would end on large
+    units.
     """
 
     run_path: str
     committed: IdSet
     num_units: int
     num_rows: int
-    tokens_per_row: int  # that a row may write: with the prompts' length, what the size of a unit is made of
+    tokens_per_row: int  # that a row may generate; a unit's size is estimated from these and its prompts' length
 
     @classmethod
     def of(cls, run_directory: RunDirectory, tokens_per_row: int) -> MissingUnits:
-        """What is missing now, from one listing of data/ and one reading of the manifest."""
+        """Find the units that are missing now, with one listing of data/ and one reading of the manifest."""
         committed = run_directory.committed_unit_ids()
         num_units = num_rows = 0
         for unit in run_directory.units():
@@ -39,8 +40,8 @@ class MissingUnits:
         return cls(run_directory.location.name, committed, num_units, num_rows, tokens_per_row)
 
     def __iter__(self) -> Iterator[WorkUnit]:
-        """The units, largest first within each window."""
+        """Yield the units, largest first within each window."""
         units = (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id not in self.committed)
         num_windows = -(-self.num_units // _UNITS_PER_WINDOW)
         while window := list(islice(units, -(-self.num_units // max(1, num_windows)))):
-            yield from sorted(window, key=lambda unit: unit.most_tokens(self.tokens_per_row), reverse=True)
+            yield from sorted(window, key=lambda unit: unit.max_tokens(self.tokens_per_row), reverse=True)

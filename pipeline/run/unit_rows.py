@@ -1,23 +1,27 @@
-"""What a unit has come to: its generations, and the rows that failed. For whoever goes through a whole run.
+"""The rows of committed units, in order: generations, and the rows that failed.
 
-A row is in one of the two. Where a `jobs.retry` died between writing a row's generations and deleting its error row,
-the row is in both files: data wins, and the error row is left out here.
+A row is in one of the two. If a `jobs.retry` died between writing a row's generations and deleting its error row, the
+row is in both files: data wins, and the stale error row is left out here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
-from pipeline.run.read_ahead import read_ahead
-from pipeline.run.row_order import in_row_order
 from pipeline.schema import ERRORS
-from pipeline.storage.checked_parquet import table_of
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import table_of
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class IncompleteRunError(FileNotFoundError):
@@ -26,7 +30,7 @@ class IncompleteRunError(FileNotFoundError):
 
 @dataclass(frozen=True)
 class UnitRows:
-    """The rows of a committed unit, in order. `num_stale_errors` are error rows that were left out: data wins."""
+    """The rows of a committed unit, in order. `num_stale_errors` counts the error rows that were left out."""
 
     unit: WorkUnit
     generations: pa.Table
@@ -37,30 +41,30 @@ class UnitRows:
 def read_unit_rows(
     run_directory: RunDirectory, unit: WorkUnit, *, has_errors: bool = True, columns: Sequence[str] | None = None
 ) -> UnitRows:
-    """The rows of the unit, with these columns of its generations (None: all; row_id and sample must be among them).
+    """Read the unit's rows, with these columns of its generations (None: all; row_id and sample must be among them).
 
     `has_errors` says whether its errors file may exist. Raises FileNotFoundError if the unit is not committed,
     ValueError, naming the file, if one is damaged, and OSError if the storage does not answer.
     """
-    # The error rows first: should a retry move a row meanwhile, it is then seen in both files, not in neither.
+    # The error rows are read first, so that a row that a retry moves meanwhile is seen in both files, not in neither.
     written = read_errors(run_directory, unit.unit_id) if has_errors else ERRORS.empty_table()
     part = run_directory.part_path(unit.unit_id)
     generations = _read(part, columns)
     if not {"row_id", "sample"} <= set(generations.schema.names):
         raise ValueError(f"{part.name}: its columns are not those of a generations table: {generations.schema.names}")
     generations = in_row_order(generations)
-    errors = standing_errors(generations, written).sort_by("row_id")
+    errors = errors_without_generations(generations, written).sort_by("row_id")
     return UnitRows(unit, generations, errors, written.num_rows - errors.num_rows)
 
 
-def standing_errors(generations: pa.Table, errors: pa.Table) -> pa.Table:
-    """The error rows whose row is not among these generations: data wins."""
+def errors_without_generations(generations: pa.Table, errors: pa.Table) -> pa.Table:
+    """Return the error rows whose row has no generations here; the others are stale."""
     generated = set(generations["row_id"].to_pylist())
     return errors.filter(pa.array([row_id not in generated for row_id in errors["row_id"].to_pylist()], pa.bool_()))
 
 
 def read_errors(run_directory: RunDirectory, unit_id: int) -> pa.Table:
-    """The error rows in the unit's errors file; none if there is no such file. Raises as `read_unit_rows` does."""
+    """Read the error rows in the unit's errors file; none if there is no such file. Raises as `read_unit_rows` does."""
     location = run_directory.errors_path(unit_id)
     try:
         errors = _read(location, None)
@@ -74,13 +78,28 @@ def read_errors(run_directory: RunDirectory, unit_id: int) -> pa.Table:
 def each_unit(
     run_directory: RunDirectory, units: Iterable[WorkUnit], columns: Sequence[str] | None = None
 ) -> Iterator[UnitRows]:
-    """The rows of each of these units, in their order; a few units are in memory at once."""
+    """Yield the rows of each of these units, in their order; a few units are in memory at once."""
     failed = run_directory.failed_unit_ids()
 
     def read(unit: WorkUnit) -> UnitRows:
         return read_unit_rows(run_directory, unit, has_errors=unit.unit_id in failed, columns=columns)
 
     return read_ahead(read, units)
+
+
+def read_ahead(read: Callable[[_Item], _Result], items: Iterable[_Item], num_at_once: int = 4) -> Iterator[_Result]:
+    """Yield `read(item)` for each item, in order; threads read up to `num_at_once` items ahead, as stores answer late.
+
+    No more results than that are in memory. An error of `read` is raised here when it is that item's turn.
+    """
+    with ThreadPoolExecutor(num_at_once, thread_name_prefix="read-ahead") as pool:
+        waiting: deque[Future[_Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(read, item))
+            if len(waiting) == num_at_once:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def refuse_incomplete(run_directory: RunDirectory) -> None:
@@ -96,9 +115,26 @@ def refuse_incomplete(run_directory: RunDirectory) -> None:
         )
 
 
+def in_row_order(*tables: pa.Table) -> pa.Table:
+    """Return the rows of these tables of one schema in the order of row_id and sample."""
+    keys = sorted(
+        (row_id, sample, number, index)
+        for number, table in enumerate(tables)
+        for index, (row_id, sample) in enumerate(
+            zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
+        )
+    )
+    return _pick(tables, ((number, index) for _, _, number, index in keys))
+
+
+def without_rows(table: pa.Table, row_ids: Collection[Any]) -> pa.Table:
+    """Return the table without the rows of these ids."""
+    return _pick([table], ((0, i) for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids))
+
+
 def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
-    """The table of a Parquet file. First the bytes, then what they mean: a store that does not answer is no damage."""
-    content = location.read_bytes()
+    """Read the table of a Parquet file."""
+    content = location.read_bytes()  # before it is parsed: a store that does not answer is not damage
     try:
         return table_of(content, columns)
     except (OSError, pa.ArrowException) as error:
@@ -106,3 +142,20 @@ def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
             f"{location.name}: damaged, or no Parquet file ({error}); jobs.verify --repair moves it away, "
             "and jobs.generate then redoes its unit"
         ) from error
+
+
+def _pick(tables: Sequence[pa.Table], indices: Iterable[tuple[int, int]]) -> pa.Table:
+    """Return the rows with these numbers (table, row), in this order.
+
+    It only slices and concatenates: Arrow's own sort and filter do not know every type that a carried column can have.
+    """
+    slices: list[list[int]] = []  # table, first row, number of rows
+    for number, index in indices:
+        if slices and slices[-1][0] == number and sum(slices[-1][1:]) == index:
+            slices[-1][2] += 1
+        else:
+            slices.append([number, index, 1])
+    if not slices:
+        return tables[0].slice(0, 0)
+    picked = [tables[number].slice(start, length) for number, start, length in slices]
+    return picked[0] if len(picked) == 1 else pa.concat_tables(picked)

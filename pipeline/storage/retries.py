@@ -1,4 +1,4 @@
-"""Retries: a storage operation is tried again when what made it fail can pass, and only then."""
+"""Retries of storage operations after transient errors, and only after those."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.logs import Event
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
-# What a network mount, a socket or a tired disk says, and unsays a moment later. Not here: no space, no permission,
-# read-only, not found, which waiting does not mend.
-_PASSING = {
+# Errors of a network mount, a socket or a disk that can be gone a moment later. Others are missing here because waiting
+# does not help: no space, no permission, read-only, not found.
+_TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
     errno.ETIMEDOUT,
@@ -36,9 +36,9 @@ _PASSING = {
     errno.EAGAIN,
 }
 
-# pyarrow's object stores have no errno, only a text: "AWS Error SLOW_DOWN during ...", "HTTP status 503" where the
-# answer had no body, curl's words for a lost connection, and the status words of Google's library.
-_PASSING_TEXT = re.compile(
+# Errors of pyarrow's object stores have no errno, only a text: "AWS Error SLOW_DOWN during ...", "HTTP status 503" if
+# the response had no body, curl's code for a lost connection, and the status names of Google's library.
+_TRANSIENT_TEXT = re.compile(
     r"HTTP status (408|429|5\d\d)|AWS Error (SLOW_DOWN|THROTTLING|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|"
     r"REQUEST_TIMEOUT|NETWORK_CONNECTION)|curlCode: (5|6|7|16|18|28|52|55|56|92)\b|"
     r"\b(UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED)\b|bytes were sent and"
@@ -47,27 +47,27 @@ _PASSING_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how long. Waits double from `first_wait_s`, each drawn at random below its bound (full jitter).
+    """How often and how long to try. Waits double from `first_wait_s`; each is drawn below its bound (full jitter).
 
-    pyarrow's S3 client tries a request for about 6 seconds by itself, at a fixed pace; this is for what lasts longer.
+    pyarrow's S3 client itself tries a request for about 6 seconds, at a fixed pace; this covers longer failures.
     """
 
     max_tries: int = 8
     max_seconds: float = 180.0
     first_wait_s: float = 1.0
-    longest_wait_s: float = 30.0
+    max_wait_s: float = 30.0
 
     def call(self, what: str, operation: Callable[[], _Result]) -> _Result:
-        """What `operation` returns, tried again while it fails by what can pass.
+        """Return what `operation` returns; try again after a transient error.
 
-        `operation` must be harmless to repeat, also after a try that did its work and failed to say so. Raises its
-        OSError as it is where waiting does not help, and one that names `what` and the tries when they are used up.
+        `operation` must be harmless to repeat, also after a try that succeeded and whose response was lost. Raises its
+        OSError as it is if the error is not transient, and one that names `what` and the tries when they are used up.
         """
         started = time.monotonic()
         attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_passing),
+            retry=tenacity.retry_if_exception(is_transient),
             stop=tenacity.stop_after_attempt(self.max_tries) | tenacity.stop_before_delay(self.max_seconds),
-            wait=tenacity.wait_random_exponential(multiplier=self.first_wait_s, max=self.longest_wait_s),
+            wait=tenacity.wait_random_exponential(multiplier=self.first_wait_s, max=self.max_wait_s),
             before_sleep=lambda state: _note_retry(what, state),
         )
         try:
@@ -82,38 +82,29 @@ class RetryPolicy:
             raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the error can be gone when the operation is tried again."""
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the error can be gone when the operation is tried again."""
     if not isinstance(error, OSError):
         return False
     if error.errno is not None:
-        return error.errno in _PASSING
-    return _PASSING_TEXT.search(str(error)) is not None
+        return error.errno in _TRANSIENT
+    return _TRANSIENT_TEXT.search(str(error)) is not None
 
 
-class _Tally:
-    """A count that several threads add to."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._adding = threading.Lock()
-
-    def add_one(self) -> None:
-        with self._adding:
-            self.value += 1
-
-
-_retries = _Tally()  # of the process, as a metric is: locations are made everywhere, and nobody hands them a counter
+_num_retries = 0  # of this process: locations are made everywhere, so they share one counter
+_counting = threading.Lock()
 
 
 def num_retries() -> int:
-    """How often this process has tried a storage operation again, since it began."""
-    return _retries.value
+    """Return how often this process has tried a storage operation again, since it began."""
+    return _num_retries
 
 
 def _note_retry(what: str, state: tenacity.RetryCallState) -> None:
+    global _num_retries
     assert state.outcome is not None
-    _retries.add_one()
+    with _counting:
+        _num_retries += 1
     _log.warning(
         Event(
             "storage retry",

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import IO, NoReturn
 
 from pipeline.storage.location import Location
 
-# What a mount without hard links (some FUSE and SMB ones) says.
+# The errors of a mount without hard links (some FUSE and SMB ones).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def create_file(location: Location, content: bytes, temporary: Location) -> bool:
-    """True if this call made the file, False if another writer's was there first (theirs stays).
+    """Create the file; return True, or False if another writer's file was there first (theirs stays).
 
-    On a local disk: a temporary file in the folder `temporary`, fsync, link to the final name, which fails if
-    the name is taken. On an object store: one PUT to the final name, which replaces what was there. S3 could refuse a
-    second one (`If-None-Match: *`), but pyarrow has no way to send that header (26.0: `metadata=` knows a few others
-    and drops it); two writers of one part write the same generations, so the last one is harmless. Raises OSError,
-    and leaves nothing behind then.
+    On a local disk: a temporary file in the folder `temporary`, fsync, and a link to the final name, which fails if the
+    name is taken. On an object store: one PUT to the final name, which replaces an older file. S3 could refuse a second
+    one (`If-None-Match: *`), but pyarrow cannot send that header (26.0: `metadata=` knows a few others and drops it).
+    That is harmless, because two writers of one part write the same generations. Raises OSError, and leaves nothing
+    behind then.
     """
     if not location.is_local:
         location.retrying("writing", lambda: _put(location, content))
@@ -39,7 +39,7 @@ def create_file(location: Location, content: bytes, temporary: Location) -> bool
 
 
 def replace_file(location: Location, content: bytes, temporary: Location) -> None:
-    """Write the file, in place of what may be there. Raises OSError; what was there stays then."""
+    """Write the file, in place of any older one. Raises OSError; the older one stays then."""
     if not location.is_local:
         location.retrying("writing", lambda: _put(location, content))
         return
@@ -54,10 +54,10 @@ def replace_file(location: Location, content: bytes, temporary: Location) -> Non
 
 @contextmanager
 def replacement(location: Location) -> Iterator[IO[bytes]]:
-    """A stream for content that need not fit in memory: it becomes the file, whole, when the block ends.
+    """Open a stream for content that need not fit in memory; it becomes the file, whole, when the block ends.
 
-    If the block fails, what was there stays. A missing local folder is made. What is no regular file, such as
-    /dev/stdout, is written as it goes. Raises OSError.
+    If the block fails, an older file stays. A missing local folder is made. A device such as /dev/stdout is written
+    as the block goes on. Raises OSError.
     """
     if not location.is_local:
         with tempfile.TemporaryFile() as scratch:
@@ -69,7 +69,7 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
         with open(location.path, "wb") as stream:
             yield stream
         return
-    path = os.path.realpath(location.path)  # a link stays one
+    path = os.path.realpath(location.path)  # a link stays a link
     os.makedirs(os.path.dirname(path), exist_ok=True)
     scratch_path = f"{path}.{uuid.uuid4().hex}"
     try:
@@ -84,14 +84,14 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
 
 
 def _write_scratch(location: Location, content: bytes, temporary: Location) -> str:
-    """The path of a new, synced file in `temporary` that holds `content`."""
+    """Write `content` to a new, synced file in `temporary`; return its path."""
     scratch = os.path.join(temporary.path, f"{os.path.basename(location.path)}.{uuid.uuid4().hex}")
     try:
         with open(scratch, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:  # half a file on a full disk would keep it full
+    except OSError:  # half a file would keep a full disk full
         if os.path.lexists(scratch):
             os.unlink(scratch)
         raise
@@ -99,7 +99,10 @@ def _write_scratch(location: Location, content: bytes, temporary: Location) -> s
 
 
 def _link(scratch: str, location: Location) -> bool:
-    """Whether the scratch file got the final name, in this try or in one whose answer was lost."""
+    """Link the scratch file to the final name; return False if another writer's file has it.
+
+    A try whose answer was lost may have made the link already.
+    """
     try:
         os.link(scratch, location.path)
     except FileExistsError:
@@ -127,12 +130,12 @@ def _put(location: Location, content: bytes) -> None:
     if size == len(content):
         return
     try:
-        there = location.filesystem.open_input_file(location.path).read()
+        found = location.filesystem.open_input_file(location.path).read()
     except FileNotFoundError:
-        there = b""
-    # Only what is our own upload, cut, may go: another attempt at the same unit may have put its whole file meanwhile.
-    if content.startswith(there):
-        _remove_short(location, len(content), len(there))
+        found = b""
+    # Only this upload, cut short, may be removed: another attempt at the same unit may have put its file meanwhile.
+    if content.startswith(found):
+        _remove_short(location, len(content), len(found))
     raise OSError(f"{location.name}: {len(content)} bytes were sent and {size} are there; to be sent again")
 
 
@@ -146,7 +149,7 @@ def _upload(scratch: IO[bytes], num_bytes: int, location: Location) -> None:
 
 
 def _remove_short(location: Location, num_bytes: int, size: int | None) -> NoReturn:
-    """Arrow closes, and so completes, an upload whose write failed midway. Raises OSError: it can be tried again."""
+    """Remove an upload whose write failed midway, which Arrow closes and so completes. Raises an OSError to retry."""
     with suppress(FileNotFoundError):
         location.filesystem.delete_file(location.path)
     raise OSError(f"{location.name}: {num_bytes} bytes were sent and {size} arrived; the file was removed")

@@ -27,7 +27,7 @@ from ray.data.exceptions import ExecutionTimeoutError
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.ray_internals import block_statistics_cleaner
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.schema import MANIFEST
 from pipeline.streaming.pool import ActorPool
 

@@ -1,4 +1,4 @@
-"""Text and tokens: the only place that knows the tokenizer and the chat template."""
+"""The translation between text and tokens: the only module that knows the tokenizer and the chat template."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.text_length import TextLength
 
-# One of these is in every tokenizer folder.
+# Every tokenizer folder has one of these files.
 _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
-# Names that templates know the chat by; apply_chat_template's own parameters are taken as well.
+# Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
-_MOST_SAID = 300  # characters of a template's own error that are passed on
+_MAX_REASON = 300  # characters of a template's own error message that a user is shown
 _ROLE = re.compile(r"[\w .-]+")
-# Its parameters that are variables of the template after all: fine where each row has its own.
+# Parameters that are variables of the template: allowed where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
 
 
@@ -51,7 +51,7 @@ class TextCodec:
         template_kwargs: Mapping[str, Any] | None = None,
         template_columns: Mapping[str, str] | None = None,
     ) -> TextCodec:
-        """The codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
+        """Load the codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
 
         Raises ValueError if the folder has no tokenizer that loads without running code of its own, if
         `chat_template` is not Jinja, or if a template variable has a name that is taken.
@@ -61,9 +61,7 @@ class TextCodec:
             raise ValueError(
                 f"no tokenizer in {tokenizer_path} (looked for {', '.join(_TOKENIZER_FILES)}); set models.tokenizer"
             )
-        from transformers import (
-            AutoTokenizer,
-        )  # here, because importing it takes seconds that planning can do without
+        from transformers import AutoTokenizer  # here, because the import takes seconds and planning does not need it
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
@@ -83,11 +81,11 @@ class TextCodec:
         )
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
-        """The row's prompt as text and as token ids. Raises RowError.
+        """Return the row's prompt as text and as token ids. Raises RowError.
 
-        The text is the prompt as it is, or its messages through the chat template: those that end with the
-        assistant's are continued, after others a new answer begins. What a message says is text, also where it spells
-        a control token.
+        The text is the row's prompt as it is, or its messages as the chat template renders them: if the last message is
+        the assistant's, it is continued; otherwise a new one begins. The content of a message is text, even if it
+        spells a control token.
         """
         if row.messages is None:
             assert row.prompt is not None
@@ -95,44 +93,40 @@ class TextCodec:
         return self._chat_prompt(row.messages, self._column_variables(row))
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None
     ) -> tuple[str, list[int]]:
-        """As `prompt`, for messages without a row. Raises RowError; with `most_tokens` as `encode` does.
+        """Return messages without a row as `prompt` does. Raises RowError, with `max_tokens` as `encode` does.
 
-        Messages that are four times too long are not even read: templates may drop some of what they are given.
+        Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
-        return self._chat_prompt(list(messages), {}, most_tokens)
+        return self._chat_prompt(list(messages), {}, max_tokens)
 
-    def render(self, row: InputRow) -> str:
-        """The text of `prompt`. Raises RowError."""
-        return self.prompt(row)[0]
+    def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
 
-    def encode(self, text: str, is_chat: bool, most_tokens: int | None = None) -> list[int]:
-        """The token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
-
-        A chat template has written its special tokens itself; to a plain prompt the tokenizer adds its own. With
-        `most_tokens` a text that is too long for so many is a LongTextError, and not tokenized.
+        A chat template has written its special tokens itself; to a plain prompt the tokenizer adds its own. A text that
+        cannot be written in `max_tokens` tokens is not tokenized and raises LongTextError.
         """
         if not text:
             raise RowError("encode", "the prompt is empty; give it at least one character")
-        if most_tokens is not None:
-            self._length.check(text, most_tokens)
+        if max_tokens is not None:
+            self._length.check(text, max_tokens)
         token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself, special tokens included; U+FFFD for a part of a character."""
+        """Return the text of one token by itself, which may be a special one; U+FFFD for a part of a character."""
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of one token by itself; None where the tokenizer does not tell."""
+        """Return the bytes of one token by itself; None if the tokenizer does not tell them."""
         text = self.token_text(token_id)
         if "\ufffd" not in text:
             return text.encode()
@@ -146,7 +140,7 @@ class TextCodec:
 
     @cached_property
     def decoder_rules(self) -> DecoderRules:
-        """When the text of tokens is settled."""
+        """The rules by which a token settles the text so far."""
         return DecoderRules(self.tokenizer)
 
     @cached_property
@@ -158,20 +152,20 @@ class TextCodec:
         return TextLength(self.tokenizer)
 
     def _chat_prompt(
-        self, messages: Any, variables: Mapping[str, Any], most_tokens: int | None = None
+        self, messages: Any, variables: Mapping[str, Any], max_tokens: int | None = None
     ) -> tuple[str, list[int]]:
         messages = self._with_system(_checked_messages(messages))
-        if most_tokens is not None:
-            self._length.check_roughly(sum(len(message["content"]) for message in messages), most_tokens)
+        if max_tokens is not None:
+            self._length.check_roughly(sum(len(message["content"]) for message in messages), max_tokens)
         masked = self._control_tokens.mask(messages, variables)
         if masked is None:
             text = _whole_characters(self._render_chat(messages, variables))
-            token_ids = self.encode(text, is_chat=True, most_tokens=most_tokens)
+            token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
             return text, self._control_tokens.settled_ids(text, token_ids)
         rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
         text = masked.restore(rendered)
-        if most_tokens is not None:
-            self._length.check(text, most_tokens)
+        if max_tokens is not None:
+            self._length.check(text, max_tokens)
         return text, self._control_tokens.encode(rendered, masked)
 
     def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -195,17 +189,17 @@ class TextCodec:
                 continue_final_message=continues,
                 **{**self.template_kwargs, **variables},
             )
-        except Exception as error:  # a template is a program: whatever it raises is its row's failure
-            raise TemplateError(error, self._said_by_template(error)) from error
+        except Exception as error:  # a template is a program: every error of it is its row's failure
+            raise TemplateError(error, self._template_reason(error)) from error
         return str(rendered)
 
-    def _said_by_template(self, error: Exception) -> str | None:
-        """What the template refused the messages with, if that is a string of its own and quotes none of them."""
+    def _template_reason(self, error: Exception) -> str | None:
+        """Return the message of the template's refusal if it is a literal of the template, which quotes no message."""
         from jinja2 import TemplateError as JinjaError
 
-        said = str(error)
-        is_own = type(error) is JinjaError and len(said) <= _MOST_SAID and said.isprintable() and said.strip()
-        return said if is_own and any(f"{q}{said}{q}" in (self.chat_template or "") for q in "'\"") else None
+        reason = str(error)
+        is_own = type(error) is JinjaError and len(reason) <= _MAX_REASON and reason.isprintable() and reason.strip()
+        return reason if is_own and any(f"{q}{reason}{q}" in (self.chat_template or "") for q in "'\"") else None
 
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
         missing = sorted(set(self.template_columns.values()) - set(row.columns))
@@ -215,7 +209,7 @@ class TextCodec:
 
 
 def _whole_characters(text: str) -> str:
-    """The text. Raises RowError if it holds half a surrogate pair."""
+    """Return the text. Raises RowError if it holds half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -225,10 +219,13 @@ def _whole_characters(text: str) -> str:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """How byte-level tokenizers spell bytes (GPT-2): those that print as themselves, the others from U+0100 on."""
+    """Return the byte that each character spells in byte-level tokenizers (GPT-2).
+
+    Printable bytes are spelled as themselves, the others from U+0100 on.
+    """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def _refuse_bad_template(chat_template: str) -> None:
@@ -250,7 +247,7 @@ def _refuse_taken_names(option: str, variables: Mapping[str, Any], taken: Set[st
 
 
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages, without keys that are null (a Parquet struct has every key). Raises RowError."""
+    """Return the messages without keys that are null (a Parquet struct has every key). Raises RowError."""
     if not isinstance(messages, list):
         raise RowError("template", f"messages: expected a list, got {type(messages).__name__}", "TypeError")
     if not messages:

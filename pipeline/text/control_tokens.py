@@ -1,13 +1,14 @@
-"""ControlTokens: what a tokenizer reads as one token of its own, and how text is kept from being read so.
+"""Control tokens (<|im_end|>), and how the same characters in a message are kept from being read as one.
 
-A chat template writes control tokens (<|im_end|>), and a message may hold the same characters. In a message they are
-text. So before the template runs, such characters are masked by others that no text has; after it, what is not masked
-is the template's own. The text is then encoded by a twin of the tokenizer that knows its control tokens under masks of
-their own only: what a message says is never read as one, and what the template says always is.
+A chat template writes control tokens, and a message may hold the same characters. In a message they are text. So before
+the template runs, they are replaced by masks: strings of characters that no text has. After it, the control tokens that
+are not masked are the template's own. The text is then encoded by a twin of the tokenizer, which knows each control
+token only under a mask of its own. So the twin never reads a message's characters as a control token, and always reads
+the template's as one.
 
-Messages that spell no control token are encoded by the tokenizer itself. Where it looks for some only once it has
-normalized the text (NFKC makes <think> of full-width characters), the twin reads them, too: if the two do not find the
-same control tokens, the twin is right.
+Messages that spell no control token are encoded by the tokenizer itself. Some tokenizers look for control tokens only
+after they have normalized the text (NFKC turns full-width characters into <think>). Then the twin encodes the text as
+well, and if the two do not find the same control tokens, the twin is right.
 
 An assistant's messages may hold the tokens that are not special (<think>): the model wrote them.
 """
@@ -32,7 +33,7 @@ _A_MASK = re.compile(f"{_OPEN}[^{_OPEN}{_CLOSE}]*{_CLOSE}")
 
 
 def _mask(number: int, nonce: str) -> str:
-    """A string that is in no text: the nonce is drawn anew by every process."""
+    """Return a string that is in no text: every process draws its own nonce."""
     return _OPEN + nonce + "".join(chr(_FIRST_DIGIT + int(digit)) for digit in str(number)) + _CLOSE
 
 
@@ -45,21 +46,21 @@ class Masked:
     masks: Mapping[str, str]
 
     def restore(self, text: str) -> str:
-        """The text with the messages' own characters again."""
+        """Return the text with the messages' own characters in place of the masks."""
         return _A_MASK.sub(lambda match: self.masks.get(match.group(), match.group()), text)
 
 
 class ControlTokens:
-    """Of one tokenizer."""
+    """The control tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Reads its added tokens; the twin is made when it is first needed."""
+        """Read the tokenizer's added tokens; the twin is made when it is first needed."""
         self._tokenizer = tokenizer
         added = {token_id: str(token.content) for token_id, token in tokenizer.added_tokens_decoder.items()}
         special = set(tokenizer.all_special_tokens) | {
             str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
         }
-        # Runs of spaces and line breaks are tokens of their own in some, and control nothing.
+        # In some tokenizers runs of spaces and line breaks are added tokens, too; they control nothing.
         self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
         self._any = _pattern(self._ids)
         self._special = _pattern([content for content in self._ids if content in special])
@@ -70,7 +71,7 @@ class ControlTokens:
         self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
 
     def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
-        """All masked; None where there is nothing to mask: it is then rendered and encoded as it is."""
+        """Mask messages and variables; return None if nothing is to be masked: they are then encoded as they are."""
         masks: dict[str, str] = {}  # of each content
         masked = [
             {name: self._masked(value, message.get("role") == "assistant", masks) for name, value in message.items()}
@@ -93,27 +94,29 @@ class ControlTokens:
         return masks.setdefault(content, _mask(len(self._ids) + len(masks), self._nonce))
 
     def encode(self, rendered: str, masked: Masked) -> list[int]:
-        """The token ids of what the template made of masked messages. Raises RowError if they cannot be kept apart."""
+        """Return the token ids of the rendered, masked messages. Raises RowError if the twin cannot keep them apart."""
         token_ids, is_sure = self._encoded_apart(rendered, masked)
         if not is_sure:
-            raise _cannot(masked)
+            raise _cannot_encode(masked)
         return token_ids
 
     def settled_ids(self, rendered: str, token_ids: list[int]) -> list[int]:
-        """The tokenizer's own ids of what the template made of messages that spell no control token; the twin's if it
-        finds control tokens all the same. Raises RowError as `encode`."""
+        """Return `token_ids`, the tokenizer's own, or the twin's if the two find different control tokens.
+
+        `rendered` are messages that spell no control token before they are normalized. Raises RowError as `encode`.
+        """
         if not self._may_appear:
             return token_ids
-        nothing, controls = Masked([], {}, {}), set(self._ids.values())
-        apart, is_sure = self._encoded_apart(rendered, nothing)
+        unmasked, controls = Masked([], {}, {}), set(self._ids.values())
+        apart, is_sure = self._encoded_apart(rendered, unmasked)
         if [i for i in apart if i in controls] == [i for i in token_ids if i in controls]:
             return token_ids
         if not is_sure:
-            raise _cannot(nothing)
+            raise _cannot_encode(unmasked)
         return apart
 
     def _encoded_apart(self, rendered: str, masked: Masked) -> tuple[list[int], bool]:
-        """The twin's ids, as the tokenizer's own; whether every control token of the template is one, and no other."""
+        """Encode by the twin; return the ids, and whether exactly the template's control tokens became such tokens."""
         twin, own_masks, ids = self._twin
         assert self._any is not None
         text, num_own = self._any.subn(lambda match: own_masks[match.group()], rendered)
@@ -156,13 +159,13 @@ class ControlTokens:
         return twin, own_masks, ids
 
 
-def _cannot(masked: Masked) -> RowError:
+def _cannot_encode(masked: Masked) -> RowError:
     spelled = sorted(set(masked.masks.values()))
     which = f"{spelled[0]!r}, a control token" if spelled else "what this tokenizer takes for a control token"
     return RowError("encode", f"a message holds {which}, and this tokenizer cannot write it as text")
 
 
 def _pattern(contents: Any) -> re.Pattern[str] | None:
-    """Any of these strings, of several that begin at a place the longest."""
+    """Return a pattern for any of these strings; of several that begin at one position it matches the longest."""
     longest_first = sorted(contents, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

@@ -1,4 +1,4 @@
-"""DecoderRules: after which tokens the text so far is settled, whatever tokens come next. Read from the tokenizer."""
+"""The rules, read from a tokenizer, by which a token settles the text so far, whatever tokens follow."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import re
 from typing import Any
 
 _BYTE = re.compile(r"<0x[0-9a-fA-F]{2}>")
-# Decoders of `tokenizers` that write a token after the others and change nothing that is written.
+# Decoders of `tokenizers` that write each token behind the others and do not change earlier text.
 _BY_TOKEN = {"Replace", "ByteFallback", "Strip", "Metaspace", "WordPiece", "BPEDecoder"}
 
 
 class DecoderRules:
-    """Of one tokenizer.
+    """The rules of one tokenizer. If `is_steady` is False, they are not known, and no token settles the text.
 
-    A run of byte tokens ("<0xE2>") is read as a whole when it is over: one wrong byte in it, and none of them is a
+    A run of byte tokens ("<0xE2>") is decoded as a whole when it is over: one wrong byte in it, and none of them is a
     character. So the text is settled only behind a token that ends such a run; special tokens, which are left out of
-    the text, do not.
+    the text, do not end it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """`is_steady`: there are tokens behind which the text is settled; False where nobody can tell."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
         self.is_steady = backend is not None and (decoder is None or _is_steady(json.loads(decoder.__getstate__())))
@@ -32,10 +31,10 @@ class DecoderRules:
         self._settles: dict[int, bool] = {}
 
     def settles(self, token_id: int) -> bool:
-        """Whether the text up to this token, and with it, stays as it is; half a character at its end aside."""
+        """Tell whether the text up to and with this token stays as it is, except half a character at its end."""
         known = self._settles.get(token_id)
         if known is None:
-            name = self._tokenizer.convert_ids_to_tokens(token_id)  # None: an id without a token, left out as well
+            name = self._tokenizer.convert_ids_to_tokens(token_id)  # None: an id without a token, left out, too
             known = name is not None and token_id not in self._special and not _BYTE.fullmatch(name)
             self._settles[token_id] = known
         return known
@@ -43,7 +42,7 @@ class DecoderRules:
 
 def _is_steady(decoder: dict[str, Any]) -> bool:
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    is_whole = False  # whether what a step sees is one text, no longer tokens
+    is_whole = False  # whether a step's input is one text, no longer tokens
     for step in steps:
         kind = step["type"]
         if kind == "Strip" and is_whole:

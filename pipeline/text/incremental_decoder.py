@@ -1,4 +1,4 @@
-"""Tokens to text as they come."""
+"""A decoder that turns tokens into text while they arrive."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from pipeline.text.codec import TextCodec
 
-HALF_CHARACTER = "\ufffd"  # what a tokenizer writes for bytes that are no character (yet)
+HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 
 
 class IncrementalDecoder:
-    """Text as tokens arrive: the pieces joined are the text of all tokens, however they are split into pushes.
+    """A decoder whose pieces of text, joined, are the text of all tokens, however these are split into pushes.
 
-    What later tokens may still change is held back: half a character, and bytes that are read together with those to
-    come (`DecoderRules`). Of a tokenizer whose ways are not known all is. Of several U+FFFD at the end of a text only
-    the last one can become a character, so no more than that one is held, and what is decoded again stays short.
+    It holds back the text that later tokens may still change: half a character, and bytes that are decoded together
+    with those to come (`DecoderRules`). If the rules of a tokenizer are not known, it holds back everything. Of several
+    U+FFFD at the end of a text only the last one can become a character, so only that one is held back, and the tokens
+    that are decoded again stay few.
 
-    A token's text may depend on the one before it (a leading space that only the first word loses), so new
-    tokens are decoded together with the last ones that brought text, and what those say by themselves is
-    taken off.
+    A token's text may depend on the token before it (a leading space that only the first word loses). So new tokens are
+    decoded together with the last ones that had text, and the text of those alone is cut off.
     """
 
     def __init__(self, codec: TextCodec) -> None:
@@ -26,11 +26,11 @@ class IncrementalDecoder:
         self._rules = codec.decoder_rules
         self._token_ids: list[int] = []
         self._context_start = 0  # tokens [context_start, emitted_end) are decoded again as context
-        self._emitted_end = 0  # the text of tokens [0, emitted_end) is out,
-        self._num_held = 0  # but for so many U+FFFD at its end: none or one
+        self._emitted_end = 0  # the text of tokens [0, emitted_end) was returned, except
+        self._num_held = 0  # this number of U+FFFD at its end: 0 or 1
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens settle; "" while a character is still in the making."""
+        """Add tokens and return the text that they settle; "" if they end within a character."""
         self._token_ids += token_ids
         num_unsettled = 0
         while num_unsettled < len(token_ids) and not self._settles(token_ids[-1 - num_unsettled]):
@@ -40,21 +40,21 @@ class IncrementalDecoder:
         return "".join(self._emit(len(self._token_ids) - num_unsettled, self._emitted_end))
 
     def push_one(self, token_id: int) -> tuple[str, str]:
-        """As `push`: what tokens before this one say, which it settles, and what itself says or makes whole."""
+        """Add a token and return the text of earlier tokens that it settles, and the text that it adds or completes."""
         self._token_ids.append(token_id)
         if not self._settles(token_id):
             return "", ""
         return self._emit(len(self._token_ids), len(self._token_ids) - 1)
 
     def flush(self) -> str:
-        """The rest, once no token will follow: U+FFFD for characters that were never completed."""
+        """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""
         return "".join(self._emit(len(self._token_ids), self._emitted_end, is_over=True))
 
     def _settles(self, token_id: int) -> bool:
         return self._rules.is_steady and self._rules.settles(token_id)
 
     def _emit(self, end: int, new: int, *, is_over: bool = False) -> tuple[str, str]:
-        """What is not out yet of the tokens before `new`, and of those in [new, end)."""
+        """Return the text, not returned so far, of the tokens before `new`, and that of the tokens in [new, end)."""
         start = self._context_start
         before = self._decode(start, self._emitted_end)
         num_out, num_held = len(before) - self._num_held, 0
@@ -63,7 +63,7 @@ class IncrementalDecoder:
         text = self._decode(start, end)
         if text.endswith(HALF_CHARACTER) and not is_over:
             num_held = 1
-        # A character that is split between them is two of U+FFFD or more apart, and one together.
+        # A character that is split between the two is at least two U+FFFD if they are decoded apart, and one together.
         is_split = before.endswith(HALF_CHARACTER) and len(text) < len(before) + len(self._decode(new, end))
         middle = max(num_out, len(before) - is_split)
         if not is_split and len(text) > len(before):  # tokens without text, such as special ones, are no context

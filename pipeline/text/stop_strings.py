@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pipeline.text.codec import TextCodec
 from pipeline.text.incremental_decoder import HALF_CHARACTER
 
-# How much more text than the longest stop string the window holds. Its first characters may differ from the
-# whole text's: a window can begin within a character, and some tokenizers drop the first space of what they
-# decode.
+# The window holds this many characters more than the longest stop string. Its first characters may differ from those of
+# the whole text: it can begin within a character, and some tokenizers drop the first space of a text.
 _SPARE_CHARACTERS = 8
 
 
@@ -26,17 +25,18 @@ class StopStrings:
             raise ValueError(f"stop: expected strings of at least one character, got {list(self.stop)}")
 
     def find(self, output_token_ids: Sequence[int], num_checked: int) -> tuple[int, str] | None:
-        """(number of output tokens to keep, the stop string that the last of them completes), or None.
+        """Find the first match; return (number of output tokens to keep, the stop string that the last completes).
 
-        Only a match that ends after the first `num_checked` tokens counts: those were checked before, or may
-        not be stopped at. The match that ends first wins; of two that end together, the longer.
+        Return None without a match. A match counts only if it ends after the first `num_checked` tokens, which were
+        checked before or are below the minimum length. Of several, the one that ends first wins; of two that end
+        together, the longer one.
         """
         if not self.stop or num_checked >= len(output_token_ids):
             return None
         start, checked_text = self._window(output_token_ids, num_checked)
         text = self.codec.decode(output_token_ids[start:])
         if HALF_CHARACTER not in text and self._first_match(text, len(checked_text)) is None:
-            return None  # text that is whole only grows: no prefix of the tokens holds a match either
+            return None  # a text of whole characters only grows, so no shorter prefix of the tokens has a match
         for num_kept in range(num_checked + 1, len(output_token_ids) + 1):
             match = self._first_match(self._text(output_token_ids[start:num_kept]), len(checked_text))
             if match is not None:
@@ -44,10 +44,10 @@ class StopStrings:
         return None
 
     def cut(self, kept_token_ids: Sequence[int], stop: str) -> str:
-        """The text of the kept tokens up to, and without, the stop string that the last of them completed.
+        """Return the text of the kept tokens up to, and without, the stop string that the last of them completed.
 
-        Tokenizers that spell characters in bytes may read a run of bytes with one wrong byte among them as no
-        characters at all; a stop string that is not in the text for that reason leaves the text as it is.
+        Tokenizers that spell characters in bytes may decode a run of bytes with one wrong byte to no character at all.
+        If the stop string is not in the text for that reason, the text stays as it is.
         """
         text = self.codec.decode(kept_token_ids)
         before = self._text(kept_token_ids[:-1])
@@ -55,7 +55,7 @@ class StopStrings:
         return text if position < 0 else text[:position]
 
     def _window(self, token_ids: Sequence[int], num_checked: int) -> tuple[int, str]:
-        """Where the window starts, and the text of its checked tokens: enough for a match to begin in."""
+        """Return where the window starts, and the text of its checked tokens, which a match can begin in."""
         wanted = max(map(len, self.stop)) + _SPARE_CHARACTERS
         size = wanted
         while True:
@@ -66,11 +66,11 @@ class StopStrings:
             size *= 2
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, as far as its characters are complete."""
+        """Return the text of tokens as far as its characters are complete."""
         return self.codec.decode(token_ids).rstrip(HALF_CHARACTER)
 
     def _first_match(self, text: str, num_checked_characters: int) -> str | None:
-        """The stop string that ends first after the checked characters."""
+        """Return the stop string that ends first after the checked characters."""
         matches = []
         for stop in self.stop:
             position = text.find(stop, max(0, num_checked_characters - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""TextLength: how long a text may be that is to fit into so many tokens. Looked at before it is tokenized."""
+"""The length in characters that a text of limited tokens can have, which is checked before it is tokenized."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any
 
 from pipeline.errors import LongTextError
 
-# Characters that a normalizer makes one of, at most: a Greek vowel with three marks. https://www.unicode.org/reports/tr15
-_MOST_COMPOSED = 4
+# A normalizer composes at most this many characters into one: a Greek vowel and its three marks.
+# https://www.unicode.org/reports/tr15
+_MAX_COMPOSED = 4
 
 
 class TextLength:
-    """Of one tokenizer.
+    """The length check of one tokenizer.
 
-    No token stands for more characters than its own name has, where a byte is written as one character or more. That
-    holds for the text as the tokenizer's normalizer leaves it, which may be shorter (e and an accent become one
-    character). Where a tokenizer drops text behind that (spaces, runs of what it does not know), or its normalizer
-    drops more than composing does, more would fit than is let through.
+    A token's name has at least one character for every byte, so no token has more characters of text than its name.
+    This holds for normalized text, which may be shorter (e and an accent become one character). A tokenizer may drop
+    text after that (spaces, runs of unknown characters), or its normalizer may drop more than composing does; then the
+    check refuses some texts that would fit.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Reads the vocabulary when it is first needed."""
         self._tokenizer = tokenizer
         self._normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
 
-    def check(self, text: str, most_tokens: int) -> None:
-        """Raise LongTextError if the text cannot be written in so many tokens."""
-        self.check_roughly(len(text), most_tokens)  # what is normalized keeps all threads waiting
-        most_characters = most_tokens * self._longest_token
+    def check(self, text: str, max_tokens: int) -> None:
+        """Raise LongTextError if the text cannot be written in `max_tokens` tokens."""
+        self.check_roughly(len(text), max_tokens)  # first, because normalizing a long text makes all threads wait
+        max_characters = max_tokens * self._longest_token
         num_characters = len(text)
-        if num_characters > most_characters and self._normalizer is not None:
+        if num_characters > max_characters and self._normalizer is not None:
             num_characters = len(self._normalizer.normalize_str(text))
-        if num_characters > most_characters:
-            raise LongTextError(num_characters, most_characters, most_tokens)
+        if num_characters > max_characters:
+            raise LongTextError(num_characters, max_characters, max_tokens)
 
-    def check_roughly(self, num_characters: int, most_tokens: int) -> None:
-        """Raise LongTextError if no text of so many characters can be written in so many tokens, normalized or not."""
-        most_characters = most_tokens * self._longest_token
-        if num_characters > _MOST_COMPOSED * most_characters:
-            raise LongTextError(num_characters, most_characters, most_tokens)
+    def check_roughly(self, num_characters: int, max_tokens: int) -> None:
+        """Raise LongTextError if no text of `num_characters` fits into `max_tokens` tokens, normalized or not."""
+        max_characters = max_tokens * self._longest_token
+        if num_characters > _MAX_COMPOSED * max_characters:
+            raise LongTextError(num_characters, max_characters, max_tokens)
 
     @cached_property
     def _longest_token(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
-from pipeline.run.check import check_run, content_hash
+from pipeline.run.check import check_run
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from tests.faults.cluster import ROOT, RayCluster

@@ -12,7 +12,6 @@ from typing import Any
 from actors.engine.translation import EncodedRow
 from actors.workers.generator import Generator
 from pipeline.run import commit
-from pipeline.storage import whole_file
 
 # What a unit goes through, in order.
 POINTS = (
@@ -82,7 +81,7 @@ def dies_at_every_point(where: Path) -> type[Generator]:
             super().__init__(*args, **kwargs)
             commit.replace_file = self._between("before errors", commit.replace_file, "after errors")
             commit.create_file = self._between("before part", commit.create_file, "after part")
-            whole_file.os = _Os(self)  # type: ignore[assignment]
+            os.link = self._between("before link", os.link, "after link")
             self._ledger = DeadlyLedger(self, self._ledger)
 
         def _between(self, before: str, function: Any, after: str) -> Any:
@@ -97,46 +96,23 @@ def dies_at_every_point(where: Path) -> type[Generator]:
     return Dying
 
 
-class _Os:
-    """The module `os`, dying around links."""
-
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def link(self, *args: Any) -> None:
-        self._generator.here("before link")
-        os.link(*args)
-        self._generator.here("after link")
-
-
 class DeadlyLedger:
-    """The run's ledger, dying around its calls."""
+    """The run's ledger, which kills its worker around some calls."""
 
     def __init__(self, generator: Any, ledger: Any) -> None:
-        self._generator, self._ledger = generator, ledger
-        self.begin, self.finish, self.next_group = (
-            _Call(self, "begin"),
-            _Call(self, "finish"),
-            _Call(self, "next_group"),
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
+        self.join, self.is_finished, self.next_group = ledger.join, ledger.is_finished, ledger.next_group
+        self.begin = _Call(generator, ledger.begin, after="after begin")
+        self.finish = _Call(generator, ledger.finish, before="after commit")
 
 
 class _Call:
-    def __init__(self, ledger: DeadlyLedger, name: str) -> None:
-        self._ledger, self._name = ledger, name
+    def __init__(self, generator: Any, method: Any, before: str = "", after: str = "") -> None:
+        self._generator, self._method, self._before, self._after = generator, method, before, after
 
     async def remote(self, *args: Any) -> Any:
-        if self._name == "finish":
-            self._ledger._generator.here("after commit")
-        result = await getattr(self._ledger._ledger, self._name).remote(*args)
-        if self._name == "begin":
-            self._ledger._generator.here("after begin")
+        self._generator.here(self._before)
+        result = await self._method.remote(*args)
+        self._generator.here(self._after)
         return result
 
 

@@ -92,7 +92,7 @@ def test_plain_lines_go_through_a_pipe_without_failed_rows(output: Path) -> None
     [
         (["--format=jsonl", "--model=mine"], "--model is for --format openai-batch"),
         (["--errors=e.jsonl"], "--errors is for --format jsonl"),
-        (["--format=jsonl", "--errors=./out.jsonl"], "named for the generations and for the rows that failed"),
+        (["--format=jsonl", "--errors=./out.jsonl"], "named both for generations and for rows that failed"),
         (["--format=jsonl", "--errors=what://ever"], "cannot open 'what://ever'"),
     ],
 )

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from pipeline.run.check import check_run, content_hash
+from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until

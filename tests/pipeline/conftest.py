@@ -1,4 +1,4 @@
-"""What the tests of rows share: a tiny tokenizer, input files, and runs with made-up generations."""
+"""Fixtures of the tests of rows: a tiny tokenizer, input files, and runs with made-up generations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def space_dropping_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str, bytes], str]:
-    """Write bytes to a file under the test's folder; its path."""
+    """A function that writes bytes to a file under the test's folder and returns its path."""
 
     def write_bytes(name: str, content: bytes) -> str:
         path = tmp_path / name
@@ -85,7 +85,7 @@ def finished_run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The host:port of an S3 server that lives as long as the tests."""
+    """The host:port of an S3 server that runs as long as the tests."""
     with pytest.MonkeyPatch.context() as patch, running_s3_server() as address:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
@@ -94,13 +94,13 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3_folder(s3_server: str) -> str:
-    """The URI of a folder in a bucket of the test's own."""
+    """The URI of a folder in a bucket that only this test uses."""
     return s3_uri(s3_server, f"bucket-{uuid.uuid4().hex}/folder")
 
 
 @pytest.fixture
 def proxy(s3_server: str) -> Iterator[FlakyProxy]:
-    """A proxy in front of the S3 server that fails as it is told."""
+    """A proxy in front of the S3 server that fails as the test asks it to."""
     with flaky_proxy(s3_server) as running:
         yield running
 

@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass
 class FlakyProxy:
-    """Forwards to `upstream`, failing as told by `failures`; `requests` are those that came in, "METHOD path"."""
+    """A proxy that forwards to `upstream` and fails as `failures` say; `requests` has each request, "METHOD path"."""
 
     upstream: str
     failures: list[Failure] = field(default_factory=list)
@@ -48,7 +48,7 @@ class FlakyProxy:
     address: str = ""
 
     def next_failure(self, request: str) -> Failure | None:
-        """The failure that is due for this request, counted down."""
+        """Return the failure that is due for this request, if any, and count it down."""
         with self.lock:
             self.requests.append(request)
             for failure in self.failures:
@@ -60,7 +60,7 @@ class FlakyProxy:
 
 @contextmanager
 def flaky_proxy(upstream: str) -> Iterator[FlakyProxy]:
-    """A running proxy; `address` is its host:port."""
+    """Run a proxy while the block lasts; its `address` is its host:port."""
     proxy = FlakyProxy(upstream)
 
     class Handler(BaseHTTPRequestHandler):

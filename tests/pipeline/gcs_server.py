@@ -1,4 +1,4 @@
-"""A server of Google's storage protocol (gcp-storage-emulator) in a process of its own, and places in it."""
+"""A server of Google's storage protocol (gcp-storage-emulator) in a process of its own, and URIs in it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BUCKET = "bucket"
 
 
 def running_gcs_server() -> AbstractContextManager[str]:
-    """The host:port of a server with one bucket that lives as long as the block."""
+    """Run a server with one bucket while the block lasts; yield its host:port."""
     return running_server(_command, _ask)
 
 
 def gcs_uri(address: str, path: str) -> str:
-    """The URI of `path` in the bucket of the server at host:port."""
+    """Return the URI of `path` in the bucket of the server at host:port."""
     return f"gs://anonymous@{BUCKET}/{path}?endpoint_override={address}&scheme=http&retry_limit_seconds=10"
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.files import InputFile
-from pipeline.inputs.options import InputOptions
+from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.commit import commit_part
@@ -22,18 +22,29 @@ RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": 
 
 
 def unit(unit_id: int = 0, num_rows: int = 3) -> WorkUnit:
-    return WorkUnit(unit_id, unit_id * num_rows, "prompts.jsonl", unit_id * num_rows, num_rows, 0, 10, 2, 10, "1")
+    return WorkUnit(
+        unit_id=unit_id,
+        first_ordinal=unit_id * num_rows,
+        file="prompts.jsonl",
+        row_start=unit_id * num_rows,
+        num_rows=num_rows,
+        byte_start=0,
+        byte_end=10,
+        estimated_tokens=2,
+        file_size=10,
+        file_version="1",
+    )
 
 
 def input_row(**values: Any) -> InputRow:
-    """A row with a prompt unless told otherwise."""
+    """Make a row, which has a prompt unless `values` say otherwise."""
     defaults: dict[str, Any] = {"row_id": 0, "row_number": 0, "user_id": None, "prompt": "the cat"}
     defaults |= {"messages": None, "overrides": {}, "columns": {}, "carried": {}}
     return InputRow(**{**defaults, **values})
 
 
 def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:
-    """A sound row: two rounds, the first accepts 2 of 3 draft tokens, the second 1 of 2; length 5."""
+    """Make a sound row of two rounds: the first accepts 2 of 3 draft tokens, the second 1 of 2; length 5."""
     row = {
         "row_id": row_id,
         "sample": sample,
@@ -62,7 +73,16 @@ def generations(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def error(work_unit: WorkUnit, index: int, message: str = "bad") -> ErrorRow:
-    return ErrorRow(work_unit.row_id(index), f"user-{index}", work_unit.file, index, "read", "ValueError", message, 1)
+    return ErrorRow(
+        row_id=work_unit.row_id(index),
+        id=f"user-{index}",
+        file=work_unit.file,
+        row_number=index,
+        stage="read",
+        error_type="ValueError",
+        message=message,
+        attempt=1,
+    )
 
 
 def commit_rows(
@@ -78,7 +98,7 @@ def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:
 
 
 def committed_run(path: str | Path | Location) -> RunDirectory:
-    """A run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
+    """Make a run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
     run_directory = RunDirectory.create(path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
@@ -86,6 +106,7 @@ def committed_run(path: str | Path | Location) -> RunDirectory:
 
 
 def read_all(files: list[InputFile], options: InputOptions, rows_per_unit: int) -> list[InputRow | ErrorRow]:
-    """Every row of the files, read unit by unit."""
+    """Read every row of the files, unit by unit."""
+    options = resolve_options(files, options)
     units = plan_units(files, options, rows_per_unit)
     return [row for work_unit in units for row in read_unit(work_unit, options, {})]

@@ -1,4 +1,4 @@
-"""A real server of the S3 protocol (moto) in a process of its own, and places in it."""
+"""A real server of the S3 protocol (moto) in a process of its own, and URIs in it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CREDENTIALS = {
 
 
 def running_s3_server() -> AbstractContextManager[str]:
-    """The host:port of a server that lives as long as the block."""
+    """Run a server while the block lasts; yield its host:port."""
     return running_server(_command, _ask)
 
 
 def s3_uri(address: str, path: str) -> str:
-    """The URI of `path` ("bucket/folder") in the server at host:port."""
+    """Return the URI of `path` ("bucket/folder") in the server at host:port."""
     return f"s3://{path}?endpoint_override={address}&scheme=http&allow_bucket_creation=true"
 
 

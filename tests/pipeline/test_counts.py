@@ -22,7 +22,7 @@ def test_a_rate_of_a_sum_is_not_the_mean_of_rates() -> None:
     assert (few + many).acceptance_rate == 0.02
 
 
-def test_rates_of_nothing_are_none_and_plain_decoding_has_length_one() -> None:
+def test_rates_without_a_denominator_are_none_and_plain_decoding_has_length_one() -> None:
     assert Counts().acceptance_rate is None
     assert Counts().mean_acceptance_length is None
     assert Counts(num_rounds=7).mean_acceptance_length == 1
@@ -40,7 +40,7 @@ def test_counting_a_table_counts_prompts_once_and_samples_each() -> None:
     assert count_generations(generations([]), num_errors=1) == Counts(num_rows=1, num_errors=1)
 
 
-def test_a_carried_column_of_a_type_that_cannot_be_filtered_is_counted_around() -> None:
+def test_a_carried_column_of_a_type_that_cannot_be_filtered_does_not_disturb_the_counts() -> None:
     table = generations([generation(0, 0), generation(0, 1)])
     with_view = table.append_column("source", pa.array(["a", "b"], pa.string_view()))
     assert count_generations(with_view, num_errors=0) == count_generations(table, num_errors=0)

@@ -1,4 +1,4 @@
-"""Events: one a line whatever they hold, as text or as JSON, ours or the host's to show."""
+"""Events take one line each, whatever they hold, as text or as JSON, in Dray's handlers or the host's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_event_is_one_line_of_json_with_its_context_and_its_fields() -> None:
     }
 
 
-def test_messages_of_those_who_know_no_events_and_their_exceptions_are_lines_of_json_too() -> None:
+def test_plain_messages_and_their_exceptions_are_lines_of_json_too() -> None:
     stream = io.StringIO()
     with logs_to(stream, LogSettings(format="json")):
         try:
@@ -59,18 +59,18 @@ def test_messages_of_those_who_know_no_events_and_their_exceptions_are_lines_of_
     assert entry["exception"].endswith("ValueError: no\nway")
 
 
-def test_what_is_below_the_level_is_not_logged() -> None:
+def test_an_event_below_the_level_is_not_logged() -> None:
     assert logged("json", Event("unit committed"), level="warning") == []
 
 
-def test_a_host_that_set_nothing_up_shows_events_with_its_own_handlers(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_set_up_events_go_through_the_hosts_own_handlers(caplog: pytest.LogCaptureFixture) -> None:
     logged("json", Event("of a block that has ended"))
     caplog.set_level("INFO")
     LOG.info(Event("unit committed", unit=3))
     assert caplog.messages == ["unit committed unit=3"]
 
 
-def test_what_stands_in_for_stderr_meanwhile_gets_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_replaces_stderr_later_gets_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = io.StringIO()
     with logs_to(None, LogSettings()):
         monkeypatch.setattr(sys, "stderr", bar)

@@ -16,7 +16,16 @@ from tests.text_pair import save_tokenizer
 
 
 def row(prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> InputRow:
-    return InputRow(0, 0, None, prompt, messages, overrides, {}, {})
+    return InputRow(
+        row_id=0,
+        row_number=0,
+        user_id=None,
+        prompt=prompt,
+        messages=messages,
+        overrides=overrides,
+        columns={},
+        carried={},
+    )
 
 
 @pytest.fixture(scope="module")

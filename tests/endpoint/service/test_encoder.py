@@ -31,13 +31,13 @@ class Codec:
         self.may_encode, self.has_begun = threading.Event(), threading.Event()
         self.threads: list[str] = []
 
-    def encode(self, text: str, is_chat: bool, most_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
         self.has_begun.set()
         assert self.may_encode.wait(60)
         return [len(text)]
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, str]], most_tokens: int | None = None
+        self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None
     ) -> tuple[str, list[int]]:
         return "", self.encode("", is_chat=True)
 

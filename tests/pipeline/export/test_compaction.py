@@ -1,4 +1,4 @@
-"""A run as few large files: the same rows in order, each file whole, and nothing else touched."""
+"""A compaction writes the rows of a run in order to few large files, each whole, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.export.compacted_file import Cut
+from pipeline.export.compacted_file import Cut, RowQueue
 from pipeline.export.compaction import CompactedFile, Compaction, Totals
 from pipeline.run.amend import amend_part
-from pipeline.run.check import check_run, content_hash
-from pipeline.run.commit import to_parquet
+from pipeline.run.check import check_run
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import IncompleteRunError, each_unit
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, generations, sound_rows, unit
 
 NUM_UNITS = 7
 
 
 def make_run(path: str | Location, num_units: int = NUM_UNITS) -> RunDirectory:
-    """Units of 3 rows with 2 samples each; in every third unit the row in the middle failed."""
+    """Make units of 3 rows with 2 samples each; in every third unit the middle row failed."""
     run_directory = RunDirectory.create(path, RUN, [unit(i) for i in range(num_units)])
     for work_unit in run_directory.units():
         failed = [1] if work_unit.unit_id % 3 == 2 else []
@@ -38,25 +39,25 @@ def make_run(path: str | Location, num_units: int = NUM_UNITS) -> RunDirectory:
 def compact(
     run_directory: RunDirectory, destination: Path | str, cut: Cut, **options: bool
 ) -> tuple[list[CompactedFile], Totals]:
-    """What the command does."""
-    compaction = Compaction.begin(run_directory, Location.parse(str(destination)), cut, **options)
+    """Do what the command does."""
+    compaction = Compaction(run_directory, Location.parse(str(destination)), cut, **options)
     files = list(compaction.files())
     return files, compaction.finish(files)
 
 
 def read(destination: Path, folder: str = "data") -> list[list[dict[str, Any]]]:
-    """The rows of each file, in the order of their names."""
+    """Return the rows of each file, in the order of their names."""
     return [pq.read_table(path).to_pylist() for path in sorted((destination / folder).glob("*.parquet"))]
 
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
-    """Each file's inode and time of change: equal only if nobody wrote it again."""
+    """Return each file's inode and time of change, which are equal only if the file was not written again."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "_dray.json"]
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
 def _last_byte(path: Path, column: int) -> int:
-    """The place of the last byte of a column's first pages."""
+    """Return the position of the last byte of a column's first pages."""
     chunk = pq.ParquetFile(path).metadata.row_group(0).column(column)
     start: int = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
     return start + chunk.total_compressed_size - 1
@@ -73,7 +74,7 @@ def all_rows(run_directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 37, 38, 1000])
-def test_cut_by_rows_the_files_hold_every_row_in_order_and_part_no_samples(
+def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(
     run_directory: RunDirectory, all_rows: list[dict[str, Any]], tmp_path: Path, max_rows: int
 ) -> None:
     files, totals = compact(run_directory, tmp_path / "out", Cut(max_rows=max_rows))
@@ -87,7 +88,7 @@ def test_cut_by_rows_the_files_hold_every_row_in_order_and_part_no_samples(
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9000, 20_000, 10**9])
-def test_cut_by_bytes_a_file_ends_when_it_has_them(
+def test_a_file_cut_by_bytes_ends_when_it_has_that_size(
     run_directory: RunDirectory, all_rows: list[dict[str, Any]], tmp_path: Path, num_bytes: int
 ) -> None:
     files, _ = compact(run_directory, tmp_path / "out", Cut(num_bytes=num_bytes))
@@ -97,7 +98,7 @@ def test_cut_by_bytes_a_file_ends_when_it_has_them(
     assert num_bytes == 1 or all(file.num_bytes < 2 * num_bytes + 8000 for file in files), "footer and last row group"
 
 
-def test_files_have_checksums_sorted_row_groups_and_the_tables_own_schema(
+def test_files_have_checksums_sorted_row_groups_and_the_schema_of_the_run(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     compact(run_directory, tmp_path / "out", Cut(max_rows=10))
@@ -128,7 +129,7 @@ def test_the_note_names_the_run_its_counts_and_every_file(run_directory: RunDire
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"_dray.json", "data"}
 
 
-def test_error_rows_are_compacted_if_asked_for_and_only_those_that_stand(
+def test_error_rows_are_compacted_if_asked_for_and_stale_ones_are_not(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     stale = errors_table([error(unit(2), 1), error(unit(2), 2)])  # a retry of row 2 died before it deleted this
@@ -143,7 +144,7 @@ def test_error_rows_are_compacted_if_asked_for_and_only_those_that_stand(
     assert totals.counts.num_errors == 2
 
 
-def test_a_run_whose_rows_all_failed_is_one_file_without_rows(tmp_path: Path) -> None:
+def test_a_run_whose_rows_all_failed_becomes_one_file_without_rows(tmp_path: Path) -> None:
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0)])
     commit_rows(run_directory, unit(0), [], [error(unit(0), i) for i in range(3)])
     (file,), totals = compact(run_directory, tmp_path / "out", Cut(max_rows=10))
@@ -151,79 +152,52 @@ def test_a_run_whose_rows_all_failed_is_one_file_without_rows(tmp_path: Path) ->
     assert pq.read_schema(tmp_path / "out/data/part-00000.parquet").equals(generations_schema({}))
 
 
-def test_the_run_is_not_touched(run_directory: RunDirectory, tmp_path: Path) -> None:
+def test_compaction_does_not_touch_the_run(run_directory: RunDirectory, tmp_path: Path) -> None:
     before = written(tmp_path / "run")
     compact(run_directory, tmp_path / "out", Cut(max_rows=10), include_errors=True)
     assert written(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("num_files", [0, 1, 3])
-def test_a_compaction_that_dies_goes_on_behind_its_last_file_and_ends_as_if_it_had_not(
-    run_directory: RunDirectory, tmp_path: Path, num_files: int, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_compaction_starts_from_the_beginning_and_leaves_none_of_its_files(
+    run_directory: RunDirectory, tmp_path: Path, num_files: int
 ) -> None:
-    cut, out, undisturbed = Cut(max_rows=8), tmp_path / "out", tmp_path / "undisturbed"
-    compact(run_directory, undisturbed, cut)
-    files = Compaction.begin(run_directory, Location.parse(str(out)), cut).files()
+    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    compact(run_directory, undisturbed, Cut(max_rows=8))
+    interrupted = Compaction(run_directory, Location.parse(str(out)), Cut(max_rows=2), include_errors=True).files()
     for _ in range(num_files):
-        next(files)
-    files.close()  # type: ignore[attr-defined]
-    before = written(out)
+        next(interrupted)
+    interrupted.close()  # type: ignore[attr-defined]
+    assert not json.loads((out / "_dray.json").read_text())["complete"]
+    (out / "errors").mkdir()
+    (out / "errors/part-00000.parquet").write_bytes(b"of the interrupted compaction")
     (out / "data").mkdir(exist_ok=True)
-    left = out / "data" / f"part-{num_files:05d}.parquet.{'0' * 32}"
-    left.write_bytes(b"half a file")
-    again, _ = compact(run_directory, out, cut)
-    assert not left.exists()
-    assert [file.was_there for file in again] == [number < num_files for number in range(len(again))]
-    assert {name: written(out)[name] for name in before} == before
+    (out / "data" / f"part-{num_files:05d}.parquet.{'0' * 32}").write_bytes(b"half a file")
+    compact(run_directory, out, Cut(max_rows=8))
+    assert written(out).keys() == written(undisturbed).keys()
     for path in (undisturbed / "data").iterdir():
         assert (out / "data" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_file_that_is_gone_is_written_again_and_the_others_are_not(
-    run_directory: RunDirectory, tmp_path: Path
-) -> None:
-    out, cut = tmp_path / "out", Cut(max_rows=8)
-    compact(run_directory, out, cut)
-    before = written(out)
-    (out / "data/part-00001.parquet").unlink()
-    files, _ = compact(run_directory, out, cut)
-    assert [file.name for file in files if not file.was_there] == ["data/part-00001.parquet"]
-    after = written(out)
-    assert {name for name in before if before[name] != after[name]} == {"data/part-00001.parquet"}
-
-
-def test_a_file_of_another_place_in_the_run_is_not_taken_for_this_one(
-    run_directory: RunDirectory, tmp_path: Path
-) -> None:
-    out, cut = tmp_path / "out", Cut(max_rows=8)
-    compact(run_directory, out, cut)
-    path = out / "data/part-00001.parquet"
-    content = path.read_bytes()
-    path.write_bytes((out / "data/part-00002.parquet").read_bytes())
-    files, _ = compact(run_directory, out, cut)
-    assert [file.name for file in files if not file.was_there] == ["data/part-00001.parquet"]
-    assert path.read_bytes() == content
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing_half(
+def test_a_file_that_cannot_be_written_leaves_no_partial_file(
     run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = Compaction._pieces
+    generations = Compaction._generations
 
-    def fail_at_the_fourth(self: Compaction, *values: Any) -> Iterator[Any]:
-        for number, piece in enumerate(pieces(self, *values)):
+    def fail_at_the_fourth(self: Compaction) -> Iterator[pa.Table]:
+        for number, table in enumerate(generations(self)):
             if number == 3:
                 raise OSError("the store is away")
-            yield piece
+            yield table
 
-    monkeypatch.setattr(Compaction, "_pieces", fail_at_the_fourth)
+    monkeypatch.setattr(Compaction, "_generations", fail_at_the_fourth)
     with pytest.raises(OSError, match="the store is away"):
         compact(run_directory, tmp_path / "out", Cut(max_rows=1000))
     assert written(tmp_path / "out") == {}
     assert not json.loads((tmp_path / "out/_dray.json").read_text())["complete"]
 
 
-def test_an_incomplete_run_is_refused_unless_what_there_is_will_do(
+def test_an_incomplete_run_is_refused_unless_a_partial_compaction_is_asked_for(
     run_directory: RunDirectory, all_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run_directory.part_path(4).remove()
@@ -236,7 +210,7 @@ def test_an_incomplete_run_is_refused_unless_what_there_is_will_do(
     assert totals.counts.num_rows == 18
 
 
-def test_a_destination_that_holds_anything_else_is_refused_and_left_alone(
+def test_a_destination_with_foreign_files_is_refused_and_not_touched(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     cut, out = Cut(max_rows=10), tmp_path / "out"
@@ -257,68 +231,64 @@ def test_a_destination_that_holds_anything_else_is_refused_and_left_alone(
             compact(run_directory, tmp_path / place, cut)
 
 
-def test_a_destination_of_another_run_or_of_other_options_is_refused_by_name(
+def test_a_destination_of_another_run_or_of_a_complete_compaction_is_refused(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, note = tmp_path / "out", tmp_path / "out/_dray.json"
     compact(run_directory, out, Cut(max_rows=10))
     before = written(out)
+    with pytest.raises(ValueError, match="holds a complete compaction of this run already"):
+        compact(run_directory, out, Cut(max_rows=10))
     other = make_run(str(tmp_path / "other"))
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"complete": False}))
     with pytest.raises(ValueError, match=rf"holds another run, {run_directory.location.name};"):
         compact(other, out, Cut(max_rows=10))
-    with pytest.raises(ValueError, match=r"was begun with other options \(rows_per_file 10; now rows_per_file 11\)"):
-        compact(run_directory, out, Cut(max_rows=11))
-    with pytest.raises(ValueError, match=r"\(include_errors False; now include_errors True\)"):
-        compact(run_directory, out, Cut(max_rows=10), include_errors=True)
-    (out / "_dray.json").write_text("{")
+    note.write_text("{")
     with pytest.raises(ValueError, match="is not of this version, or damaged"):
         compact(run_directory, out, Cut(max_rows=10))
     assert written(out) == before
 
 
-def test_a_run_that_changed_since_is_refused_and_one_that_changes_meanwhile_is_noticed(
+def test_a_run_that_changes_during_its_compaction_is_refused_at_the_end(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
-    cut = Cut(max_rows=10)
-    compact(run_directory, tmp_path / "out", cut)
-    compaction = Compaction.begin(run_directory, Location.parse(str(tmp_path / "new")), cut)
+    compaction = Compaction(run_directory, Location.parse(str(tmp_path / "out")), Cut(max_rows=10))
     files = list(compaction.files())
     amend_part(run_directory, unit(5), generations(sound_rows(unit(5), [1])), [])
-    with pytest.raises(ValueError, match="holds an older state of this run"):
-        compact(run_directory, tmp_path / "out", cut)
     with pytest.raises(ValueError, match="changed while it was compacted"):
         compaction.finish(files)
 
 
-def test_a_row_that_is_lost_or_altered_on_the_way_is_found_at_the_end(
+def test_a_row_that_is_lost_or_altered_during_compaction_is_found_at_the_end(
     run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = Compaction._pieces
+    take = RowQueue.take
 
-    def lose_one(self: Compaction, *values: Any) -> Iterator[Any]:
-        for number, (place, piece) in enumerate(pieces(self, *values)):
-            yield place, piece.slice(2) if number == 2 else piece
+    def lose_one(self: RowQueue, num_bytes: int, max_rows: int) -> list[pa.Table]:
+        return [table.slice(2) for table in take(self, num_bytes, max_rows)]
 
-    def alter_one(self: Compaction, *values: Any) -> Iterator[Any]:
-        for number, (place, piece) in enumerate(pieces(self, *values)):
-            rows = piece.to_pylist()
-            rows[0]["token_ids"][0] += number == 2
-            yield place, pa.Table.from_pylist(rows, schema=piece.schema)
+    def alter_one(self: RowQueue, num_bytes: int, max_rows: int) -> list[pa.Table]:
+        tables = take(self, num_bytes, max_rows)
+        for number, table in enumerate(tables):
+            rows = table.to_pylist()
+            rows[0]["token_ids"][0] += 1
+            tables[number] = pa.Table.from_pylist(rows, schema=table.schema)
+        return tables
 
     for number, change in enumerate((lose_one, alter_one)):
         with monkeypatch.context() as patch:
-            patch.setattr(Compaction, "_pieces", change)
+            patch.setattr(RowQueue, "take", change)
             with pytest.raises(ValueError, match=r"its files hold .* and the run holds"):
                 compact(run_directory, tmp_path / str(number), Cut(max_rows=1000))
         assert not json.loads((tmp_path / str(number) / "_dray.json").read_text())["complete"]
 
 
 @pytest.mark.parametrize("name", ["data/part-00099.parquet", "errors/part-00000.parquet", "data/notes.parquet"])
-def test_a_file_that_is_not_of_the_compaction_is_named_at_the_end_and_left_alone(
+def test_a_foreign_file_in_the_destination_is_named_at_the_end_and_not_touched(
     run_directory: RunDirectory, tmp_path: Path, name: str
 ) -> None:
     out, cut = tmp_path / "out", Cut(max_rows=10)
-    compaction = Compaction.begin(run_directory, Location.parse(str(out)), cut)
+    compaction = Compaction(run_directory, Location.parse(str(out)), cut)
     files = list(compaction.files())
     (out / name).parent.mkdir(exist_ok=True)
     (out / name).write_bytes((out / "data/part-00000.parquet").read_bytes())
@@ -326,20 +296,21 @@ def test_a_file_that_is_not_of_the_compaction_is_named_at_the_end_and_left_alone
         compaction.finish(files)
     assert (out / name).exists()
     assert not json.loads((out / "_dray.json").read_text())["complete"]
-    (out / name).unlink()
-    compact(run_directory, out, cut)
 
 
-def test_a_file_that_is_damaged_before_the_end_is_named(run_directory: RunDirectory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["data", "errors"])
+def test_a_file_that_is_damaged_before_the_end_is_named(
+    run_directory: RunDirectory, tmp_path: Path, folder: str
+) -> None:
     out, cut = tmp_path / "out", Cut(max_rows=10)
-    compact(run_directory, out, cut)
-    path = out / "data/part-00001.parquet"
+    compaction = Compaction(run_directory, Location.parse(str(out)), cut, include_errors=True)
+    files = list(compaction.files())
+    path = out / folder / "part-00000.parquet"
     content = bytearray(path.read_bytes())
     content[_last_byte(path, column=0)] ^= 1
     path.write_bytes(content)
-    with pytest.raises(OSError, match=r"part-00001\.parquet cannot be read back: .*delete it and run the same command"):
-        compact(run_directory, out, cut)
-    path.unlink()
+    with pytest.raises(OSError, match=rf"{folder}/part-00000\.parquet cannot be read back: .*run the same command"):
+        compaction.finish(files)
     compact(run_directory, out, cut)
 
 
@@ -364,18 +335,17 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.M
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_to_a_store(
+def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder_to_a_store(
     s3_folder: str, run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     remote = make_run(Location.parse(s3_folder))
     cut = Cut(max_rows=8)
     _, totals = compact(remote, tmp_path / "out", cut, include_errors=True)
     destination = s3_folder.replace("/folder", "/compacted")
-    files = Compaction.begin(run_directory, Location.parse(destination), cut, include_errors=True).files()
+    files = Compaction(run_directory, Location.parse(destination), cut, include_errors=True).files()
     next(files)
     files.close()  # type: ignore[attr-defined]
     again, remote_totals = compact(run_directory, destination, cut, include_errors=True)
-    assert [file.was_there for file in again] == [True] + [False] * (len(again) - 1)
     assert remote_totals == totals
     for file in again:
         content = Location.parse(destination).child(file.name).read_bytes()
@@ -386,3 +356,17 @@ def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_to_a_store(
 def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"files are cut by rows or by bytes|at least one row or byte"):
         Cut(**limits)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "max_rows", "num_taken"),
+    [(10**6, 1, 0), (10**6, 2, 2), (10**6, 3, 3), (10**6, 5, 3), (10**6, 6, 6), (10**6, 99, 9), (1, 99, 2)],
+)
+def test_a_row_group_never_parts_the_samples_of_an_input_row(num_bytes: int, max_rows: int, num_taken: int) -> None:
+    first = pa.table({"row_id": [0, 0, 1, 2, 2, 2], "sample": [0, 1, 0, 0, 1, 2]})
+    second = pa.table({"row_id": [3, 3, 3], "sample": [0, 1, 2]})
+    queue = RowQueue([first, first.slice(0, 0), second])
+    assert sum(table.num_rows for table in queue.take(num_bytes, max_rows)) == num_taken
+    left = queue.take(10**6, 10**6)
+    assert sum(table.num_rows for table in left) == 9 - num_taken
+    assert queue.is_empty

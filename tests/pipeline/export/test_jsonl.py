@@ -1,4 +1,4 @@
-"""Plain JSON lines: one for every generation; rows that failed are in a file of their own."""
+"""The plain export writes one JSON line for every generation; rows that failed are in a file of their own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pytest
 from pipeline.counts import count_generations
 from pipeline.export.jsonl import export_jsonl
 from pipeline.inputs.carried import JSON_TEXT, types_to_dict
-from pipeline.run.commit import commit_part, to_parquet
+from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import IncompleteRunError
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import RUN, error, generation, unit
 
 
@@ -26,7 +27,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
 
 
-def test_every_generation_has_a_line_in_order_and_every_failed_row_one_elsewhere(
+def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_the_errors_file(
     finished_run: RunDirectory, tmp_path: Path
 ) -> None:
     out, failed = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
@@ -56,7 +57,7 @@ def test_every_generation_has_a_line_in_order_and_every_failed_row_one_elsewhere
     assert (line["row_id"], line["id"], line["stage"], line["message"]) == ((1 << 32) + 1, "user-1", "read", "bad")
 
 
-def test_carried_columns_are_json_again(tmp_path: Path) -> None:
+def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
     carried = {
         "any": JSON_TEXT,
         "score": pa.float64(),
@@ -93,7 +94,7 @@ def test_carried_columns_are_json_again(tmp_path: Path) -> None:
     assert full["text"] == "abcde"
 
 
-def test_of_a_row_in_data_and_in_errors_only_the_generation_is_exported(
+def test_a_row_in_data_and_in_errors_is_exported_as_its_generation_only(
     finished_run: RunDirectory, tmp_path: Path
 ) -> None:
     stale = errors_table([error(unit(1), 1), error(unit(1), 2)])
@@ -102,7 +103,7 @@ def test_of_a_row_in_data_and_in_errors_only_the_generation_is_exported(
     assert [line["row_id"] & 0xFF for line in _lines(tmp_path / "failed.jsonl")] == [1]
 
 
-def test_an_export_that_cannot_be_whole_leaves_what_was_there(finished_run: RunDirectory, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_the_older_file(finished_run: RunDirectory, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "a.jsonl").write_text("older")
@@ -115,7 +116,7 @@ def test_an_export_that_cannot_be_whole_leaves_what_was_there(finished_run: RunD
     assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("a.jsonl", "older")]
 
 
-def test_an_export_to_a_store_is_the_local_one(finished_run: RunDirectory, tmp_path: Path, s3_folder: str) -> None:
+def test_an_export_to_a_store_equals_the_local_one(finished_run: RunDirectory, tmp_path: Path, s3_folder: str) -> None:
     Location.parse(s3_folder).make_folder()
     remote, failed = (Location.parse(s3_folder).child(name).name for name in ("out.jsonl", "failed.jsonl"))
     export_jsonl(finished_run, remote, failed)

@@ -26,7 +26,7 @@ def _export(run_directory: RunDirectory, codec: TextCodec, path: Path) -> list[d
     return lines
 
 
-def test_every_row_has_one_line_in_input_order_and_errors_have_theirs(
+def test_every_row_has_one_line_in_input_order_failed_rows_included(
     finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
 ) -> None:
     lines = _export(finished_run, codec, tmp_path / "out.jsonl")
@@ -42,7 +42,7 @@ def test_every_row_has_one_line_in_input_order_and_errors_have_theirs(
     assert body["choices"][0] == {"index": 0, "text": "abcde", "finish_reason": "length", "logprobs": None}
 
 
-def test_an_export_repeated_is_the_same_file(finished_run: RunDirectory, codec: TextCodec, tmp_path: Path) -> None:
+def test_a_repeated_export_gives_the_same_file(finished_run: RunDirectory, codec: TextCodec, tmp_path: Path) -> None:
     for name in ("a", "b"):
         _export(finished_run, codec, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -81,7 +81,7 @@ def test_an_incomplete_run_is_refused_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_an_export_that_dies_halfway_leaves_what_was_there(
+def test_an_export_that_dies_halfway_leaves_the_older_file(
     finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
 ) -> None:
     Path(finished_run.part_path(1).path).write_bytes(b"damaged")
@@ -94,7 +94,7 @@ def test_an_export_that_dies_halfway_leaves_what_was_there(
     assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("a.jsonl", "older")]
 
 
-def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_no_incomplete_run(
+def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_an_error_of_its_own(
     finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
 ) -> None:
     assert len(_export(finished_run, codec, tmp_path / "new/deep/out.jsonl")) == 6
@@ -106,7 +106,9 @@ def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_no_incomp
         assert caught.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
-def test_a_link_and_a_device_stay_what_they_are(finished_run: RunDirectory, codec: TextCodec, tmp_path: Path) -> None:
+def test_exporting_to_a_link_or_a_device_does_not_replace_it(
+    finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real.jsonl")
     _export(finished_run, codec, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()

@@ -1,4 +1,4 @@
-"""Which files an input path brings."""
+"""The files that input paths name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, write: Write) -> Path:
     ],
 )
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_path_brings_its_files_sorted_and_skips_hidden_ones(
+def test_the_files_of_a_path_are_sorted_and_hidden_ones_skipped(
     folder: Path, pattern: str, expected: list[str], scheme: str
 ) -> None:
     if scheme and "?" in pattern:
@@ -70,13 +70,13 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(write: Write) -> None:
     assert [file.path for file in list_files(path)] == [path]
 
 
-def test_a_path_that_brings_nothing_is_refused_with_what_was_looked_for(folder: Path) -> None:
+def test_a_path_without_files_is_refused_with_what_was_looked_for(folder: Path) -> None:
     for path in (f"{folder}/nope.txt", f"{folder}/*.parquet", f"{folder}/_tmp/../nope"):
         with pytest.raises(ValueError, match=r"no input file at .* looked for a file, a folder with files and a glob"):
             list_files(path)
 
 
-def test_a_file_that_two_paths_bring_is_refused(folder: Path) -> None:
+def test_a_file_that_two_paths_name_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.txt is named twice"):
         list_files([f"{folder}/*.txt", f"{folder}/a.txt"])
 
@@ -87,12 +87,12 @@ def test_a_password_in_a_uri_is_refused_and_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_place_below_a_uri_keeps_the_uris_options() -> None:
+def test_a_location_below_a_uri_keeps_the_uris_options() -> None:
     bucket = Location(fs.SubTreeFileSystem("/", fs.LocalFileSystem()), "bucket/in", "s3://bucket/in?region=x")
     assert bucket.at("bucket/in/a b.txt").name == "s3://bucket/in/a%20b.txt?region=x"
 
 
-def test_the_inputs_digest_changes_with_any_file(folder: Path, write: Write) -> None:
+def test_the_digest_of_the_inputs_changes_with_any_file(folder: Path, write: Write) -> None:
     before = list_files(str(folder))
     assert inputs_digest(before) == inputs_digest(list_files(str(folder)))
     assert inputs_digest(before) != inputs_digest(before[1:])

@@ -1,4 +1,4 @@
-"""OpenAI batch lines: translated, or refused by the name of the field."""
+"""OpenAI batch lines are translated, or refused by the name of the field."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def completion(**body: Any) -> dict[str, Any]:
         (chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}), {}),
     ],
 )
-def test_body_fields_become_our_sampling_parameters(
+def test_fields_of_the_body_become_sampling_parameters(
     read: Read, line: dict[str, Any], overrides: dict[str, Any] | None
 ) -> None:
     row = read(line)
@@ -87,7 +87,7 @@ def test_body_fields_become_our_sampling_parameters(
         ({**chat(), "custom_id": None}, "read", "custom_id: expected a string, got None"),
     ],
 )
-def test_what_is_not_supported_is_an_error_row_that_names_it(
+def test_an_unsupported_field_is_an_error_row_that_names_it(
     read: Read, line: dict[str, Any], stage: str, message: str
 ) -> None:
     row = read(line)

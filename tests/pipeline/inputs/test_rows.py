@@ -17,7 +17,7 @@ from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dic
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.parquet_rows import to_rows
-from pipeline.inputs.rows import InputRow, RowPlace, read_row, read_unit
+from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.schema import errors_table
 from tests.pipeline.made_up import read_all
@@ -52,7 +52,7 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize(("name", "content"), CONTENTS)
-def test_byte_ranges_bring_the_rows_that_reading_whole_brings(write: Write, name: str, content: bytes) -> None:
+def test_byte_ranges_give_the_same_rows_as_reading_the_whole_file(write: Write, name: str, content: bytes) -> None:
     files = list_files(write(name, gzip.compress(content) if name.endswith(".gz") else content))
     for rows_per_unit in (1, 2, 3, 100):
         rows = read_all(files, InputOptions(), rows_per_unit)
@@ -77,7 +77,7 @@ def test_a_gzip_file_of_several_members_is_read_to_its_end(write: Write) -> None
 
 @pytest.mark.parametrize("row_group_size", [1, 3, 1000])
 @pytest.mark.parametrize("rows_per_unit", [1, 4, 7, 1000])
-def test_parquet_row_ranges_bring_every_row_once(write: Write, row_group_size: int, rows_per_unit: int) -> None:
+def test_parquet_row_ranges_give_every_row_once(write: Write, row_group_size: int, rows_per_unit: int) -> None:
     path = write("p.parquet", b"")
     pq.write_table(pa.table({"prompt": [f"p{i}" for i in range(600)]}), path, row_group_size=row_group_size)
     rows = read_all(list_files(path), InputOptions(), rows_per_unit if rows_per_unit > 100 else rows_per_unit * 50)
@@ -110,7 +110,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("line", BAD_LINES)
-def test_a_bad_line_is_an_error_row_and_its_neighbours_are_not(write: Write, line: bytes) -> None:
+def test_a_bad_line_is_an_error_row_and_its_neighbours_are_sound(write: Write, line: bytes) -> None:
     files = list_files(write("p.jsonl", b'{"prompt": "a"}\n' + line + b'\n{"prompt": "b"}\n'))
     for rows_per_unit in (1, 3):
         before, bad, after = read_all(files, InputOptions(format="jsonl"), rows_per_unit)
@@ -132,7 +132,7 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("record", BAD_RECORDS)
-def test_a_bad_csv_record_is_an_error_row_and_its_neighbours_are_not(write: Write, record: bytes) -> None:
+def test_a_bad_csv_record_is_an_error_row_and_its_neighbours_are_sound(write: Write, record: bytes) -> None:
     files = list_files(write("p.csv", b"prompt,kind\na,1\n" + record + b"\nb,2\n"))
     for rows_per_unit in (1, 3):
         before, bad, after = read_all(files, InputOptions(), rows_per_unit)
@@ -156,7 +156,7 @@ def test_a_csv_prompt_longer_than_the_csv_modules_own_limit_is_read(write: Write
     assert row.prompt == "x" * 300_000
 
 
-def test_a_parquet_string_that_is_not_utf8_spoils_its_own_row_only(write: Write) -> None:
+def test_a_parquet_string_that_is_not_utf8_fails_only_its_own_row(write: Write) -> None:
     path = write("p.parquet", b"")
     broken = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
     pq.write_table(pa.table({"prompt": broken}), path)
@@ -195,11 +195,11 @@ def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: st
         PromptTemplate.parse(template)
 
 
-def test_ids_and_carried_columns_come_along_with_one_type(write: Write) -> None:
+def test_ids_are_strings_and_every_carried_column_has_one_type(write: Write) -> None:
     lines = [{"prompt": "x", "key": i, "score": 1 if i else 0.5, "tags": ["a"], "kind": "k"} for i in range(3)]
     lines.append({"prompt": "x", "key": "seven", "score": 1.5, "tags": "t", "kind": "k"})
     files = list_files(write("p.jsonl", "\n".join(map(json.dumps, lines)).encode()))
-    options = InputOptions(id_column="key", carry_columns=("score", "tags", "kind"))
+    options = InputOptions(format="jsonl", id_column="key", carry_columns=("score", "tags", "kind"))
     types = types_from_dict(json.loads(json.dumps(types_to_dict(carried_types(files, options)))))
     assert types == {"score": pa.float64(), "tags": pa.json_(), "kind": pa.string()}
     (unit,) = plan_units(files, options, 9)
@@ -213,7 +213,7 @@ def test_ids_and_carried_columns_come_along_with_one_type(write: Write) -> None:
 def test_a_carried_value_that_does_not_fit_its_type_is_an_error_row(write: Write, value: object) -> None:
     lines = [{"prompt": "x", "year": 2000}] * 1000 + [{"prompt": "x", "year": value}, {"prompt": "x"}]
     files = list_files(write("p.jsonl", "\n".join(map(json.dumps, lines)).encode()))
-    options = InputOptions(carry_columns=("year",))
+    options = InputOptions(format="jsonl", carry_columns=("year",))
     types = carried_types(files, options)
     (unit,) = plan_units(files, options, 2000)
     *_, bad, absent = read_unit(unit, options, types, attempt=3)
@@ -224,9 +224,9 @@ def test_a_carried_value_that_does_not_fit_its_type_is_an_error_row(write: Write
     assert absent.carried == {"year": None}
 
 
-def test_csv_cells_are_carried_as_the_text_they_are(write: Write) -> None:
+def test_csv_cells_are_carried_as_text(write: Write) -> None:
     files = list_files(write("p.csv", b"prompt,zip\nx,007\n"))
-    options = InputOptions(carry_columns=("zip",))
+    options = InputOptions(format="csv", carry_columns=("zip",))
     types = carried_types(files, options)
     (unit,) = plan_units(files, options, 2)
     (row,) = read_unit(unit, options, types)
@@ -235,46 +235,48 @@ def test_csv_cells_are_carried_as_the_text_they_are(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("column", "match"), [("nope", "not in the input"), ("row_id", "output uses itself")])
-def test_a_carried_column_that_is_absent_or_ours_is_refused_at_planning(write: Write, column: str, match: str) -> None:
+def test_a_carried_column_that_is_absent_or_has_a_reserved_name_is_refused(
+    write: Write, column: str, match: str
+) -> None:
     files = list_files(write("p.jsonl", b'{"prompt": "x", "row_id": 1}'))
     with pytest.raises(ValueError, match=match):
-        carried_types(files, InputOptions(carry_columns=(column,)))
+        carried_types(files, InputOptions(format="jsonl", carry_columns=(column,)))
 
 
 def test_a_file_without_the_columns_asked_for_is_refused_at_planning(write: Write) -> None:
     files = list_files(write("p.csv", b"text,kind\nx,y\n"))
     with pytest.raises(ValueError, match=r"neither a prompt column 'prompt' nor .* the file has text, kind"):
-        list(plan_units(files, InputOptions(), 1))
+        list(plan_units(files, InputOptions(format="csv"), 1))
     with pytest.raises(ValueError, match="no column 'key'; the file has"):
-        list(plan_units(files, InputOptions(prompt_column="text", id_column="key"), 1))
+        list(plan_units(files, InputOptions(format="csv", prompt_column="text", id_column="key"), 1))
 
 
 def test_a_file_that_changed_since_planning_is_refused_before_reading(write: Write) -> None:
     path = write("p.txt", b"one\ntwo\n")
-    (unit,) = plan_units(list_files(path), InputOptions(), 5)
+    (unit,) = plan_units(list_files(path), InputOptions(format="text"), 5)
     os.utime(path, ns=(1, 1))
     with pytest.raises(ValueError, match=r"p\.txt: the input changed since the run was planned"):
-        next(read_unit(unit, InputOptions(), {}))
+        next(read_unit(unit, InputOptions(format="text"), {}))
     os.remove(path)
     with pytest.raises(ValueError, match=r"p\.txt: the input changed .* the file is gone"):
-        next(read_unit(unit, InputOptions(), {}))
+        next(read_unit(unit, InputOptions(format="text"), {}))
 
 
 @pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.csv", "p.txt.gz"])
 def test_an_empty_file_has_no_unit(write: Write, name: str) -> None:
     files = list_files(write(name, gzip.compress(b"") if name.endswith(".gz") else b""))
-    assert list(plan_units(files, InputOptions(), 5)) == []
-    assert list(plan_units(list_files(write("h.csv", b"prompt,b\n")), InputOptions(), 5)) == []
+    assert list(plan_units(files, resolve_options(files, InputOptions()), 5)) == []
+    assert list(plan_units(list_files(write("h.csv", b"prompt,b\n")), InputOptions(format="csv"), 5)) == []
 
 
 @pytest.mark.parametrize(("name", "content"), [("p.parquet", b"PAR1 no"), ("p.txt.gz", b"no gzip")])
 def test_a_damaged_file_is_refused_by_name(write: Write, name: str, content: bytes) -> None:
     files = list_files(write(name, content))
     with pytest.raises(ValueError, match=f"{name}: cannot be read as"):
-        list(plan_units(files, InputOptions(), 5))
+        list(plan_units(files, resolve_options(files, InputOptions()), 5))
 
 
-def test_the_format_is_told_by_name_and_openai_batches_by_their_first_line(write: Write) -> None:
+def test_the_format_is_known_by_the_file_name_and_openai_batches_by_their_first_line(write: Write) -> None:
     batch = write("b.jsonl", b'{"custom_id": "1", "url": "/v1/completions", "body": {}}\n')
     assert resolve_options(list_files(batch), InputOptions()).format == "openai_batch"
     plain = write("p.jsonl", b'{"prompt": "1"}\n')
@@ -285,16 +287,28 @@ def test_the_format_is_told_by_name_and_openai_batches_by_their_first_line(write
         resolve_options(list_files(write("README.md", b"")), InputOptions())
 
 
-def test_a_unit_survives_the_trip_as_a_plain_row(write: Write) -> None:
-    (unit,) = plan_units(list_files(write("p.txt", b"one\ntwo\n")), InputOptions(), 5)
+def test_a_unit_survives_json(write: Write) -> None:
+    (unit,) = plan_units(list_files(write("p.txt", b"one\ntwo\n")), InputOptions(format="text"), 5)
     assert WorkUnit.from_dict(json.loads(json.dumps(unit.to_dict()))) == unit
     assert (unit.num_rows, unit.byte_start, unit.byte_end, unit.estimated_tokens) == (2, 0, 8, 2)
 
 
-def test_half_surrogate_pairs_in_what_is_said_of_a_row_reach_the_table_spelled_out() -> None:
+def test_half_surrogate_pairs_in_error_rows_are_spelled_out() -> None:
     error = RowError("read", "got '\ud800'", kind="Odd\udfff")
     assert (error.message, str(error), error.kind) == ("got '\\ud800'", "got '\\ud800'", "Odd\\udfff")
-    rows = [RowPlace(0, "p", 0).error(error, "id\udc00"), ErrorRow(1, "\ud800", "p", 1, "read", "E\ud800", "\ud800", 0)]
+    rows = [
+        RowPosition(0, "p", 0).error(error, "id\udc00"),
+        ErrorRow(
+            row_id=1,
+            id="\ud800",
+            file="p",
+            row_number=1,
+            stage="read",
+            error_type="E\ud800",
+            message="\ud800",
+            attempt=0,
+        ),
+    ]
     table = errors_table(rows)
     assert table["id"].to_pylist() == ["id\\udc00", "\\ud800"]
     assert table["message"].to_pylist() == ["got '\\ud800'", "\\ud800"]
@@ -303,13 +317,13 @@ def test_half_surrogate_pairs_in_what_is_said_of_a_row_reach_the_table_spelled_o
 
 def test_a_user_id_with_half_a_surrogate_pair_is_spelled_out() -> None:
     record = {"prompt": "x", "key": "a\ud800"}
-    row = read_row(record, RowPlace(0, "p", 0), InputOptions(format="parquet", id_column="key"), {})
+    row = read_row(record, RowPosition(0, "p", 0), InputOptions(format="parquet", id_column="key"), {})
     assert isinstance(row, InputRow)
     assert row.user_id == "a\\ud800"
 
 
 @pytest.mark.parametrize("name", ["p.jsonl.GZ", "p.JSONL.gz", "p.txt.Gz", "p.csv.gZ"])
-def test_a_compressed_file_is_one_however_its_name_is_written(write: Write, name: str) -> None:
+def test_a_compressed_file_is_known_by_its_name_in_any_case(write: Write, name: str) -> None:
     content = {"j": b'{"prompt": "one"}', "t": b"one", "c": b"prompt\none"}[name[2].lower()]
     (row,) = read_all(list_files(write(name, gzip.compress(content))), InputOptions(), 9)
     assert isinstance(row, InputRow)
@@ -334,7 +348,7 @@ def test_a_truncated_gzip_file_is_refused_by_name_while_planning(write: Write) -
         carried_types(files, InputOptions(format="jsonl", carry_columns=("a",)))
 
 
-def test_a_batch_or_a_table_becomes_rows_and_a_cell_that_is_not_utf8_spoils_its_own() -> None:
+def test_a_batch_or_a_table_becomes_rows_and_a_cell_that_is_not_utf8_fails_only_its_row() -> None:
     table = pa.table({"prompt": pa.array([b"a", b"\xff", b"c"]).view(pa.string())})
     for rows in (table, table.to_batches()[0]):
         first, bad, last = to_rows(rows)
@@ -346,15 +360,15 @@ def test_a_carried_column_of_two_types_in_two_parquet_files_is_refused_naming_bo
     paths = [write(f"{name}.parquet", b"") for name in "abc"]
     for path, year in zip(paths, [1, 2, "3"], strict=True):
         pq.write_table(pa.table({"prompt": ["x"], "year": [year]}), path)
-    options = InputOptions(carry_columns=("year",))
+    options = InputOptions(format="parquet", carry_columns=("year",))
     assert carried_types(list_files(paths[:2]), options) == {"year": pa.int64()}
     with pytest.raises(ValueError, match=r"'year' is int64 in .*a\.parquet and string in .*c\.parquet"):
         carried_types(list_files(paths), options)
 
 
-def test_a_carried_nan_that_would_go_into_json_text_is_an_error_row(write: Write) -> None:
+def test_a_nan_in_carried_json_text_is_an_error_row(write: Write) -> None:
     files = list_files(write("p.jsonl", b'{"prompt": "x", "tags": [1]}\n{"prompt": "x", "tags": [NaN]}\n'))
-    options = InputOptions(carry_columns=("tags",))
+    options = InputOptions(format="jsonl", carry_columns=("tags",))
     (unit,) = plan_units(files, options, 9)
     good, bad = read_unit(unit, options, carried_types(files, options))
     assert isinstance(good, InputRow)
@@ -363,12 +377,12 @@ def test_a_carried_nan_that_would_go_into_json_text_is_an_error_row(write: Write
     assert bad.message.startswith("carried column 'tags': no JSON text: ")
 
 
-def test_with_template_columns_named_parquet_reads_what_is_needed_and_no_broken_column(write: Write) -> None:
+def test_with_named_template_columns_only_the_needed_parquet_columns_are_read(write: Write) -> None:
     path = write("p.parquet", b"")
     broken = pa.array([b"\xff"]).view(pa.string())
     needed = {"prompt": ["x"], "sampling": ['{"seed": 1}'], "key": ["k"], "kind": ["c"], "mood": ["glad"], "q": ["why"]}
     pq.write_table(pa.table({**needed, "unrelated": broken}), path)
-    asked = InputOptions(id_column="key", carry_columns=("kind",), template_columns=())
+    asked = InputOptions(format="parquet", id_column="key", carry_columns=("kind",), template_columns=())
 
     def columns(options: InputOptions) -> set[str]:
         (unit,) = plan_units(list_files(path), options, 9)
@@ -376,7 +390,7 @@ def test_with_template_columns_named_parquet_reads_what_is_needed_and_no_broken_
         assert isinstance(row, InputRow), row
         return set(row.columns)
 
-    assert columns(InputOptions(template_columns=())) == {"prompt", "sampling"}
+    assert columns(InputOptions(format="parquet", template_columns=())) == {"prompt", "sampling"}
     assert columns(asked) == {"prompt", "sampling", "key", "kind"}
     assert columns(replace(asked, template_columns=("mood",))) == {"prompt", "sampling", "key", "kind", "mood"}
     assert columns(replace(asked, prompt_template="{q}?")) == {"q", "sampling", "key", "kind"}

@@ -1,4 +1,4 @@
-"""Rows that failed and came through move from a unit's error rows to its part, whatever dies on the way."""
+"""Rows whose retry succeeded move from a unit's error rows to its part, whichever process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pipeline.counts import count_generations
 from pipeline.inputs.carried import types_to_dict
 from pipeline.run import amend
 from pipeline.run.amend import amend_part
-from pipeline.run.check import check_run, content_hash
+from pipeline.run.check import check_run
 from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_errors, read_unit_rows
 from pipeline.schema import errors_table, generations_schema
@@ -29,7 +30,7 @@ STEPS = ("before part", "at part", "after part", "before errors", "at errors", "
 
 
 def _run(path: str | Location, num_failed: int = 2) -> RunDirectory:
-    """A run of 2 units with 3 rows each; the last rows of unit 1 failed."""
+    """Make a run of 2 units with 3 rows each; the last rows of unit 1 failed."""
     run_directory = RunDirectory.create(path, RUN, [unit(0), UNIT])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     failed = [0, 1, 2][3 - num_failed :]
@@ -45,13 +46,13 @@ def _amend(run_directory: RunDirectory, through: list[int], again: list[int]) ->
 
 
 def _errors(run_directory: RunDirectory) -> list[tuple[int, str, int]]:
-    """(row in the unit, message, attempt) of unit 1's errors file."""
+    """Return (row in the unit, message, attempt) for each row of unit 1's errors file."""
     rows = read_errors(run_directory, 1).to_pylist()
     return [(UNIT.row_index(row["row_id"]), row["message"], row["attempt"]) for row in rows]
 
 
 def _rows(run_directory: RunDirectory) -> list[tuple[int, int]]:
-    """(row in the unit, sample) of unit 1's part, as the file has them."""
+    """Return (row in the unit, sample) for each row of unit 1's part, in the order of the file."""
     table = pq.read_table(run_directory.part_path(1).path, columns=["row_id", "sample"])
     return [(UNIT.row_index(row["row_id"]), row["sample"]) for row in table.to_pylist()]
 
@@ -61,7 +62,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
     return _run(str(tmp_path / "run"))
 
 
-def test_rows_that_come_through_join_the_part_in_order_and_the_run_is_as_if_they_had_never_failed(
+def test_retried_rows_join_the_part_in_order_as_if_they_had_never_failed(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     receipt = _amend(run_directory, [1, 2], [])
@@ -75,14 +76,14 @@ def test_rows_that_come_through_join_the_part_in_order_and_the_run_is_as_if_they
     assert check_run(run_directory) == check_run(never_failed)
 
 
-def test_a_row_between_others_finds_its_place(tmp_path: Path) -> None:
+def test_a_row_between_others_is_inserted_in_order(tmp_path: Path) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(0), UNIT])
     commit_rows(run_directory, UNIT, sound_rows(UNIT, [0, 2]), [error(UNIT, 1)])
     _amend(run_directory, [1], [])
     assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
 
 
-def test_a_row_that_fails_again_has_its_newest_message_and_one_attempt_more(run_directory: RunDirectory) -> None:
+def test_a_row_that_fails_again_has_its_newest_message_and_one_more_attempt(run_directory: RunDirectory) -> None:
     before = run_directory.part_path(1).read_bytes()
     assert _errors(run_directory) == [(1, "bad", 1), (2, "bad", 1)]
     receipt = _amend(run_directory, [], [1])
@@ -101,7 +102,7 @@ def test_a_row_that_was_not_tried_keeps_its_error_row(run_directory: RunDirector
     assert check_run(run_directory).counts.num_errors == 1
 
 
-def test_to_amend_again_with_the_same_rows_changes_nothing(run_directory: RunDirectory) -> None:
+def test_amending_again_with_the_same_rows_changes_nothing(run_directory: RunDirectory) -> None:
     _amend(run_directory, [1, 2], [])
     before = os.stat(run_directory.part_path(1).path).st_ino
     assert _amend(run_directory, [1, 2], []).counts.num_rows == 0
@@ -109,7 +110,7 @@ def test_to_amend_again_with_the_same_rows_changes_nothing(run_directory: RunDir
     assert read_receipt(run_directory, 1).attempt == 2
 
 
-def test_error_rows_that_a_dead_retry_left_go_with_the_next_amendment(run_directory: RunDirectory) -> None:
+def test_stale_error_rows_are_deleted_by_the_next_amendment(run_directory: RunDirectory) -> None:
     stale = run_directory.errors_path(1).read_bytes()
     _amend(run_directory, [1], [])
     Path(run_directory.errors_path(1).path).write_bytes(stale)
@@ -123,7 +124,7 @@ def test_error_rows_that_a_dead_retry_left_go_with_the_next_amendment(run_direct
     assert not run_directory.errors_path(1).exists()
 
 
-def test_what_the_part_has_stays(run_directory: RunDirectory) -> None:
+def test_rows_of_the_part_are_never_replaced(run_directory: RunDirectory) -> None:
     other = [row | {"text": "other"} for row in sound_rows(UNIT, [0, 1])]
     amend_part(run_directory, UNIT, generations(other), [])
     texts = [row["text"] for row in pq.read_table(run_directory.part_path(1).path).to_pylist()]
@@ -136,7 +137,7 @@ def test_an_error_of_another_kind_for_a_row_that_is_in_the_part_is_dropped(run_d
     assert _errors(run_directory) == [(2, "bad", 1)]
 
 
-def test_a_unit_whose_files_do_not_add_up_is_left_alone_and_named(run_directory: RunDirectory) -> None:
+def test_a_unit_whose_files_do_not_add_up_is_named_and_not_touched(run_directory: RunDirectory) -> None:
     run_directory.errors_path(1).remove()
     before = run_directory.part_path(1).read_bytes()
     with pytest.raises(ValueError, match=r"part-000000001\.parquet: 2 rows in data and errors, and unit 1 has 3"):
@@ -148,7 +149,7 @@ def test_a_unit_whose_files_do_not_add_up_is_left_alone_and_named(run_directory:
 
 
 def _die_at(step: str, path: str, again: list[int]) -> None:
-    """Amend unit 1 and die without a word when `step` is reached."""
+    """Amend unit 1 and exit at once when `step` is reached."""
     replace_file, remove, place = amend.replace_file, Location.remove, [""]
 
     def here(name: str) -> None:
@@ -209,7 +210,7 @@ def test_a_process_killed_at_any_step_of_an_amendment_loses_nothing_and_data_win
     assert [row for row, *_ in _errors(run_directory)] == again
 
 
-def test_a_unit_in_an_object_store_is_amended_the_same(s3_folder: str, tmp_path: Path) -> None:
+def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder: str, tmp_path: Path) -> None:
     remote, local = _run(Location.parse(s3_folder)), _run(str(tmp_path / "run"))
     for run_directory in (remote, local):
         _amend(run_directory, [1], [2])
@@ -221,7 +222,7 @@ def test_a_unit_in_an_object_store_is_amended_the_same(s3_folder: str, tmp_path:
     assert check_run(remote).problems == []
 
 
-def test_carried_columns_come_along(tmp_path: Path) -> None:
+def test_amended_rows_keep_their_carried_columns(tmp_path: Path) -> None:
     carried = {"point": pa.struct([("x", pa.float32())])}
     run_directory = RunDirectory.create(str(tmp_path), {**RUN, "carried": types_to_dict(carried)}, [unit(0), UNIT])
     schema = generations_schema(carried)
@@ -237,13 +238,13 @@ def test_carried_columns_come_along(tmp_path: Path) -> None:
 
 
 def _row_ids(run_directory: RunDirectory) -> list[int]:
-    """The rows of unit 1, as read_unit_rows sees them."""
+    """Return the rows of unit 1, as read_unit_rows reads them."""
     rows = read_unit_rows(run_directory, UNIT)
     return sorted({*rows.generations["row_id"].to_pylist()}) + rows.errors["row_id"].to_pylist()
 
 
 @pytest.mark.parametrize("moment", ["errors", "data"])
-def test_whoever_reads_a_unit_while_its_rows_move_sees_each_row_once(
+def test_a_reader_of_a_unit_whose_rows_move_sees_each_row_once(
     run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     read_bytes = Location.read_bytes

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.check import check_run, content_hash
-from pipeline.run.commit import to_parquet
+from pipeline.run.check import check_run
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.identities import contradictions
 from pipeline.schema import errors_table
+from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import committed_run, error, generation, unit
 
 Rows = list[dict[str, Any]]
@@ -112,7 +113,7 @@ def test_a_foreign_file_is_named(finished_run: RunDirectory, name: str) -> None:
     assert check_run(finished_run).problems == [f"{name}: not a part of this run; move it away"]
 
 
-def test_errors_that_vanish_are_named(finished_run: RunDirectory) -> None:
+def test_missing_error_rows_are_named(finished_run: RunDirectory) -> None:
     Path(finished_run.errors_path(1).path).unlink()
     problems = check_run(finished_run).problems
     assert any("rows 4294967297 are neither in data nor in errors" in problem for problem in problems)
@@ -123,7 +124,7 @@ def test_errors_that_do_not_belong_to_the_part_are_named(finished_run: RunDirect
     assert any("rows 4294967297 are not of this unit" in problem for problem in check_run(finished_run).problems)
 
 
-def test_an_error_row_of_a_row_that_is_in_data_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:
+def test_a_stale_error_row_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:
     Path(finished_run.errors_path(1).path).write_bytes(
         to_parquet(errors_table([error(unit(1), index) for index in (0, 1, 2)]))
     )

@@ -1,4 +1,4 @@
-"""A unit is committed whole, once, whoever else tries and whatever dies on the way."""
+"""A unit is committed whole, once, even if other processes try as well and some die."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from pyarrow import fs
 
 from pipeline.counts import count_generations
 from pipeline.run.check import check_run
-from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.receipt import Receipt
-from pipeline.storage.location import Location
-from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, generation, generations, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, error, generation, generations, sound_rows, unit
 
 WHOLE = sound_rows(unit(), [0, 1, 2])
 
@@ -28,13 +25,6 @@ WHOLE = sound_rows(unit(), [0, 1, 2])
 @pytest.fixture
 def run_directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(str(tmp_path / "run"), RUN, [unit()])
-
-
-@pytest.fixture
-def object_store() -> Location:
-    """A store where a file appears when its writer closes it, and where nothing can be linked."""
-    MemoryFileSystem.store.clear()
-    return Location(fs.PyFileSystem(fs.FSSpecHandler(MemoryFileSystem())), "bucket/run", "memory://bucket/run")
 
 
 def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirectory) -> None:
@@ -48,7 +38,7 @@ def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirec
     assert not run_directory.errors_path(0).exists()
 
 
-def test_a_second_attempt_leaves_the_part_alone_and_reports_the_first_ones_counts(
+def test_a_second_attempt_does_not_replace_the_part_and_reports_the_first_ones_counts(
     run_directory: RunDirectory,
 ) -> None:
     first = commit_rows(run_directory, unit(), WHOLE, [])
@@ -67,7 +57,7 @@ def test_a_unit_whose_rows_all_failed_has_a_part_without_rows(run_directory: Run
     assert check_run(run_directory).is_complete
 
 
-def test_rows_that_go_missing_before_the_commit_are_our_own_mistake(run_directory: RunDirectory) -> None:
+def test_a_commit_with_missing_rows_fails_an_assertion(run_directory: RunDirectory) -> None:
     with pytest.raises(AssertionError, match="rows in must equal rows out"):
         commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [])
 
@@ -107,7 +97,7 @@ def test_a_disk_without_hard_links_commits_by_renaming(
 
 
 def _race(path: str, attempt: int, barrier: Any, results: Any) -> None:
-    """Commit units 0-19, each when the other process does; attempts disagree on which row failed."""
+    """Commit units 0-19, each at the same time as the other process; attempts disagree on which row failed."""
     run_directory = RunDirectory.open(path)
     for unit_id in range(20):
         work_unit = unit(unit_id)
@@ -120,7 +110,7 @@ def _race(path: str, attempt: int, barrier: Any, results: Any) -> None:
         results.put((unit_id, commit_rows(run_directory, work_unit, rows, errors).already_committed))
 
 
-def test_of_two_processes_that_commit_the_same_units_one_wins_each_and_errors_fit_its_part(
+def test_of_two_processes_that_commit_a_unit_one_wins_and_its_errors_fit_its_part(
     tmp_path: Path,
 ) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(20)])
@@ -140,7 +130,7 @@ def test_of_two_processes_that_commit_the_same_units_one_wins_each_and_errors_fi
 
 
 def _die_at(step: str, path: str) -> None:
-    """Commit unit 0 and die without a word when `step` is reached."""
+    """Commit unit 0 and exit at once when `step` is reached."""
     import pipeline.storage.whole_file as whole_file
 
     def die(*_: Any, **__: Any) -> None:
@@ -164,20 +154,6 @@ def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(run_dire
     assert len(report.notes) == 1  # the temporary file is mentioned
 
 
-def test_a_run_in_an_object_store_is_the_same_run(object_store: Location, tmp_path: Path) -> None:
-    run_directory = committed_run(object_store)
-    again = RunDirectory.open(object_store)
-    assert list(again.units()) == [unit(0), unit(1)]
-    assert check_run(again).problems == []
-    assert check_run(again).counts == check_run(committed_run(tmp_path / "local")).counts
-    again.mark_success()
-    assert run_directory.is_success()
-    commit_rows(again, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
-    assert check_run(again).problems == []
-    names = {path.removeprefix("/bucket/run/") for path in MemoryFileSystem.store}
-    assert not any(name.startswith("_") and name != "_SUCCESS" for name in names)
-
-
 def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: RunDirectory) -> None:
     commit_rows(run_directory, unit(), WHOLE, [])
     part = Path(run_directory.part_path(0).path)
@@ -190,15 +166,11 @@ def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: Run
 
 
 def _foreign(path: Path) -> Path:
-    import pyarrow as pa
-
     pq.write_table(pa.table({"a": [1]}), path)
     return path
 
 
-def test_carried_columns_follow_ours(run_directory: RunDirectory) -> None:
-    import pyarrow as pa
-
+def test_carried_columns_follow_the_own_columns(run_directory: RunDirectory) -> None:
     from pipeline.schema import generations_schema
 
     schema = generations_schema({"score": pa.float64()})
@@ -206,7 +178,7 @@ def test_carried_columns_follow_ours(run_directory: RunDirectory) -> None:
     assert table.schema.names[-2:] == ["top_logprobs", "score"]
 
 
-def test_a_part_keeps_facts_about_the_engine_that_made_it(run_directory: RunDirectory) -> None:
+def test_a_part_describes_the_engine_that_generated_it(run_directory: RunDirectory) -> None:
     rows = generations(sound_rows(unit(), [0, 1, 2]))
     facts = {"device": "cpu", "is_batch_invariant": True}
     commit_part(run_directory, unit(), rows, None, count_generations(rows, 0), attempt=0, engine=facts)

@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a run is found by the check or harmless, and repair redoes exactly what was damaged."""
+"""Every corruption of a file is found by the check or harmless, and repair redoes exactly the damaged units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.check import check_run, content_hash
+from pipeline.run.check import check_run
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
@@ -25,7 +26,7 @@ OPERATIONS = ["truncate", "flip", "flip", "flip", "empty", "swap", "delete"]  # 
 
 
 def _commit(run_directory: RunDirectory, unit_id: int) -> None:
-    """Unit `unit_id`, always the same; row 1 of the odd ones fails."""
+    """Commit unit `unit_id`, always with the same rows; row 1 of the odd ones fails."""
     failed = [1] if unit_id % 2 else []
     rows = sound_rows(unit(unit_id), [index for index in range(3) if index not in failed])
     commit_rows(run_directory, unit(unit_id), rows, [error(unit(unit_id), index) for index in failed])
@@ -48,7 +49,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _corrupt(run: Path, seed: int) -> tuple[str, list[Path]]:
-    """Damage one file, or swap two of a kind, as the seed says: what was done, and the files that changed."""
+    """Damage one file, or swap two of a kind, as the seed says; return what was done and the files that changed."""
     rng = random.Random(seed)
     operation = rng.choice(OPERATIONS)
     path = rng.choice(_files(run))
@@ -63,7 +64,7 @@ def _corrupt(run: Path, seed: int) -> tuple[str, list[Path]]:
 
 
 def _tables(run: Path) -> dict[str, Any]:
-    """Every row of data and errors."""
+    """Return every row of data and errors."""
     parts = [path for path in _files(run) if path.parent.name in ("data", "errors")]
     return {str(path.relative_to(run)): pq.ParquetFile(path).read().to_pylist() for path in parts}
 
@@ -111,7 +112,7 @@ def test_every_corruption_is_found_or_harmless_and_repair_redoes_exactly_the_dam
         assert all(path.read_bytes() == data for path, data in untouched.items()), what
         shutil.rmtree(run)
     assert sum(outcomes.values()) == len(SEEDS)
-    assert outcomes["rows", "found"] > 5 * outcomes["rows", "harmless"], outcomes  # bytes that no reader looks at
+    assert outcomes["rows", "found"] > 5 * outcomes["rows", "harmless"], outcomes  # a flip of unused bytes is harmless
     assert outcomes["plan", "found"] > 20, outcomes
 
 
@@ -120,8 +121,8 @@ def _numbers(unit_ids: set[int]) -> set[str]:
 
 
 @pytest.mark.parametrize("column", ["text", "prompt", "id"])
-def test_a_flip_of_any_byte_of_a_column_is_found_or_harmless(pristine: Path, tmp_path: Path, column: str) -> None:
-    """Also where nothing but the page's checksum knows the value."""
+def test_a_flip_of_any_byte_in_a_column_is_found_or_harmless(pristine: Path, tmp_path: Path, column: str) -> None:
+    """A flip is found even in a column whose values only the page's checksum can verify."""
     run = tmp_path / "run"
     shutil.copytree(pristine, run)
     part, run_directory = run / "data" / "part-000000000.parquet", RunDirectory.open(str(run))
@@ -177,7 +178,7 @@ def test_a_foreign_file_goes_into_quarantine_and_the_run_is_complete(finished_ru
     assert check_run(finished_run).is_complete
 
 
-def test_a_quarantine_that_stops_midway_can_be_done_again(
+def test_a_quarantine_that_stops_midway_can_be_repeated(
     finished_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(finished_run.errors_path(1).path).write_bytes(b"")
@@ -185,7 +186,7 @@ def test_a_quarantine_that_stops_midway_can_be_done_again(
     assert list(damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "pipeline.run.quarantine._free_place", _fails_at("errors/", "pipeline.run.quarantine._free_place")
+            "pipeline.run.quarantine._free_location", _fails_at("errors/", "pipeline.run.quarantine._free_location")
         )
         with pytest.raises(OSError, match="planted"):
             quarantine(finished_run, damaged)

@@ -1,4 +1,4 @@
-"""Which rows of a run failed, and which of them are wanted again."""
+"""The failed rows of a run are counted, and those that are wanted are found again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
 
 def _error(unit_id: int, index: int, stage: Stage, kind: str) -> ErrorRow:
     work_unit = unit(unit_id)
-    return ErrorRow(work_unit.row_id(index), None, work_unit.file, index, stage, kind, f"{stage} of {index}", 0)
+    return ErrorRow(
+        row_id=work_unit.row_id(index),
+        id=None,
+        file=work_unit.file,
+        row_number=index,
+        stage=stage,
+        error_type=kind,
+        message=f"{stage} of {index}",
+        attempt=0,
+    )
 
 
 @pytest.fixture
 def run_directory(tmp_path: Path) -> RunDirectory:
-    """Of 4 units: 0 has failed rows of three kinds, 1 none, 2 one, 3 is not committed but its attempt left an error."""
+    """A run of 4 units: 0 has failed rows of three kinds, 1 none, 2 one; 3 has errors and is not committed."""
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(4)])
     failed = [_error(0, 0, "read", "ValueError"), _error(0, 1, "generate", "WorkerDied")]
     commit_rows(run_directory, unit(0), [], [*failed, _error(0, 2, "generate", "ValueError")])
@@ -50,7 +59,7 @@ def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_d
         (Wanted(error_types=("WorkerDied",)), {0: 1}),
         (Wanted(stages=("generate",), error_types=("ValueError",)), {0: 1}),
         (Wanted(stages=("params",)), {}),
-        (Wanted(error_types=("KeyError",)), {}),  # only an attempt that did not end has one
+        (Wanted(error_types=("KeyError",)), {}),  # only the attempt that did not commit has this error
     ],
 )
 def test_only_rows_of_a_wanted_stage_and_type_are_wanted(
@@ -72,7 +81,7 @@ def test_damaged_error_rows_are_named(run_directory: RunDirectory) -> None:
         find_dead_letters(run_directory, Wanted())
 
 
-def test_the_units_to_try_are_those_with_wanted_rows_each_time_they_are_asked_for(run_directory: RunDirectory) -> None:
+def test_every_iteration_yields_the_units_with_wanted_rows(run_directory: RunDirectory) -> None:
     letters = find_dead_letters(run_directory, Wanted(stages=("read",)))
     units = FailedUnits(run_directory.location.name, letters.num_wanted)
     assert (units.num_units, units.num_rows) == (2, 2)

@@ -41,7 +41,7 @@ def test_a_manifest_of_many_units_is_split_into_parts_and_read_in_order(
     assert [u.unit_id for u in run_directory.units()] == list(range(62))
 
 
-def test_an_interrupted_creation_is_no_run_and_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_creation_is_no_run_and_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     path = str(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +57,7 @@ def test_an_interrupted_creation_is_no_run_and_is_written_over(tmp_path: Path, m
     assert sorted(file.name for file in (tmp_path / "run").iterdir() if file.is_file()) == ["run.json"]
 
 
-def test_a_creation_that_dies_before_run_json_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_that_dies_before_run_json_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: Any) -> None:
         raise OSError("disk full")
 
@@ -69,7 +69,7 @@ def test_a_creation_that_dies_before_run_json_is_written_over(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("name", ["notes.txt", _PART, "manifest/part-00000.parquet", "data/part-000000000.parquet"])
-def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_foreign_files_is_refused_and_not_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     before = sorted(tmp_path.rglob("*"))
@@ -106,7 +106,7 @@ def test_every_changed_field_of_the_identity_is_named_with_both_values(tmp_path:
     ]
 
 
-def test_what_is_missing_is_what_has_no_part(tmp_path: Path) -> None:
+def test_the_missing_units_are_those_without_a_part(tmp_path: Path) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(3)])
     assert run_directory.committed_unit_ids() == set()
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 1, 2]), [])
@@ -115,7 +115,7 @@ def test_what_is_missing_is_what_has_no_part(tmp_path: Path) -> None:
     assert [u.unit_id for u in run_directory.missing_units()] == [0, 2]
 
 
-def test_the_report_and_the_success_mark_come_at_the_end(finished_run: RunDirectory) -> None:
+def test_the_report_and_the_success_mark_are_written_at_the_end(finished_run: RunDirectory) -> None:
     assert not finished_run.is_success()
     finished_run.write_report({"rows": 1})
     finished_run.write_report({"rows": 6})
@@ -125,7 +125,7 @@ def test_the_report_and_the_success_mark_come_at_the_end(finished_run: RunDirect
     assert [info.base_name for info in finished_run.temporary.list()] == ["commit.lock"]
 
 
-def test_the_creation_that_loses_harms_nothing_of_the_one_that_wins(tmp_path: Path) -> None:
+def test_a_creation_that_loses_does_not_harm_the_one_that_wins(tmp_path: Path) -> None:
     winners: list[RunDirectory] = []
 
     def units_of_the_loser() -> Iterator[WorkUnit]:
@@ -169,7 +169,7 @@ def test_a_creation_deletes_no_part_of_another_before_it_has_won(
 
 
 @pytest.mark.parametrize("key", ["identity", "manifest", "carried", "digest"])
-def test_a_run_json_that_lacks_what_every_run_has_is_refused_by_name(finished_run: RunDirectory, key: str) -> None:
+def test_a_run_json_without_a_required_key_is_refused_by_name(finished_run: RunDirectory, key: str) -> None:
     path = Path(finished_run.location.child("run.json").path)
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
     with pytest.raises(ValueError, match=f"not a run of this version, or damaged: run.json has no {key};"):
@@ -188,7 +188,7 @@ def test_a_run_json_of_another_version_or_that_is_no_object_is_refused(finished_
         RunDirectory.open(finished_run.location)
 
 
-def test_the_success_mark_can_be_taken_back_twice(finished_run: RunDirectory) -> None:
+def test_removing_the_success_mark_twice_is_harmless(finished_run: RunDirectory) -> None:
     finished_run.mark_success()
     finished_run.unmark_success()
     finished_run.unmark_success()
@@ -217,9 +217,9 @@ def test_a_manifest_part_that_is_gone_or_changed_is_named(finished_run: RunDirec
         list(finished_run.missing_units())
 
 
-def test_parts_too_short_for_parquet_are_seen_in_the_listing(finished_run: RunDirectory) -> None:
-    assert finished_run.stunted_parts() == {}
+def test_parts_too_short_for_parquet_are_found_in_the_listing(finished_run: RunDirectory) -> None:
+    assert finished_run.truncated_parts() == {}
     Path(finished_run.part_path(1).path).write_bytes(b"")
-    assert finished_run.stunted_parts() == {
+    assert finished_run.truncated_parts() == {
         "data/part-000000001.parquet": "it has 0 bytes, and the shortest Parquet file 12"
     }

@@ -22,7 +22,7 @@ from pipeline.storage.whole_file import replace_file
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy
 from tests.pipeline.made_up import RUN, committed_run, unit
 
-LONG = 600.0  # nobody waits for it
+LONG = 600.0  # a timeout that no test waits for
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def run_in_s3(s3_folder: str) -> RunDirectory:
 
 
 def _hold_until_it_is_lost(path: str, timeout_s: float, held: Any) -> None:
-    """Exit code 7 when another driver took the lease."""
+    """Hold the lease and exit with code 7 when another driver takes it."""
     try:
         with hold_lease(RunDirectory.open(path), timeout_s) as lease:
             held.set()
@@ -48,7 +48,7 @@ def _hold_until_it_is_lost(path: str, timeout_s: float, held: Any) -> None:
 
 
 def _other_driver(path: str, timeout_s: float) -> Any:
-    """A real process that holds the lease."""
+    """Start a process that holds the lease."""
     context = multiprocessing.get_context("spawn")
     held = context.Event()
     process = context.Process(target=_hold_until_it_is_lost, args=(path, timeout_s, held))
@@ -76,7 +76,7 @@ def test_a_second_driver_is_refused_by_name_and_a_killed_one_is_noticed_at_once(
     assert time.monotonic() - started < LONG / 20
 
 
-def test_a_driver_of_a_run_in_s3_that_was_killed_is_noticed_when_its_time_is_up(run_in_s3: RunDirectory) -> None:
+def test_a_killed_driver_of_a_run_in_s3_is_noticed_after_its_timeout(run_in_s3: RunDirectory) -> None:
     process = _other_driver(run_in_s3.location.name, 0.2)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -85,10 +85,10 @@ def test_a_driver_of_a_run_in_s3_that_was_killed_is_noticed_when_its_time_is_up(
         assert lease.holder.pid == os.getpid()
 
 
-def test_a_living_driver_of_a_run_in_s3_is_seen_by_its_renewals(run_in_s3: RunDirectory) -> None:
+def test_a_living_driver_of_a_run_in_s3_is_noticed_by_its_renewals(run_in_s3: RunDirectory) -> None:
     started = time.monotonic()
     with hold_lease(run_in_s3, 8.0, renew_every_s=0.02) as lease:
-        who = f"pid {os.getpid()}, since .*One that dies without a word is noticed after 8 s"
+        who = f"pid {os.getpid()}, since .*A driver that died is noticed after 8 s"
         with pytest.raises(LeaseHeld, match=who), hold_lease(run_in_s3, 8.0):
             pass
         lease.refuse_if_lost()
@@ -102,7 +102,7 @@ def _fail_while_holding(run_directory: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("where", ["run_directory", "run_in_s3"])
-def test_a_lease_is_given_back_at_the_end_also_of_a_run_that_fails(where: str, request: pytest.FixtureRequest) -> None:
+def test_a_lease_is_given_back_at_the_end_even_if_the_run_fails(where: str, request: pytest.FixtureRequest) -> None:
     run_directory = request.getfixturevalue(where)
     for _ in range(2):
         with pytest.raises(KeyError, match="mine"):
@@ -110,7 +110,7 @@ def test_a_lease_is_given_back_at_the_end_also_of_a_run_that_fails(where: str, r
         assert not run_directory.location.child("_LEASE").exists()
 
 
-def test_the_file_says_who_holds_the_lease_and_changes_with_every_renewal(run_directory: RunDirectory) -> None:
+def test_the_lease_file_names_its_holder_and_changes_with_every_renewal(run_directory: RunDirectory) -> None:
     place = run_directory.location.child("_LEASE")
     with hold_lease(run_directory, LONG) as lease:
         before = json.loads(place.read_bytes())
@@ -141,7 +141,7 @@ def test_a_holder_whose_clock_is_wrong_is_judged_by_whether_its_file_changes(
     timer.join()
 
 
-def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+def test_a_driver_that_was_silent_for_too_long_notices_that_it_lost_the_run(
     run_in_s3: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hold_lease(run_in_s3, 0.1, renew_every_s=LONG) as first:
@@ -158,7 +158,7 @@ def test_a_driver_that_was_silent_for_too_long_learns_that_it_lost_the_run(
     assert caplog.text.count("lease lost lease=") == 1
 
 
-def test_a_suspended_driver_stops_when_it_wakes_and_another_has_its_run(run_in_s3: RunDirectory) -> None:
+def test_a_suspended_driver_stops_when_it_wakes_and_finds_another_driver(run_in_s3: RunDirectory) -> None:
     process = _other_driver(run_in_s3.location.name, 0.2)
     os.kill(process.pid, signal.SIGSTOP)
     try:
@@ -172,7 +172,7 @@ def test_a_suspended_driver_stops_when_it_wakes_and_another_has_its_run(run_in_s
         process.kill()
 
 
-def test_a_driver_whose_lease_file_somebody_deleted_stops(run_directory: RunDirectory) -> None:
+def test_a_driver_whose_lease_file_was_deleted_stops(run_directory: RunDirectory) -> None:
     with hold_lease(run_directory, 0.1) as lease:
         run_directory.location.child("_LEASE").remove()
         give_up = time.monotonic() + 20
@@ -182,7 +182,7 @@ def test_a_driver_whose_lease_file_somebody_deleted_stops(run_directory: RunDire
             lease.refuse_if_lost()
 
 
-def test_a_store_that_is_away_for_a_while_takes_nobodys_lease(
+def test_a_store_that_is_down_for_a_while_costs_no_lease(
     run_in_s3: RunDirectory, s3_server: str, proxy: FlakyProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     behind = RunDirectory.open(run_in_s3.location.name.replace(s3_server, proxy.address))
@@ -198,14 +198,14 @@ def test_a_store_that_is_away_for_a_while_takes_nobodys_lease(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b'{"token": 1}'])
-def test_a_lease_file_that_says_nothing_expires_like_any_other(run_directory: RunDirectory, content: bytes) -> None:
+def test_an_empty_or_damaged_lease_file_expires_like_any_other(run_directory: RunDirectory, content: bytes) -> None:
     replace_file(run_directory.location.child("_LEASE"), content, run_directory.temporary)
     with hold_lease(run_directory, 0.1) as lease:
         lease.renew()
         lease.refuse_if_lost()
 
 
-def test_the_log_says_from_whom_a_lease_was_taken_and_that_it_was_given_back(
+def test_the_log_names_the_dead_holder_of_a_lease_and_says_that_it_was_given_back(
     run_directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pipeline")
@@ -221,14 +221,14 @@ def test_the_log_says_from_whom_a_lease_was_taken_and_that_it_was_given_back(
     assert 'holder="host elsewhere, pid 7, since ' in caplog.messages[0]
 
 
-def test_what_a_lease_leaves_behind_is_no_problem_of_the_run(tmp_path: Path) -> None:
+def test_files_of_a_lease_are_no_problem_of_the_run(tmp_path: Path) -> None:
     run_directory = committed_run(tmp_path / "run")
     with hold_lease(run_directory, LONG):
         assert check_run(run_directory).problems == check_run(run_directory).notes == []
     assert check_run(run_directory).problems == check_run(run_directory).notes == []
 
 
-def test_of_two_drivers_that_come_to_a_store_at_once_one_goes_on(run_in_s3: RunDirectory) -> None:
+def test_of_two_drivers_that_start_at_once_on_a_store_one_goes_on(run_in_s3: RunDirectory) -> None:
     together, outcomes = threading.Barrier(2), []
 
     def drive() -> None:

@@ -1,4 +1,4 @@
-"""What is missing of a run comes as a stream: every unit once, large ones first, none of them left for the end."""
+"""MissingUnits yields every missing unit once, and large ones first, so that none of them is left for the end."""
 
 import pickle
 from dataclasses import replace
@@ -16,7 +16,7 @@ def run_of_sizes(path: Path, sizes: list[int]) -> RunDirectory:
     return RunDirectory.create(str(path), RUN, units)
 
 
-def test_every_missing_unit_comes_once_and_in_the_same_order_each_time(tmp_path: Path) -> None:
+def test_iterating_yields_every_missing_unit_once_and_always_in_the_same_order(tmp_path: Path) -> None:
     run_directory = run_of_sizes(tmp_path / "run", [i * 37 % 101 for i in range(100)])
     for done in (0, 1, 50, 99):
         commit_rows(run_directory, unit(done), sound_rows(unit(done), [0, 1, 2]), [])
@@ -29,7 +29,7 @@ def test_every_missing_unit_comes_once_and_in_the_same_order_each_time(tmp_path:
     assert [each.unit_id for each in missing] == in_order, "what is committed later changes nothing"
 
 
-def test_the_largest_come_first_and_the_last_window_is_no_remnant(
+def test_the_largest_units_come_first_and_the_last_window_is_as_long_as_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.run.missing._UNITS_PER_WINDOW", 10)
@@ -41,13 +41,13 @@ def test_the_largest_come_first_and_the_last_window_is_no_remnant(
     assert windows[-1][0] == 1000
 
 
-def test_rows_weigh_what_they_may_write(tmp_path: Path) -> None:
+def test_a_units_size_includes_the_tokens_that_its_rows_may_generate(tmp_path: Path) -> None:
     units = [replace(unit(0), num_rows=1, estimated_tokens=90), replace(unit(1), num_rows=9, estimated_tokens=10)]
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, units)
     assert [each.unit_id for each in MissingUnits.of(run_directory, 1)] == [0, 1]
     assert [each.unit_id for each in MissingUnits.of(run_directory, 100)] == [1, 0]
 
 
-def test_a_finished_run_misses_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_has_no_missing_units(tmp_path: Path) -> None:
     missing = MissingUnits.of(committed_run(tmp_path / "run"), 1)
     assert (list(missing), missing.num_units, missing.num_rows) == ([], 0, 0)

@@ -1,4 +1,4 @@
-"""Two attempts that put the same file into an object store in the same moment: one of the two is there, whole."""
+"""When two attempts put the same file into an object store at the same moment, one of the two is there, whole."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,17 @@ from pipeline.storage.location import Location
 from pipeline.storage.retries import RetryPolicy
 from pipeline.storage.whole_file import create_file
 
-_QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
+_QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, max_wait_s=0.002)
 
 
-def test_an_attempt_never_deletes_what_another_one_has_put_meanwhile(tmp_path: Path) -> None:
+def test_an_attempt_never_deletes_the_file_of_another_one(tmp_path: Path) -> None:
     store = _Store(tmp_path, {1: b"the other attempt's part, of another size"})
     assert create_file(_at(store), b"a part", _at(store))
     assert (tmp_path / "part").read_bytes() == b"a part"
     assert store.num_deleted == 0
 
 
-def test_an_upload_that_was_cut_is_removed_and_sent_again(tmp_path: Path) -> None:
+def test_a_truncated_upload_is_removed_and_sent_again(tmp_path: Path) -> None:
     store = _Store(tmp_path, {1: b"a pa", 2: b""})
     assert create_file(_at(store), b"a part", _at(store))
     assert (tmp_path / "part").read_bytes() == b"a part"
@@ -31,7 +31,7 @@ def _at(store: Any) -> Location:
 
 
 class _Store:
-    """A folder taken for an object store; after put number k, something else may stand there."""
+    """A folder in the role of an object store; after put number k, another writer may replace the file."""
 
     def __init__(self, folder: Path, becomes: dict[int, bytes]) -> None:
         self._folder, self._becomes = folder, becomes

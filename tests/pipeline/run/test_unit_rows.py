@@ -1,18 +1,27 @@
-"""A run is read one unit at a time: each row once, in order, and nothing damaged passes for sound."""
+"""A run is read one unit at a time: each row once, in order, and damage is always noticed."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.commit import to_parquet
+from pipeline.inputs.carried import JSON_TEXT
 from pipeline.run.directory import RunDirectory
-from pipeline.run.read_ahead import read_ahead
-from pipeline.run.unit_rows import IncompleteRunError, each_unit, read_unit_rows, refuse_incomplete
+from pipeline.run.unit_rows import (
+    IncompleteRunError,
+    each_unit,
+    in_row_order,
+    read_ahead,
+    read_unit_rows,
+    refuse_incomplete,
+    without_rows,
+)
 from pipeline.schema import errors_table
+from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import error, unit
 
 
@@ -24,7 +33,7 @@ def test_each_unit_has_its_rows_and_the_rows_that_failed(finished_run: RunDirect
     assert second.errors["row_id"].to_pylist() == [unit(1).row_id(1)]
 
 
-def test_of_a_row_in_both_data_wins(finished_run: RunDirectory) -> None:
+def test_a_row_in_data_and_in_errors_counts_as_generated(finished_run: RunDirectory) -> None:
     stale = errors_table([error(unit(1), 2), error(unit(1), 1)])
     Path(finished_run.errors_path(1).path).write_bytes(to_parquet(stale))
     rows = read_unit_rows(finished_run, unit(1))
@@ -32,7 +41,7 @@ def test_of_a_row_in_both_data_wins(finished_run: RunDirectory) -> None:
     assert rows.num_stale_errors == 1
 
 
-def test_rows_come_in_order_however_they_were_written(finished_run: RunDirectory) -> None:
+def test_rows_are_read_in_order_however_they_were_written(finished_run: RunDirectory) -> None:
     path = finished_run.part_path(0).path
     table = pq.read_table(path)
     pq.write_table(table.take([5, 0, 3, 2, 4, 1]), path)
@@ -40,7 +49,7 @@ def test_rows_come_in_order_however_they_were_written(finished_run: RunDirectory
     assert rows.equals(table.select(["row_id", "sample", "text"]))
 
 
-def test_only_what_is_asked_for_is_read(finished_run: RunDirectory) -> None:
+def test_only_the_requested_columns_are_read(finished_run: RunDirectory) -> None:
     rows = read_unit_rows(finished_run, unit(0), columns=["sample", "row_id"])
     assert sorted(rows.generations.column_names) == ["row_id", "sample"]
 
@@ -56,7 +65,7 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run: RunDirectory, nam
             read_unit_rows(finished_run, unit(1))
 
 
-def test_a_table_of_something_else_is_named(finished_run: RunDirectory) -> None:
+def test_a_table_with_other_columns_is_named(finished_run: RunDirectory) -> None:
     part, errors = (Path(finished_run.location.child(f"{f}/part-000000001.parquet").path) for f in ("data", "errors"))
     sound = part.read_bytes()
     errors.write_bytes(sound)
@@ -77,7 +86,7 @@ def test_an_incomplete_run_is_refused_naming_the_first_missing_unit(finished_run
         list(each_unit(finished_run, finished_run.units()))
 
 
-def test_reading_ahead_keeps_the_order_and_raises_in_its_turn() -> None:
+def test_reading_ahead_keeps_the_order_of_results_and_errors() -> None:
     may_go_on = threading.Event()
 
     def read(number: int) -> int:
@@ -95,9 +104,49 @@ def test_reading_ahead_keeps_the_order_and_raises_in_its_turn() -> None:
         next(results)
 
 
-def test_reading_ahead_holds_few_results() -> None:
+def test_reading_ahead_keeps_few_results_in_memory() -> None:
     asked: list[int] = []
     results = read_ahead(lambda number: number, (asked.append(i) or i for i in range(100)), num_at_once=3)
     for number in range(50):
         assert next(results) == number
         assert len(asked) <= number + 3
+
+
+_INT = pa.int64()
+_CARRIED = {
+    "json": (JSON_TEXT, '{"a": 1}'),
+    "struct": (pa.struct([("x", pa.list_(pa.int8()))]), {"x": [1, 2]}),
+    "map": (pa.map_(pa.string(), pa.int64()), [("k", 5)]),
+    "view": (pa.string_view(), "text"),
+    "large": (pa.large_list(pa.float16()), [1.5]),
+    "null": (pa.null(), None),
+    "fixed": (pa.list_(pa.int32(), 2), [1, 2]),
+}
+
+
+def _table(keys: list[tuple[int, int]], type_: pa.DataType = _INT, value: object = 1) -> pa.Table:
+    schema = pa.schema([("row_id", pa.int64()), ("sample", pa.int32()), ("carried", type_)])
+    rows = [{"row_id": row_id, "sample": sample, "carried": value} for row_id, sample in keys]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _keys(table: pa.Table) -> list[tuple[int, int]]:
+    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", _CARRIED)
+def test_tables_are_merged_by_row_and_sample_with_carried_columns_of_every_type(kind: str) -> None:
+    type_, value = _CARRIED[kind]
+    merged = in_row_order(
+        _table([(1, 0), (1, 1), (9, 0)], type_, value), _table([(4, 1), (4, 0), (0, 0)], type_, value)
+    )
+    assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
+    assert merged["carried"].to_pylist() == [value] * 6
+    assert _keys(without_rows(merged, {4, 9})) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_a_table_in_order_is_unchanged() -> None:
+    table = _table([(1, 0), (2, 0)])
+    assert in_row_order(table).equals(table)
+    assert in_row_order(table.slice(0, 0)).num_rows == 0
+    assert without_rows(table, {1, 2}).num_rows == 0

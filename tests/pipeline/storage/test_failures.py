@@ -1,4 +1,4 @@
-"""What a store or a disk does wrong for a while is survived; what it does for good loses no unit."""
+"""A run survives passing failures of a store or a disk, and loses no unit by lasting ones."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.pipeline.flaky_proxy import Failure, FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
 from tests.pipeline.s3_server import s3_uri
 
-ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, longest_wait_s=0.01)
+ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, max_wait_s=0.01)
 ONE_CLIENT_GIVES_UP = 31  # requests that pyarrow's own client makes of one operation before it reports a failure
 
 
 def _behind(proxy: FlakyProxy, s3_folder: str, retries: RetryPolicy = ONCE_MORE) -> Location:
-    """The same folder, through the proxy."""
+    """Return the URI of the same folder, through the proxy."""
     place = Location.parse(s3_folder)
     return replace(Location.parse(s3_uri(proxy.address, place.path)), retries=retries)
 
 
 @pytest.fixture
 def run_directory(proxy: FlakyProxy, s3_folder: str) -> RunDirectory:
-    """A run with one unit behind the proxy, whose operations are tried twice."""
+    """Make a run with one unit behind the proxy, whose operations are tried twice."""
     run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
     return replace(run_directory, location=_behind(proxy, s3_folder))
 
@@ -57,7 +57,7 @@ def test_a_commit_survives_a_store_that_fails_longer_than_its_client_tries(
 @pytest.mark.parametrize(
     "request_pattern", ["HEAD .*/data/", "GET .*list-type=2", "PUT .*/errors/", "PUT .*/data/", "GET .*/data/part"]
 )
-def test_whatever_request_is_throttled_the_commit_and_the_check_go_on(
+def test_a_commit_and_a_check_survive_throttling_of_any_request(
     run_directory: RunDirectory, proxy: FlakyProxy, request_pattern: str
 ) -> None:
     proxy.failures.append(Failure(request_pattern, 429, 1))  # pyarrow's client gives up on most of these at once
@@ -66,7 +66,7 @@ def test_whatever_request_is_throttled_the_commit_and_the_check_go_on(
     assert proxy.failures[0].times == 0
 
 
-def test_an_answer_that_is_lost_after_the_part_was_written_does_no_harm(
+def test_a_lost_response_after_the_part_was_written_does_no_harm(
     run_directory: RunDirectory, proxy: FlakyProxy
 ) -> None:
     proxy.failures.append(Failure("PUT .*/(data|errors)/", "reset", 2, after_forwarding=True))
@@ -74,7 +74,7 @@ def test_an_answer_that_is_lost_after_the_part_was_written_does_no_harm(
     assert check_run(run_directory).is_complete
 
 
-def test_a_store_that_stays_down_is_an_error_that_says_what_was_tried(
+def test_the_error_of_a_store_that_stays_down_says_what_was_tried(
     run_directory: RunDirectory, proxy: FlakyProxy
 ) -> None:
     proxy.failures.append(Failure("PUT .*/data/", 503, 1000))
@@ -86,7 +86,7 @@ def test_a_store_that_stays_down_is_an_error_that_says_what_was_tried(
     assert check_run(run_directory).is_complete
 
 
-def test_a_refusal_is_not_tried_again(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
+def test_a_refused_request_is_not_tried_again(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
     proxy.failures.append(Failure("PUT", 403, 1000))
     proxy.requests.clear()
     with pytest.raises(OSError, match="ACCESS_DENIED") as caught:
@@ -99,7 +99,7 @@ def test_a_refusal_is_not_tried_again(run_directory: RunDirectory, proxy: FlakyP
     assert len(proxy.requests) <= 3
 
 
-def test_a_large_part_whose_upload_breaks_midway_is_not_there(s3_folder: str, proxy: FlakyProxy) -> None:
+def test_a_large_part_whose_upload_breaks_midway_does_not_exist(s3_folder: str, proxy: FlakyProxy) -> None:
     place = _behind(proxy, s3_folder)
     place.make_folder()
     proxy.failures.append(Failure("PUT .*partNumber=2", 403, 1000))
@@ -113,7 +113,7 @@ def test_a_large_part_whose_upload_breaks_midway_is_not_there(s3_folder: str, pr
 
 
 def _commit_with_little_space(path: str, num_bytes: int) -> None:
-    """Exit code 0 if the commit fails for want of space, as the disk would say it."""
+    """Exit with code 0 if the commit fails for lack of space, with the error that a full disk gives."""
     run_directory = RunDirectory.open(path)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails instead
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
@@ -125,9 +125,7 @@ def _commit_with_little_space(path: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 3500])
-def test_a_disk_that_takes_only_so_many_bytes_keeps_no_half_file_and_loses_no_unit(
-    tmp_path: Path, num_bytes: int
-) -> None:
+def test_a_disk_that_runs_full_keeps_no_partial_file_and_loses_no_unit(tmp_path: Path, num_bytes: int) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit()])
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_commit_with_little_space, args=(str(tmp_path), num_bytes))
@@ -141,7 +139,7 @@ def test_a_disk_that_takes_only_so_many_bytes_keeps_no_half_file_and_loses_no_un
     assert check_run(run_directory).notes == []
 
 
-def test_a_write_to_a_full_device_fails_at_once_and_leaves_what_was_there(full_disk: Path) -> None:
+def test_a_write_to_a_full_device_fails_at_once_and_leaves_the_older_file(full_disk: Path) -> None:
     place = Location.parse(str(full_disk))
     replace_file(place.child("small"), b"old", place)
     with pytest.raises(OSError, match="No space left") as caught:
@@ -170,7 +168,7 @@ def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> Non
 
 @pytest.mark.parametrize("folder", ["data", "errors"])
 @pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
-def test_a_part_that_the_store_does_not_hand_out_is_not_called_damaged(
+def test_a_part_that_the_store_does_not_return_is_not_called_damaged(
     run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str, folder: str
 ) -> None:
     _commit(run_directory)
@@ -181,7 +179,9 @@ def test_a_part_that_the_store_does_not_hand_out_is_not_called_damaged(
     assert check_run(run_directory).is_complete
 
 
-def test_a_link_whose_answer_is_lost_is_known_for_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_response_was_lost_is_recognized_as_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = os.link
 
     def link_and_lose_the_answer(*paths: str) -> None:

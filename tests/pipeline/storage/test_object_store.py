@@ -1,9 +1,11 @@
-"""A run in a real S3 server is the same run as on a local disk."""
+"""A run in an object store (servers of the S3 and gs:// protocols) is the same run as on a local disk."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,44 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.report import acceptance_by
+from pipeline.export.compacted_file import Cut
+from pipeline.export.compaction import Compaction
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
-from pipeline.run.check import check_run, content_hash
-from pipeline.run.commit import read_receipt, to_parquet
+from pipeline.run.check import check_run
+from pipeline.run.commit import read_receipt
+from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import LeaseHeld, hold_lease
 from pipeline.run.manifest import manifest_parts
+from pipeline.run.quarantine import quarantine
 from pipeline.schema import errors_table
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy
+from tests.pipeline.gcs_server import gcs_uri, running_gcs_server
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
 from tests.pipeline.s3_server import s3_uri
+
+
+@pytest.fixture(scope="module")
+def gcs_server() -> Iterator[str]:
+    with running_gcs_server() as address:
+        yield address
+
+
+@pytest.fixture
+def gs_folder(gcs_server: str) -> str:
+    """The URI of a folder that only this test uses."""
+    return gcs_uri(gcs_server, f"{uuid.uuid4().hex}/folder")
+
+
+@pytest.fixture(params=["s3_folder", "gs_folder"])
+def store_folder(request: pytest.FixtureRequest) -> str:
+    """The URI of a folder in each of the stores."""
+    folder: str = request.getfixturevalue(request.param)
+    return folder
 
 
 def _put(folder: str, name: str, content: bytes) -> None:
@@ -33,11 +61,12 @@ def _put(folder: str, name: str, content: bytes) -> None:
     replace_file(place, content, place)
 
 
-def test_a_run_in_s3_holds_what_the_local_one_holds(s3_folder: str, tmp_path: Path) -> None:
-    local, remote = committed_run(tmp_path / "run"), committed_run(Location.parse(s3_folder))
-    again = RunDirectory.open(s3_folder)
+def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder: str, tmp_path: Path) -> None:
+    local, remote = committed_run(tmp_path / "run"), committed_run(Location.parse(store_folder))
+    again = RunDirectory.open(store_folder)
     assert list(again.units()) == list(local.units()) == [unit(0), unit(1)]
     assert again.committed_unit_ids() == {0, 1}
+    assert again.failed_unit_ids() == {1}
     assert list(again.missing_units()) == []
     assert check_run(again) == check_run(local)
     assert check_run(again).is_complete
@@ -51,10 +80,12 @@ def test_a_run_in_s3_holds_what_the_local_one_holds(s3_folder: str, tmp_path: Pa
     again.unmark_success()
     assert not remote.is_success()
     assert json.loads(again.location.child("report.json").read_bytes()) == {"rows": 6}
+    own_files = {info.base_name for info in again.location.list() if info.is_file}
+    assert own_files == {"run.json", "report.json"}, "a temporary file was left"
 
 
-def test_what_is_missing_in_s3_is_what_has_no_part(s3_folder: str) -> None:
-    run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(3)])
+def test_the_missing_units_of_a_run_in_a_store_are_those_without_a_part(store_folder: str) -> None:
+    run_directory = RunDirectory.create(store_folder, RUN, [unit(i) for i in range(3)])
     assert run_directory.committed_unit_ids() == set()
     with pytest.raises(FileNotFoundError):
         read_receipt(run_directory, 1)
@@ -64,7 +95,7 @@ def test_what_is_missing_in_s3_is_what_has_no_part(s3_folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_more_parts_than_one_listing_answers_are_all_seen(s3_folder: str) -> None:
+def test_more_parts_than_one_listing_returns_are_all_found(s3_folder: str) -> None:
     run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(1003)])
     with ThreadPoolExecutor(8) as threads:
         parts = [run_directory.part_path(unit_id) for unit_id in range(1001)]
@@ -73,8 +104,8 @@ def test_more_parts_than_one_listing_answers_are_all_seen(s3_folder: str) -> Non
     assert [u.unit_id for u in run_directory.missing_units()] == [1001, 1002]
 
 
-def test_a_second_attempt_in_s3_leaves_the_part_alone(s3_folder: str) -> None:
-    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
+def test_a_second_attempt_in_a_store_does_not_replace_the_part(store_folder: str) -> None:
+    run_directory = RunDirectory.create(store_folder, RUN, [unit()])
     first = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
     content = run_directory.part_path(0).read_bytes()
     second = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [error(unit(), 2)])
@@ -84,8 +115,8 @@ def test_a_second_attempt_in_s3_leaves_the_part_alone(s3_folder: str) -> None:
     assert check_run(run_directory).is_complete
 
 
-def test_errors_of_an_attempt_that_died_in_s3_before_its_part_count_for_nothing(s3_folder: str) -> None:
-    """They stay: without a lock they could be those of an attempt that commits at this moment."""
+def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_count(s3_folder: str) -> None:
+    """These errors stay: without a lock they could be those of an attempt that commits at this moment."""
     run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
     content = to_parquet(errors_table([error(unit(), 1)]))
     replace_file(run_directory.errors_path(0), content, run_directory.temporary)
@@ -96,7 +127,7 @@ def test_errors_of_an_attempt_that_died_in_s3_before_its_part_count_for_nothing(
     assert "1 of its rows are in data and count as generated" in check.notes[0]
 
 
-def test_error_rows_reach_s3_before_their_part(s3_server: str, s3_folder: str, proxy: FlakyProxy) -> None:
+def test_error_rows_are_written_to_s3_before_their_part(s3_server: str, s3_folder: str, proxy: FlakyProxy) -> None:
     run_directory = RunDirectory.create(s3_folder.replace(s3_server, proxy.address), RUN, [unit()])
     proxy.requests.clear()
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
@@ -113,7 +144,7 @@ def _commit_all(uri: str, barrier: Any) -> None:
         commit_rows(run_directory, unit(unit_id), rows, errors)
 
 
-def test_two_processes_that_commit_the_same_units_to_s3_leave_each_whole(s3_folder: str) -> None:
+def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_folder: str) -> None:
     run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(5)])
     context = multiprocessing.get_context("spawn")  # pyarrow's S3 client does not survive a fork
     barrier = context.Barrier(2)
@@ -128,19 +159,46 @@ def test_two_processes_that_commit_the_same_units_to_s3_leave_each_whole(s3_fold
     assert (report.counts.num_rows, report.counts.num_errors) == (15, 5)
 
 
-def test_a_run_is_not_created_twice_in_s3_nor_over_somebody_elses_files(s3_folder: str) -> None:
-    committed_run(Location.parse(s3_folder))
+def test_a_run_in_a_store_is_not_created_twice_nor_over_foreign_files(store_folder: str) -> None:
+    committed_run(Location.parse(store_folder))
     with pytest.raises(ValueError, match="holds a run already"):
-        RunDirectory.create(s3_folder, RUN, [unit(0)])
-    _put(s3_folder.replace("/folder", "/other"), "notes.txt", b"mine")
+        RunDirectory.create(store_folder, RUN, [unit(0)])
+    _put(store_folder.replace("/folder", "/other"), "notes.txt", b"mine")
     with pytest.raises(ValueError, match=r"is not empty and is not a run: it has \['notes.txt'\]"):
-        RunDirectory.create(s3_folder.replace("/folder", "/other"), RUN, [unit(0)])
+        RunDirectory.create(store_folder.replace("/folder", "/other"), RUN, [unit(0)])
 
 
-def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(s3_server: str) -> None:
+def test_the_error_of_a_missing_bucket_names_it(s3_server: str, gcs_server: str) -> None:
     uri = s3_uri(s3_server, "no-such-bucket/run").replace("&allow_bucket_creation=true", "")
     with pytest.raises(OSError, match="no-such-bucket"):
         RunDirectory.create(uri, RUN, [unit(0)])
+    with pytest.raises(OSError, match=r"no-such-bucket/run.* cannot be made; is there such a bucket"):
+        RunDirectory.create(gcs_uri(gcs_server, "run").replace("@bucket/", "@no-such-bucket/"), RUN, [unit(0)])
+
+
+def test_a_run_in_a_store_has_one_driver_at_a_time(store_folder: str) -> None:
+    run_directory = committed_run(Location.parse(store_folder))
+    with hold_lease(run_directory, 8.0, renew_every_s=0.02), pytest.raises(LeaseHeld), hold_lease(run_directory, 8.0):
+        raise AssertionError("two drivers at once")
+    with hold_lease(run_directory, 8.0):
+        pass
+
+
+def test_a_damaged_part_in_a_store_is_moved_away_and_its_unit_is_missing(store_folder: str) -> None:
+    run_directory = committed_run(Location.parse(store_folder))
+    part = run_directory.part_path(0)
+    replace_file(part, part.read_bytes()[:-9], part)
+    assert quarantine(run_directory, check_run(run_directory).damaged) == ["quarantine/data/part-000000000.parquet"]
+    assert [u.unit_id for u in run_directory.missing_units()] == [0]
+
+
+def test_a_run_in_a_store_is_compacted_to_the_store(store_folder: str) -> None:
+    run_directory = committed_run(Location.parse(store_folder))
+    destination = Location.parse(store_folder.replace("/folder", "/compact"))
+    compaction = Compaction(run_directory, destination, Cut(max_rows=4), include_errors=True)
+    files = list(compaction.files())
+    assert [file.num_rows for file in files] == [4, 4, 2, 1]
+    assert compaction.finish(files).content_hash == content_hash(run_directory)
 
 
 def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path) -> None:
@@ -160,9 +218,9 @@ def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path)
         assert read_all(remote, options, 8) == read_all(local, options, 8) != []
 
 
-def test_an_export_to_s3_is_there_whole_or_what_was_there_stays(s3_folder: str) -> None:
-    place = Location.parse(s3_folder).child("out.jsonl")
-    _put(s3_folder, "out.jsonl", b"old")
+def test_a_file_larger_than_one_request_is_whole_or_the_older_file_stays(store_folder: str) -> None:
+    place = Location.parse(store_folder).child("out.jsonl")
+    _put(store_folder, "out.jsonl", b"old")
     with pytest.raises(KeyError, match="mine"):
         _fail_while_writing(place)
     assert place.read_bytes() == b"old"

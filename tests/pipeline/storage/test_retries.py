@@ -1,4 +1,4 @@
-"""What can pass is tried again, a bounded number of times; what cannot is raised at once."""
+"""An operation is repeated, a bounded number of times, after transient errors only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from pipeline.storage.retries import RetryPolicy, is_passing, num_retries
+from pipeline.storage.retries import RetryPolicy, is_transient, num_retries
 
-QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, longest_wait_s=0.002)
+QUICK = RetryPolicy(max_tries=4, first_wait_s=0.001, max_wait_s=0.002)
 
 
 class Flaky:
-    """Raises its errors one by one, then returns how often it was called."""
+    """An operation that raises its errors one by one and then returns how often it was called."""
 
     def __init__(self, *errors: OSError) -> None:
         self.errors = list(errors)
@@ -27,7 +27,7 @@ class Flaky:
         return self.num_calls
 
 
-def test_an_operation_that_fails_by_what_passes_is_tried_until_it_works() -> None:
+def test_an_operation_is_repeated_after_transient_errors_until_it_succeeds() -> None:
     stale = OSError(errno.ESTALE, "Stale file handle")
     slow = OSError("When listing objects: AWS Error SLOW_DOWN during ListObjectsV2 operation: Please reduce your rate")
     assert QUICK.call("listing", Flaky(stale, slow)) == 3
@@ -40,16 +40,16 @@ def test_after_the_last_try_the_error_says_what_was_tried_and_how_often() -> Non
     assert flaky.num_calls == 4
 
 
-def test_tries_end_with_the_time_as_well() -> None:
+def test_tries_also_end_when_the_time_is_up() -> None:
     started = time.monotonic()
-    policy = RetryPolicy(max_tries=1000, max_seconds=0.1, first_wait_s=0.02, longest_wait_s=0.02)
+    policy = RetryPolicy(max_tries=1000, max_seconds=0.1, first_wait_s=0.02, max_wait_s=0.02)
     with pytest.raises(OSError, match=r"failed .* times"):
         policy.call("reading", Flaky(*[OSError(errno.EIO, "i/o")] * 1000))
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EDQUOT, errno.EPERM])
-def test_what_waiting_does_not_mend_is_raised_at_once_as_it_is(number: int) -> None:
+def test_an_error_that_is_not_transient_is_raised_at_once_as_it_is(number: int) -> None:
     flaky = Flaky(OSError(number, os.strerror(number)))
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         QUICK.call("writing", flaky)
@@ -65,12 +65,12 @@ def test_what_waiting_does_not_mend_is_raised_at_once_as_it_is(number: int) -> N
         "Unexpected end of stream",
     ],
 )
-def test_a_refusal_of_a_store_or_a_damaged_file_does_not_pass(text: str) -> None:
-    assert not is_passing(OSError(text))
-    assert not is_passing(ValueError("AWS Error SLOW_DOWN"))
+def test_a_refusal_by_a_store_and_a_damaged_file_are_not_transient(text: str) -> None:
+    assert not is_transient(OSError(text))
+    assert not is_transient(ValueError("AWS Error SLOW_DOWN"))
 
 
-def test_each_retry_is_logged_and_counted_and_the_first_try_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_retry_is_logged_and_counted_but_not_the_first_try(caplog: pytest.LogCaptureFixture) -> None:
     before = num_retries()
     QUICK.call("writing out/x", Flaky(*[OSError(errno.ETIMEDOUT, "timed out")] * 2))
     QUICK.call("writing out/y", Flaky())

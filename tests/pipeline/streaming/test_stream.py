@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 
 from pipeline.counts import Counts
 from pipeline.ray_internals import block_statistics_cleaner
-from pipeline.run.receipt import Receipt
+from pipeline.run.commit import Receipt
 from pipeline.streaming import stream as dataset
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitCall, UnitError, calls_in, outcomes_table, stream_units

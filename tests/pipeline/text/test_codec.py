@@ -1,4 +1,4 @@
-"""Prompts, tokens and text."""
+"""TextCodec, IncrementalDecoder and StopStrings: prompts, tokens and text."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ USER = {"role": "user", "content": "hi", "name": None}
 ASSISTANT = {"role": "assistant", "content": "so"}
 
 
-def test_a_plain_prompt_is_left_alone_and_has_no_system_prompt(codec: TextCodec) -> None:
-    assert replace(codec, system_prompt="be kind").render(input_row(prompt=" {x} ")) == " {x} "
+def test_a_plain_prompt_is_unchanged_and_has_no_system_prompt(codec: TextCodec) -> None:
+    assert replace(codec, system_prompt="be kind").prompt(input_row(prompt=" {x} "))[0] == " {x} "
 
 
 def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
     with_system = replace(codec, system_prompt="be kind")
-    assert codec.render(chat(USER)) == "<|user|>hi<|end|><|assistant|>"
-    assert with_system.render(chat(USER)) == "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>"
+    assert codec.prompt(chat(USER))[0] == "<|user|>hi<|end|><|assistant|>"
+    assert with_system.prompt(chat(USER))[0] == "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>"
     own = {"role": "system", "content": "own"}
-    assert with_system.render(chat(own, USER)) == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
+    assert with_system.prompt(chat(own, USER))[0] == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
 
 
 def test_a_last_message_of_the_assistant_is_continued(codec: TextCodec) -> None:
-    assert codec.render(chat(USER, ASSISTANT)) == "<|user|>hi<|end|><|assistant|>so"
+    assert codec.prompt(chat(USER, ASSISTANT))[0] == "<|user|>hi<|end|><|assistant|>so"
 
 
 def test_template_variables_come_from_columns(codec: TextCodec) -> None:
     moody = replace(codec, template_columns={"mood": "state"})
-    assert moody.render(chat(USER, columns={"state": "glad"})).endswith("<|assistant|>glad")
+    assert moody.prompt(chat(USER, columns={"state": "glad"}))[0].endswith("<|assistant|>glad")
     with pytest.raises(RowError, match=r"no column \['state'\]"):
-        moody.render(chat(USER))
+        moody.prompt(chat(USER))
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
 )
 def test_messages_of_the_wrong_shape_fail_their_row(codec: TextCodec, messages: list[Any], message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
-        codec.render(chat(*messages))
+        codec.prompt(chat(*messages))
     assert caught.value.stage == "template"
 
 
-def test_what_a_template_raises_fails_its_row_with_the_templates_message(codec: TextCodec) -> None:
+def test_an_error_raised_by_a_template_fails_its_row_with_the_templates_message(codec: TextCodec) -> None:
     strict = replace(codec, chat_template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RowError, match="the chat template failed: roles must alternate"):
-        strict.render(chat(USER))
+        strict.prompt(chat(USER))
     with pytest.raises(RowError, match="no chat template"):
-        replace(codec, chat_template=None).render(chat(USER))
+        replace(codec, chat_template=None).prompt(chat(USER))
 
 
 def test_a_chat_templates_special_tokens_become_one_token_each(codec: TextCodec) -> None:
@@ -126,7 +126,7 @@ def test_a_chat_template_that_is_not_jinja_is_refused_at_load(
 
 def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokenizer_path: Path) -> None:
     marked = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
-    assert TextCodec.load(str(tokenizer_path), chat_template=marked).render(chat(USER)) == "hi"
+    assert TextCodec.load(str(tokenizer_path), chat_template=marked).prompt(chat(USER))[0] == "hi"
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokeniz
         "documents",
     ],
 )
-def test_a_template_variable_with_a_name_that_is_taken_is_refused_at_load(tokenizer_path: Path, name: str) -> None:
+def test_a_template_variable_with_a_reserved_name_is_refused_at_load(tokenizer_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=rf"template_kwargs names \['{name}'\]"):
         TextCodec.load(str(tokenizer_path), template_kwargs={name: True, "mood": "x"})
 
 
-def test_tools_may_come_from_a_column_and_the_messages_may_not(tokenizer_path: Path) -> None:
+def test_tools_may_come_from_a_column_but_messages_may_not(tokenizer_path: Path) -> None:
     codec = TextCodec.load(str(tokenizer_path), "{{ tools[0].name }}", template_columns={"tools": "functions"})
-    assert codec.render(chat(USER, columns={"functions": [{"name": "add"}]})) == "add"
+    assert codec.prompt(chat(USER, columns={"functions": [{"name": "add"}]}))[0] == "add"
     with pytest.raises(ValueError, match=r"template_columns names \['messages'\]"):
         TextCodec.load(str(tokenizer_path), template_columns={"messages": "turns"})
 
@@ -202,7 +202,7 @@ def test_no_piece_ends_within_a_character(codec: TextCodec) -> None:
 
 
 def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
-    """The number of tokens to keep, found the slow way: the first prefix whose text holds a stop string."""
+    """Return the number of tokens to keep, found the slow way: the first prefix whose text holds a stop string."""
     for num_kept in range(1, len(token_ids) + 1):
         text = codec.decode(token_ids[:num_kept]).rstrip("\ufffd")
         if any(string in text for string in stop):
@@ -213,7 +213,7 @@ def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -
 @pytest.mark.parametrize(
     "stop", [("stop",), ("t",), (" the cat", "語 "), ("🙂",), ("🙂🙂🙂", "b"), ("é", "ü", "sat, ")]
 )
-def test_stop_strings_are_found_where_they_end_over_any_split_into_tokens_and_rounds(
+def test_stop_strings_are_found_for_any_split_into_tokens_and_rounds(
     any_codec: TextCodec, stop: tuple[str, ...]
 ) -> None:
     generator = random.Random(2)
@@ -256,7 +256,7 @@ def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec:
     assert stop_strings.find(token_ids, 4) is None
 
 
-def test_a_stop_string_is_found_wherever_the_window_begins_in_a_long_run_of_bytes(
+def test_a_stop_string_is_found_in_a_long_run_of_bytes(
     any_codec: TextCodec,
 ) -> None:
     token_ids = _bytewise(any_codec, "🙂" * 30 + "é")
@@ -266,7 +266,7 @@ def test_a_stop_string_is_found_wherever_the_window_begins_in_a_long_run_of_byte
     assert StopStrings(any_codec, ("🙂abcs",)).find(token_ids, len(token_ids) - 1) == (len(token_ids), "🙂abcs")
 
 
-def test_bytes_that_are_no_characters_stop_nothing_and_crash_nothing(any_codec: TextCodec) -> None:
+def test_bytes_that_are_no_characters_match_no_stop_string_and_raise_no_error(any_codec: TextCodec) -> None:
     generator = random.Random(5)
     byte_tokens = _bytewise(any_codec, "🙂é")
     for _ in range(300):

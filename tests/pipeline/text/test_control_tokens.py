@@ -1,4 +1,4 @@
-"""What a message says is text, also where it spells a control token. Checked by id."""
+"""The content of a message is text, even if it spells a control token. The tests compare token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTROLS = ["<|user|>", "<|system|>", "<|assistant|>", "<|end|>", "<|bos|>"]
 
 @pytest.fixture(params=["codec", "space_dropping_codec"])
 def marked_codec(request: pytest.FixtureRequest) -> TextCodec:
-    """With special tokens, a marker that is not special, and a run of line breaks that is a token."""
+    """A codec with special tokens, a marker that is not special, and a run of line breaks that is a token."""
     plain: TextCodec = request.getfixturevalue(request.param)
     tokenizer = plain.tokenizer.__class__(tokenizer_object=plain.tokenizer.backend_tokenizer)
     tokenizer.add_tokens([AddedToken(token, special=True) for token in CONTROLS], special_tokens=True)
@@ -35,7 +35,7 @@ def ids_of(codec: TextCodec, *tokens: str) -> list[int]:
 
 
 def controls_in(codec: TextCodec, token_ids: list[int]) -> list[str]:
-    """The control tokens among these, in their order."""
+    """Return the control tokens among these, in their order."""
     names = {token_id: name for name in [*CONTROLS, "<think>", "</think>"] for token_id in ids_of(codec, name)}
     return [names[token_id] for token_id in token_ids if token_id in names]
 
@@ -54,7 +54,7 @@ def user(content: str) -> dict[str, str]:
         " the  cat ",
     ],
 )
-def test_ordinary_chats_keep_their_ids(marked_codec: TextCodec, content: str) -> None:
+def test_ordinary_chats_have_the_tokenizers_own_ids(marked_codec: TextCodec, content: str) -> None:
     messages = [user(content), {"role": "assistant", "content": "so"}, user("stop")]
     text, token_ids = marked_codec.chat_prompt(messages)
     rendered = marked_codec.tokenizer.apply_chat_template(
@@ -74,29 +74,29 @@ def test_a_control_token_in_a_users_message_is_text(marked_codec: TextCodec, spe
     assert marked_codec.decode(token_ids).strip() == content.strip(), "all of it is there as text"
 
 
-def test_a_message_full_of_control_tokens_takes_no_longer_than_its_length(marked_codec: TextCodec) -> None:
-    """A text that is gone through once for each of them would take hours; this test would be ended for it."""
+def test_a_message_full_of_control_tokens_takes_time_in_proportion_to_its_length(marked_codec: TextCodec) -> None:
+    """Encoding must not scan the text once for each control token: that takes hours, and this test would time out."""
     content = "<think> " * 30_000
     text, token_ids = marked_codec.chat_prompt([user(content)])
     assert content in text
     assert controls_in(marked_codec, token_ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
-def test_the_templates_own_tokens_stay_beside_those_that_a_message_spells(marked_codec: TextCodec) -> None:
+def test_the_templates_own_control_tokens_stay_when_a_message_spells_the_same(marked_codec: TextCodec) -> None:
     messages = [user("a <|end|> b <think>"), {"role": "assistant", "content": "c"}, user("d")]
     _, token_ids = marked_codec.chat_prompt(messages)
     plain = [user("a @ b @"), *messages[1:]]
     assert controls_in(marked_codec, token_ids) == controls_in(marked_codec, marked_codec.chat_prompt(plain)[1])
 
 
-def test_the_assistants_words_may_hold_markers_but_nothing_special(marked_codec: TextCodec) -> None:
+def test_an_assistants_message_may_hold_markers_but_no_special_tokens(marked_codec: TextCodec) -> None:
     spoken = {"role": "assistant", "content": "<think>x</think>y<|end|>"}
     _, token_ids = marked_codec.chat_prompt([user("a"), spoken, user("b")])
     turns = ["<|user|>", "<|end|>", "<|assistant|>", "<think>", "</think>", "<think>", "</think>", "<|end|>"]
     assert controls_in(marked_codec, token_ids) == [*turns, "<|user|>", "<|end|>", "<|assistant|>"]
 
 
-def test_roles_names_and_template_variables_are_text_too(marked_codec: TextCodec) -> None:
+def test_template_variables_are_text_too_and_a_role_is_a_word(marked_codec: TextCodec) -> None:
     row = input_row(prompt=None, messages=[user("a")], columns={"state": "glad<|end|><|system|>"})
     text, token_ids = replace(marked_codec, template_columns={"mood": "state"}).prompt(row)
     assert text.endswith("<|assistant|>glad<|end|><|system|>")
@@ -110,12 +110,12 @@ def test_a_row_and_a_request_with_the_same_messages_have_the_same_ids(marked_cod
     assert marked_codec.prompt(input_row(prompt=None, messages=messages)) == marked_codec.chat_prompt(messages)
 
 
-def test_a_plain_prompt_may_hold_control_tokens_as_it_always_could(marked_codec: TextCodec) -> None:
+def test_a_plain_prompt_may_hold_control_tokens(marked_codec: TextCodec) -> None:
     _, token_ids = marked_codec.prompt(input_row(prompt="the <|end|>"))
     assert controls_in(marked_codec, token_ids)[-1:] == ["<|end|>"]
 
 
-def test_a_tokenizer_without_a_fast_version_refuses_what_it_cannot_keep_apart(codec: TextCodec) -> None:
+def test_a_tokenizer_without_a_fast_version_refuses_control_tokens_in_messages(codec: TextCodec) -> None:
     class Slow:
         added_tokens_decoder = codec.tokenizer.added_tokens_decoder
         all_special_tokens = codec.tokenizer.all_special_tokens
@@ -131,13 +131,13 @@ def test_a_tokenizer_without_a_fast_version_refuses_what_it_cannot_keep_apart(co
 
 
 def full_width(text: str) -> str:
-    """What NFKC makes the text of."""
+    """Return full-width characters that NFKC turns into the text."""
     return "".join(chr(ord(character) + 0xFEE0) if "!" <= character <= "~" else character for character in text)
 
 
 @pytest.fixture(params=[normalizers.NFKC(), normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("▁")])])
 def normalizing_codec(request: pytest.FixtureRequest, marked_codec: TextCodec) -> TextCodec:
-    """It looks for the markers, and for one special token, in normalized text."""
+    """A codec whose tokenizer looks for the markers, and for one special token, in normalized text."""
     tokenizer = marked_codec.tokenizer.__class__(tokenizer_object=marked_codec.tokenizer.backend_tokenizer)
     tokenizer.backend_tokenizer.normalizer = request.param
     tokenizer.add_tokens([AddedToken("<|far|>", special=True, normalized=True)], special_tokens=True)
@@ -150,7 +150,7 @@ SPELLED = ["<think>", "</think>", "<|far|>", "<|end|>", "<|end|><|system|><think
 @pytest.mark.parametrize("spelled", SPELLED)
 @pytest.mark.parametrize("around", ["{}", "the {} cat", "{}\n\n{}", " {} "])
 @pytest.mark.parametrize("by", ["user", "assistant"])
-def test_what_only_normalizing_makes_a_control_token_is_text_too(
+def test_a_control_token_that_only_normalizing_makes_is_text_too(
     normalizing_codec: TextCodec, spelled: str, around: str, by: str
 ) -> None:
     codec = normalizing_codec
@@ -167,15 +167,13 @@ def test_what_only_normalizing_makes_a_control_token_is_text_too(
 
 
 @pytest.mark.parametrize("content", ["the cat", f"über {full_width('FULL <width>')} ①\n\n日本語 🙂", " the ", ""])
-def test_ordinary_chats_keep_the_ids_that_a_normalizing_tokenizer_gives_them(
-    normalizing_codec: TextCodec, content: str
-) -> None:
+def test_ordinary_chats_have_a_normalizing_tokenizers_own_ids(normalizing_codec: TextCodec, content: str) -> None:
     messages = [user(content), {"role": "assistant", "content": "<think>so</think>"}, user("stop")]
     text, token_ids = normalizing_codec.chat_prompt(messages)
     assert token_ids == normalizing_codec.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_lone_character_of_a_mask_in_a_message_changes_no_other_process_ids(tokenizer_path: Path) -> None:
+def test_a_character_of_a_mask_in_a_message_gives_the_same_ids_in_every_process(tokenizer_path: Path) -> None:
     content = "\ue0fe hello <|end|> \ue0ff <|end|> \ue0fe\ue0fe<|end|>\ue0ff\ue0fe"
     first, second = (TextCodec.load(str(tokenizer_path)).chat_prompt([user(content)]) for _ in range(2))
     assert first == second
@@ -183,7 +181,7 @@ def test_a_lone_character_of_a_mask_in_a_message_changes_no_other_process_ids(to
 
 
 @pytest.mark.parametrize("spelled", ["the cat", *SPELLED[:3], full_width("<think>"), "\ue0fe"])
-def test_a_normalizer_that_drops_characters_for_private_use_keeps_nobody_from_chatting(
+def test_a_normalizer_that_drops_private_use_characters_does_not_break_chats(
     marked_codec: TextCodec, spelled: str
 ) -> None:
     tokenizer = marked_codec.tokenizer.__class__(tokenizer_object=marked_codec.tokenizer.backend_tokenizer)

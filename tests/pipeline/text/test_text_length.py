@@ -1,4 +1,4 @@
-"""A text that cannot be written in so many tokens is known before it is tokenized; one that can is let through."""
+"""A text that cannot be written in `max_tokens` tokens is refused before it is tokenized, and no other is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = [
 
 
 def composing(codec: TextCodec) -> TextCodec:
-    """Its normalizer makes one character of several."""
+    """Return the codec with a normalizer that composes several characters into one."""
     core = Tokenizer.from_str(codec.tokenizer.backend_tokenizer.to_str())
     core.normalizer = normalizers.NFC()
     return replace(codec, tokenizer=codec.tokenizer.__class__(tokenizer_object=core))
@@ -45,13 +45,13 @@ def any_codec(request: pytest.FixtureRequest) -> TextCodec:
     return codec
 
 
-def test_what_fits_is_never_taken_for_too_long(any_codec: TextCodec) -> None:
+def test_a_text_that_fits_is_never_refused_as_too_long(any_codec: TextCodec) -> None:
     generator = random.Random(1)
     for _ in range(300):
         few = generator.sample(WORDS, 2)
         text = "".join(generator.choice(few) for _ in range(generator.randrange(1, 60)))
         token_ids = any_codec.encode(text, is_chat=True)
-        assert any_codec.encode(text, is_chat=True, most_tokens=len(token_ids)) == token_ids
+        assert any_codec.encode(text, is_chat=True, max_tokens=len(token_ids)) == token_ids
 
 
 def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
@@ -59,9 +59,9 @@ def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
     token_ids = composing(codec).encode(text, is_chat=True)
     longest = max(map(len, codec.tokenizer.get_vocab()))
     assert len(text) == 1200
-    assert composing(codec).encode(text, is_chat=True, most_tokens=400 // longest + 1) == token_ids
+    assert composing(codec).encode(text, is_chat=True, max_tokens=400 // longest + 1) == token_ids
     with pytest.raises(LongTextError):
-        codec.encode(text, is_chat=True, most_tokens=400 // longest + 1)
+        codec.encode(text, is_chat=True, max_tokens=400 // longest + 1)
 
 
 @pytest.mark.parametrize("as_chat", [False, True])
@@ -77,8 +77,8 @@ def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: boo
 
     def encode(codec: TextCodec) -> None:
         if as_chat:
-            codec.chat_prompt([{"role": "user", "content": text}], most_tokens=9)
-        codec.encode(text, is_chat=False, most_tokens=9)
+            codec.chat_prompt([{"role": "user", "content": text}], max_tokens=9)
+        codec.encode(text, is_chat=False, max_tokens=9)
 
     longest = max(map(len, tokenizer.get_vocab()))
     with pytest.raises(LongTextError, match=f"; 9 tokens hold at most {9 * longest}") as caught:
@@ -88,7 +88,7 @@ def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: boo
 
 
 class Untouchable:
-    """A normalizer that nobody may ask."""
+    """A normalizer that must not be called."""
 
     def normalize_str(self, text: str) -> str:
         raise AssertionError("it is normalized")
@@ -101,19 +101,19 @@ def test_a_text_that_is_far_too_long_is_not_even_normalized(codec: TextCodec) ->
         class backend_tokenizer:
             normalizer = Untouchable()
 
-    length, most_characters = TextLength(Watched()), 9 * max(map(len, codec.tokenizer.get_vocab()))
+    length, max_characters = TextLength(Watched()), 9 * max(map(len, codec.tokenizer.get_vocab()))
     with pytest.raises(LongTextError):
-        length.check("x" * (4 * most_characters + 1), 9)
+        length.check("x" * (4 * max_characters + 1), 9)
     with pytest.raises(AssertionError, match="it is normalized"):
-        length.check("x" * (4 * most_characters), 9)
-    length.check("x" * most_characters, 9)
+        length.check("x" * (4 * max_characters), 9)
+    length.check("x" * max_characters, 9)
 
 
-def test_messages_that_are_far_too_long_are_neither_masked_nor_given_to_the_template(codec: TextCodec) -> None:
-    most_characters = 9 * max(map(len, codec.tokenizer.get_vocab()))
+def test_messages_that_are_far_too_long_are_neither_masked_nor_rendered(codec: TextCodec) -> None:
+    max_characters = 9 * max(map(len, codec.tokenizer.get_vocab()))
     unread = replace(codec, chat_template="{{ raise_exception('it is rendered') }}")
-    halves = [{"role": "user", "content": "<" * (2 * most_characters)}] * 2
+    halves = [{"role": "user", "content": "<" * (2 * max_characters)}] * 2
     with pytest.raises(TemplateError):
-        unread.chat_prompt(halves, most_tokens=9)
+        unread.chat_prompt(halves, max_tokens=9)
     with pytest.raises(LongTextError):
-        unread.chat_prompt([*halves, {"role": "user", "content": "x"}], most_tokens=9)
+        unread.chat_prompt([*halves, {"role": "user", "content": "x"}], max_tokens=9)

@@ -1,0 +1,27 @@
+"""Parquet files of a run, with a checksum on every page: a flipped bit is an error, never another value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_ROWS_PER_ROW_GROUP = 8192
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return the table as the bytes of a Parquet file, as all files of a run are written."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_ROW_GROUP, write_page_checksum=True)
+    return sink.getvalue().to_pybytes()
+
+
+def open_checked(file: pa.NativeFile) -> pq.ParquetFile:
+    """Open the Parquet file in this stream. Opening and reading raise OSError or ArrowException if it is damaged."""
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the table in a file's bytes, with these columns (None: all). Raises OSError or ArrowException: damaged."""
+    return open_checked(pa.BufferReader(content)).read(None if columns is None else list(columns))
