@@ -114,7 +114,7 @@ class StageSettings(ActorResources):
     strategy: Strategy = "PACK"
     """Strategy of their placement group: on few nodes, or on many; STRICT_ ones accept nothing else."""
     most_restarts: int = 10
-    """Stages replaced in a row, with no step done in between, before the engine fails."""
+    """Attempts to bring a lost stage up again before the engine fails."""
     timeout_s: float = 120.0
     """Seconds for a step of all stages; a stage that takes longer is replaced."""
     start_timeout_s: float = 480.0

@@ -108,7 +108,7 @@ class Side:
     def repeat(self, corpus: Corpus) -> None:
         """Generate the corpus once more, by an engine that has learned nothing."""
         torch.set_num_threads(self.measured.threads)
-        self.engine = self.engine.with_slots(self.measured.batch)
+        self.engine.resize(self.measured.batch)
         before, drafting_before = self._stats()
         sequences = corpus.sequences(self.measured.num_rows)
         started = time.perf_counter()

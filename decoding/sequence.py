@@ -146,15 +146,6 @@ class Sequence:
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 
-    def restart(self) -> None:
-        """Return to the state before the first round. The sequence will write the same again."""
-        self.output_token_ids.clear()
-        self.logprobs.clear()
-        self.accepted_per_position.clear()
-        self.finish_reason = self.stop_reason = self.error = None
-        self.num_cached_tokens = self.num_rounds = 0
-        self.num_draft_tokens = self.num_accepted_tokens = self.num_tried_tokens = 0
-
     def cut_short(self) -> None:
         """End with the next token, whatever it is, because the rest is not needed. The tokens are not a result."""
         self.max_tokens = len(self.output_token_ids) + 1

@@ -1,4 +1,4 @@
-"""What all tests share: a pair of tiny models with a tokenizer, one Ray for the whole session, and a run on it."""
+"""Fixtures of all tests: a pair of tiny models with a tokenizer, one Ray for the whole session, and a run on it."""
 
 import os
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: tuple[str, str], ray_address: str) -> Path:
-    """A folder with in.jsonl (30 good rows and one that cannot be read), the finished run out/, and what its driver
-    said, in out.txt and err.txt. Tests read it; who changes a run works on a copy."""
-    from jobs import generate  # only who needs a run pays for it
+    """A folder with in.jsonl (30 good rows and one that cannot be read), the finished run out/, and the output of its
+    driver in out.txt and err.txt. Tests only read it; a test that changes a run copies it first."""
+    from jobs import generate  # imported here, because it takes seconds that most tests need not spend
     from tests.jobs.runs import arguments, prompts, write_jsonl
 
     folder = tmp_path_factory.mktemp("finished")

@@ -1,11 +1,11 @@
-"""What can happen to the bytes of a file, by chance that is drawn from a seed."""
+"""Damage to the bytes of a file, drawn from a seed."""
 
 import random
 from pathlib import Path
 
 
 def damage(path: Path, how: str, rng: random.Random) -> None:
-    """Cut the file ("truncate"), change one of its bits ("flip"), take all it has ("empty") or the file ("delete")."""
+    """Cut the file ("truncate"), change a bit ("flip"), remove its content ("empty") or the file ("delete")."""
     content = path.read_bytes()
     if how == "truncate":
         path.write_bytes(content[: rng.randrange(len(content))])

@@ -1,6 +1,6 @@
-"""Which combinations of values `make test` runs: a small set that holds every pair of values; all others are slow.
+"""The combinations of values that `make test` runs: a small set that holds every pair of values. All others are slow.
 
-What goes wrong between two settings shows in any combination that has both (Cohen et al., "The AETG System", 1997).
+A fault between two settings shows in any combination that has both (Cohen et al., "The AETG System", 1997).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Pairs = set[tuple[tuple[int, int], ...]]
 
 
 def every_pair(*axes: Sequence[Any]) -> list[Any]:
-    """Every combination of two or more axes' values, as parameters; those that no pair needs are marked slow."""
+    """Return every combination of the values of two or more axes; those that no pair needs are marked slow."""
     assert len(axes) > 1, "one axis has no pairs: all of it would be slow"
     choices = list(product(*(range(len(axis)) for axis in axes)))
     needed = _needed(choices)
@@ -27,7 +27,7 @@ def every_pair(*axes: Sequence[Any]) -> list[Any]:
 
 
 def _needed(choices: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Some that hold every pair: each time the first of those with most pairs that none has held yet."""
+    """Return choices that hold every pair, each time the first of those with the most pairs still missing."""
     needed, missing = set(), set().union(*map(_pairs, choices))
     while missing:
         best = max(choices, key=lambda choice: len(_pairs(choice) & missing))

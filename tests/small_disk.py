@@ -1,4 +1,4 @@
-"""A small disk of our own, to be filled."""
+"""A small disk that a test can fill."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A disk of this size ("256k") at a new folder `path`; where this process may not mount it, the test is skipped."""
+    """Mount a disk of this size ("256k") at a new folder `path`; skip the test where this process may not mount it."""
     path.mkdir()
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True, text=True

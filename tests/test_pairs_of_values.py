@@ -1,4 +1,4 @@
-"""What `make test` runs of many combinations: few of them, in which every two values meet."""
+"""`make test` runs few of many combinations, and every two values are together in one of them."""
 
 from itertools import combinations, product
 
@@ -14,11 +14,11 @@ def test_every_combination_is_there_once() -> None:
 
 
 @pytest.mark.parametrize("axes", [AXES, AXES[:2], ([1, 2], [1, 2], [2, 1])])
-def test_every_two_values_meet_in_one_that_is_not_slow(axes: tuple[list[object], ...]) -> None:
+def test_every_pair_of_values_is_in_a_combination_that_is_not_slow(axes: tuple[list[object], ...]) -> None:
     fast = [param.values for param in every_pair(*axes) if not param.marks]
     for one, other in combinations(range(len(axes)), 2):
         assert {(values[one], values[other]) for values in fast} == set(product(axes[one], axes[other]))
 
 
-def test_few_of_them_are_enough() -> None:
+def test_few_combinations_hold_every_pair() -> None:
     assert sum(not param.marks for param in every_pair(*AXES)) <= 15

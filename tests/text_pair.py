@@ -1,4 +1,4 @@
-"""A tiny random target and draft with a tokenizer, saved to a folder: what the real load path loads."""
+"""A tiny random target and draft with a tokenizer, saved to a folder, so that tests run the real load path."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WORDS = "hello world, a small text for a tokenizer. one two three\n"
 
 
 def save_text_pair(folder: Path) -> tuple[str, str]:
-    """Paths of the target and of the draft: a noised copy of the target, so that it guesses well."""
+    """Save a target, and as its draft a noised copy, which guesses well; return the paths of both."""
     tokenizer = save_tokenizer(folder / "target")
     target = LlamaForCausalLM(_config(len(tokenizer)))
     generator = torch.Generator().manual_seed(0)
@@ -30,7 +30,7 @@ def save_text_pair(folder: Path) -> tuple[str, str]:
 
 
 def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer that knows every text."""
+    """Save and return a byte-level tokenizer that knows every text."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -44,7 +44,7 @@ def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def save_byte_fallback_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """One in the manner of Llama 2: "▁" for spaces, the first of them dropped, and bytes as a fallback."""
+    """Save and return a tokenizer like Llama 2's: "▁" for spaces, the first one dropped, and bytes as a fallback."""
     words = ["▁", "▁the", "▁cat", "s", "a", "b", "c", "th", "e", "▁st", "op", "<eos>"]
     vocabulary = {word: index for index, word in enumerate(["<unk>", *words])}
     vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}

@@ -1,4 +1,4 @@
-"""Deadline: until when a request may take, wherever it waits. Every wait on its way ends there."""
+"""Deadline: the time by which a request must be done. Every wait on its way ends then."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Deadline:
-    """Between processes it travels as the seconds that are left when it is sent, for their clocks differ."""
+    """A time on this process's clock. It is sent as the seconds that are left, since the clocks of processes differ."""
 
     timeout_s: float | None = None  # what the request had in all; None: as long as it takes
     ends_at: float = inf  # seconds of this process's monotonic clock
 
     @classmethod
     def after(cls, timeout_s: float | None, started: float | None = None) -> Deadline:
-        """So many seconds after `started` (monotonic; now, unless given)."""
+        """Return the deadline that is `timeout_s` seconds after `started` (monotonic; by default, now)."""
         if timeout_s is None:
             return cls()
         return cls(timeout_s, (time.monotonic() if started is None else started) + timeout_s)
@@ -34,7 +34,7 @@ class Deadline:
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
-        """What the block awaits is cancelled when time is up, which is a DeadlineError then; at once if it is."""
+        """Cancel what the block awaits when time is up, and raise DeadlineError then; at once if time is up already."""
         if not self.left_s:
             raise DeadlineError(self.timeout_s or 0.0)
         try:
@@ -47,7 +47,7 @@ class Deadline:
             raise DeadlineError(self.timeout_s or 0.0) from error
 
     async def until(self, stream: AsyncIterator[_Item]) -> AsyncIterator[_Item]:
-        """The stream; DeadlineError when time is up before it ends."""
+        """Yield what the stream yields. Raises DeadlineError when time is up before it ends."""
         while True:
             try:
                 async with self.enforced():
@@ -71,7 +71,7 @@ class DeadlineError(TimeoutError):
     """The request took longer than it may."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s` is what it had."""
+        """Describe a request that had `timeout_s` seconds."""
         super().__init__(f"the request was not done in {timeout_s:g} s")
         self.timeout_s = timeout_s
 

@@ -1,7 +1,9 @@
-"""Deltas: what an engine's steps add to sequences, for those who want tokens as they come."""
+"""Deltas: what an engine's steps add to sequences, for callers that want tokens as they come."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -15,7 +17,7 @@ from decoding.sequence import FinishReason, Sequence, TokenLogprobs
 class Ending:
     """How a sequence ended, and the counts of its rounds (`decoding.sequence.Sequence` has the same names).
 
-    Of what was written twice, because memory ran out or an engine was lost, the first time counts.
+    Where an engine was lost and another one wrote the same tokens again, the first time counts.
     """
 
     finish_reason: FinishReason
@@ -41,7 +43,7 @@ class Delta:
 
 
 def counts_of_rounds(rounds: Mapping[tuple[int, int], int]) -> dict[str, Any]:
-    """The counts of an Ending whose rounds these are, (drafted, accepted) -> rounds."""
+    """Return the counts of an Ending whose rounds these are, (drafted, accepted) -> rounds."""
     return {
         "num_rounds": sum(rounds.values()),
         "num_draft_tokens": sum(drafted * count for (drafted, _), count in rounds.items()),
@@ -50,63 +52,31 @@ def counts_of_rounds(rounds: Mapping[tuple[int, int], int]) -> dict[str, Any]:
     }
 
 
-class TextChangedError(RuntimeError):
-    """A sequence began again and did not write what it had written: only under verification "rejection"."""
-
-
 class Growth:
-    """Looks at a sequence after every step, between two steps, and says what is new."""
+    """A sequence as it was after the last step, so that what is new can be told."""
 
     def __init__(self, index: int, sequence: Sequence) -> None:
-        """Of a sequence that has not run yet; its deltas will have this index."""
+        """Begin with a sequence that has not run yet; its deltas will have this index."""
         self.sequence = sequence
         self._index = index
-        self._told: list[int] = []  # output tokens that are in a delta
         self._length = self._num_drafted = self._num_accepted = 0  # at the last look
-        self._rounds: Counter[tuple[int, int]] = Counter()  # those that are in a delta
-        self._has_ended = False
-
-    def begin_again(self) -> None:
-        """The sequence is as it was before its first round."""
-        self._length = self._num_drafted = self._num_accepted = 0
+        self._rounds: Counter[tuple[int, int]] = Counter()
 
     def look(self) -> Delta | None:
-        """What the last step added; None if that is nothing. Raises TextChangedError.
-
-        A sequence that began again (memory had run out) is silent until it is where it was, and so are its counts:
-        those of all deltas add up to those of the ending.
-        """
-        sequence, num_told = self.sequence, len(self._told)
-        if self._has_ended:
-            return None
-        num_accepted = sequence.num_accepted_tokens - self._num_accepted
+        """Return what the last step added; None if that is nothing. After the ending nothing is asked any more."""
+        sequence = self.sequence
+        new = tuple(sequence.output_token_ids[self._length :])
         num_drafted = sequence.num_draft_tokens - self._num_drafted
-        output, before = sequence.output_token_ids, self._length
-        self._length = len(output)
-        self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
-        is_short = sequence.is_finished and sequence.error is None and len(output) < num_told
-        if is_short or (before < num_told and output[before:num_told] != self._told[before : len(output)]):
-            raise TextChangedError("memory ran out, and the text that was begun cannot be continued; try again")
-        new = tuple(output[num_told:])
-        self._told += new
-        num_repeated = max(0, num_told - before)
-        num_drafted = max(0, num_drafted - num_repeated) if new else 0
-        num_accepted = min(len(new), max(0, num_accepted - num_repeated))
+        num_accepted = sequence.num_accepted_tokens - self._num_accepted
         if new:
             self._rounds[num_drafted, num_accepted] += 1
-        ending = None
-        if sequence.is_finished:
-            self._has_ended, ending = True, self._ending()
+        ending = self._ending() if sequence.is_finished else None
         if not new and ending is None:
             return None
-        return Delta(
-            self._index,
-            new,
-            num_accepted,
-            num_drafted,
-            tuple(sequence.logprobs[num_told : len(output)]),
-            ending,
-        )
+        logprobs = tuple(sequence.logprobs[self._length :])
+        self._length += len(new)
+        self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
+        return Delta(self._index, new, num_accepted, num_drafted, logprobs, ending)
 
     def _ending(self) -> Ending:
         sequence = self.sequence
@@ -120,21 +90,35 @@ class Growth:
         )
 
 
-class Growths:
-    """Of sequences that were asked for together."""
+class DeltaStream:
+    """Deltas of sequences that were asked for together, on their way from an engine's steps to their caller."""
 
-    def __init__(self, sequences: Seq[Sequence]) -> None:
-        """Indexes are those in `sequences`."""
+    def __init__(self, sequences: Seq[Sequence], send_every_s: float) -> None:
+        """Index deltas as in `sequences`, and send them in batches, at most one per `send_every_s`."""
+        self.deltas: list[Delta] = []
+        self.begins = False  # one of the sequences has just got the first slot; not sent yet
+        self.is_new = asyncio.Event()
         self._growing = [Growth(index, sequence) for index, sequence in enumerate(sequences)]
+        self._waiting: frozenset[Sequence] | None = frozenset(sequences)  # None: one of them has begun
+        self._send_every_s, self._sent_at = send_every_s, float("-inf")
 
-    def begin_again(self) -> None:
-        """All that have not ended are as they were before their first rounds."""
-        for growth in self._growing:
-            growth.begin_again()
+    def begin(self, up_next: set[Sequence]) -> None:
+        """Mark the stream as begun, if one of its sequences is the first of them in `up_next`."""
+        if self._waiting is not None and not self._waiting.isdisjoint(up_next):
+            self._waiting, self.begins = None, True
+            self.is_new.set()
 
-    def look(self) -> list[Delta]:
-        """What the last step added to any of them. Raises TextChangedError."""
-        deltas = [delta for growth in self._growing if (delta := growth.look()) is not None]
-        if any(delta.ending is not None for delta in deltas):
+    def look(self, send_every_s: float) -> None:
+        """Take what the last step added. It is sent at once where a sequence ended, else `send_every_s` after the last.
+
+        The longer of the two intervals counts, this one and the stream's own.
+        """
+        new = [delta for growth in self._growing if (delta := growth.look()) is not None]
+        has_ending = any(delta.ending is not None for delta in new)
+        if has_ending:
             self._growing = [growth for growth in self._growing if not growth.sequence.is_finished]
-        return deltas
+        self.deltas += new
+        now = time.monotonic()
+        if new and (has_ending or now >= self._sent_at + max(send_every_s, self._send_every_s)):
+            self._sent_at = now
+            self.is_new.set()

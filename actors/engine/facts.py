@@ -1,4 +1,4 @@
-"""What is to be known of an engine when it is loaded: for the log, and for the footer of each part that it makes."""
+"""Facts about a loaded engine: for the log, and for the footer of each part that it makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoding.pace.cost_table import CostTable
 
 
 def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
-    """What a part keeps of the engine that made it: engines of one run may stand on different machines.
+    """Return what a part records about the engine that made it: engines of one run may be on different machines.
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
     """
@@ -27,7 +27,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
 
 def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
-    """What the log says of an engine: models, device, what code runs, slots, and what it takes a round to cost."""
+    """Return what the log says about an engine: models, device, which code runs, slots, and the measured costs."""
     target = engine.target
     return {
         **footer_facts(engine),
@@ -40,7 +40,7 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
 
 
 def _cost_facts(costs: CostTable | None) -> dict[str, Any]:
-    """Milliseconds of a target forward by its tokens, and of a draft step by its rows; nothing where none was timed."""
+    """Return milliseconds of a target forward by tokens and of a draft step by rows; nothing where none was timed."""
     if costs is None:
         return {}
     return {

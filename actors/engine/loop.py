@@ -1,10 +1,13 @@
-"""EngineLoop: one engine, driven by one thread, shared by everybody who awaits sequences from it.
+"""EngineLoop: one engine, driven by one thread, shared by all callers that await sequences from it.
 
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
-If memory runs out, the engine goes on with half the slots, and what was running begins again (it writes the same). What
-runs out of memory even alone fails alone. Prompts that are only scored are treated alike; each of their chunks runs
-between two steps, so one is alone as soon as a single slot is left, whose memory is reserved whoever stands in it.
+If memory runs out, the engine goes on with half the slots, and rows in flight go on from the tokens that they have. A
+row that runs out of memory even alone fails alone. Prompts that are only scored are treated alike; each of their chunks
+runs between two steps, so one is alone as soon as a single slot is left, whose memory is reserved in any case.
+
+If the target is lost over the same rows again and again, the process ends: the ledger then finds the row that is the
+reason, as it does for every row that kills processes.
 """
 
 from __future__ import annotations
@@ -18,17 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from traceback import clear_frames
 
-from actors.engine.delta_stream import DeltaStream
-from actors.engine.deltas import Delta, Growths
+from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.requests import FailedError
-from actors.engine.watchdog import Watchdog
+from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
-from decoding.engine.engine import Engine, PromptError
+from decoding.engine.engine import Engine, PromptError, TargetLostError
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, failure_event
 
 _HANG_TIMEOUT_S = 900.0
-_MOST_TOLD_PER_S = 500.0  # deltas of all streams that are worth telling: each costs a message between processes
+_MAX_SENT_PER_S = 500.0  # messages of all streams together: each costs one between processes
 _log = logging.getLogger(__name__)
 
 
@@ -45,30 +47,28 @@ class EngineNumbers:
 
 
 class EngineLoop:
-    """Turns an engine's steps into awaitable sequences. Belongs to the event loop that first awaits it."""
+    """An engine whose sequences can be awaited. Belongs to the event loop that first awaits it."""
 
     def __init__(self, engine: Engine, hang_timeout_s: float = _HANG_TIMEOUT_S) -> None:
-        """Take over `engine`; nobody else may step it. A step that takes longer than that ends the process."""
+        """Take over `engine`, which nothing else may step. A step longer than `hang_timeout_s` ends the process."""
         self.engine = engine
         self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[DeltaStream] = []
         self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
-        self._stepping = (
-            asyncio.Lock()
-        )  # held over a step and what follows from it: the engine is not made anew between
-        self._shrinking: asyncio.Task[bool] | None = None  # for a prompt that is scored
-        self._busy_seconds = self._earlier_round_seconds = 0.0
+        self._stepping = asyncio.Lock()  # held over a step and what follows from it: no resizing in between
+        self._resizing: asyncio.Task[bool] | None = None  # for a prompt that is scored
+        self._busy_seconds = 0.0
         self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
     async def finish(self, sequences: Seq[Sequence]) -> None:
-        """Return when all these sequences have finished. If the engine itself fails, everybody who waits fails.
+        """Return when all these sequences have finished. If the engine itself fails, every waiting caller fails.
 
         They run longest first, by estimate, so that few are left running alone at the end. If the wait is cancelled,
-        nobody wants them any more: those that do not write yet are forgotten, the others end with their next token.
+        they are dropped: those that do not write yet are forgotten, the others end with their next token.
         """
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in sequences]
@@ -82,15 +82,14 @@ class EngineLoop:
             self._drop(sequences)
             raise
 
-    async def stream(self, sequences: Seq[Sequence], tell_every_s: float = 0.0) -> AsyncIterator[list[Delta]]:
-        """What each step adds to any of these sequences; what comes while the caller is busy comes together.
+    async def stream(self, sequences: Seq[Sequence], send_every_s: float = 0.0) -> AsyncIterator[list[Delta]]:
+        """Yield what the engine's steps add to any of these sequences, until all have finished.
 
-        So does what comes within `tell_every_s` seconds, or sooner after the last than so many streams can be told.
-
-        Nothing, an empty list, says that the first of them has a slot from the next step on. Ends when all have
-        finished. Closing it, or cancelling who waits for it, is as cancelling `finish`.
+        Deltas come in batches: at most one per `send_every_s`, and fewer when many streams are open or the caller is
+        busy. An empty list says that the first of the sequences has a slot from the next step on. Closing the stream,
+        or cancelling the wait for it, is as cancelling `finish`.
         """
-        stream = DeltaStream(Growths(sequences), frozenset(sequences), tell_every_s)
+        stream = DeltaStream(sequences, send_every_s)
         self._streams.append(stream)
         finishing = asyncio.ensure_future(self.finish(sequences))
         finishing.add_done_callback(lambda _: stream.is_new.set())
@@ -98,8 +97,6 @@ class EngineLoop:
             while True:
                 await stream.is_new.wait()
                 stream.is_new.clear()
-                if stream.error is not None:
-                    raise stream.error
                 deltas, stream.deltas = stream.deltas, []
                 begins, stream.begins = stream.begins, False
                 if deltas or begins:
@@ -115,53 +112,52 @@ class EngineLoop:
             await asyncio.gather(finishing, return_exceptions=True)
 
     async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Of each token of a prompt but its first, given those before it; a chunk between any two steps.
+        """Return the log-probability of each token of a prompt but its first; a chunk is scored between any two steps.
 
         Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for
         though a single slot is left, and what else the engine fails with.
         """
         async with self._scoring:
             while True:
-                engine = self.engine
+                num_slots = self.engine.options.num_slots
                 try:
-                    return await self._scores(engine, prompt_token_ids, num_top)
-                except PromptError:
+                    return await self._scores(prompt_token_ids, num_top)
+                except (PromptError, TargetLostError):
                     raise
                 except Exception as error:
-                    is_memory = is_out_of_memory(error)
-                    if is_memory:
-                        clear_frames(error.__traceback__)
-                    # Who leaves meanwhile must not leave half an engine.
-                    self._shrinking = asyncio.create_task(self._make_room(engine, error))
-                    if await asyncio.shield(self._shrinking):
+                    if not is_out_of_memory(error):
+                        raise
+                    clear_frames(error.__traceback__)
+                    self._num_out_of_memory += 1
+                    # A caller that leaves meanwhile must not leave half an engine.
+                    self._resizing = asyncio.create_task(self._make_room(num_slots, error))
+                    if await asyncio.shield(self._resizing):
                         continue
-                    if is_memory and engine.options.num_slots == 1:
+                    if num_slots == 1:
                         raise FailedError("memory ran out over a prompt that is scored, beside a single slot") from None
                     raise
 
-    async def _scores(self, engine: Engine, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        chunks, logprobs = engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
+    async def _scores(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
+        chunks, logprobs = self.engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
         while True:
             chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
             if chunk is None:
                 return logprobs
             logprobs += chunk
 
-    async def _make_room(self, engine: Engine, error: Exception) -> bool:
-        """Whether there is another engine now, for a prompt that this one failed over to be scored from its start.
+    async def _make_room(self, num_slots: int, error: Exception) -> bool:
+        """Tell whether there are fewer than `num_slots` slots now, so that a prompt may be scored from its start.
 
-        Where none can be made, everybody who waits fails: the old one is gone by then.
+        Where the engine cannot be resized, every waiting caller fails.
         """
-        is_memory = is_out_of_memory(error)
-        self._num_out_of_memory += is_memory
         async with self._stepping:
-            if self.engine is not engine:
+            if self.engine.options.num_slots < num_slots:
                 return True
-            if not is_memory or engine.options.num_slots == 1:
+            if num_slots == 1:
                 return False
-            if await self._go_on_smaller():
+            if await self._halve():
                 return True
-            await self._fail_everybody(error)
+            await self._fail_all(error)
             return False
 
     def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
@@ -179,7 +175,7 @@ class EngineLoop:
         self.engine.drop(sequences)
 
     def numbers(self) -> EngineNumbers:
-        """The numbers as they are now; any thread may ask."""
+        """Return the numbers as they are now; any thread may ask."""
         engine = self.engine
         num_running = engine.num_running
         return EngineNumbers(
@@ -187,7 +183,7 @@ class EngineLoop:
             num_running=num_running,
             num_waiting=max(0, len(self._unfinished) - num_running),
             busy_seconds=self._busy_seconds,
-            round_seconds=self._earlier_round_seconds + engine.round_seconds,
+            round_seconds=engine.round_seconds,
             num_out_of_memory=self._num_out_of_memory,
         )
 
@@ -196,33 +192,36 @@ class EngineLoop:
             pass
 
     async def _advance(self) -> bool:
-        """One step, and what follows from it; False if there was nothing to do, or the engine failed."""
+        """Do one step, and what follows from it; return False if there was nothing to do, or the engine failed."""
         loop = asyncio.get_running_loop()
         async with self._stepping:
             if not self._inbox and not self.engine.has_work:
                 return False
             newcomers, self._inbox = self._inbox, []
+            finished: list[Sequence] = []
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
-            except Exception as error:  # noqa: BLE001 - handed to everybody who waits
-                if is_out_of_memory(error):
-                    # They hold the failed step's tensors. Not in the thread: that would end this coroutine.
+            except TargetLostError as error:
+                end_process(Event("target lost", cause=str(error)))
+            except Exception as error:  # noqa: BLE001 - handed to every waiting caller
+                is_memory = is_out_of_memory(error)
+                if is_memory:
+                    # The frames hold the failed step's tensors. Not in the thread: that would end this coroutine.
                     clear_frames(error.__traceback__)
                     self._num_out_of_memory += 1
-                    if await self._go_on_smaller():
-                        return True
-                await self._fail_everybody(error)
-                return False
+                if not is_memory or not await self._halve():
+                    await self._fail_all(error)
+                    return False
             for stream in self._streams:
-                stream.look(len(self._streams) / _MOST_TOLD_PER_S)
+                stream.look(len(self._streams) / _MAX_SENT_PER_S)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
                     future.set_result(None)
             return True
 
-    async def _fail_everybody(self, error: Exception) -> None:
-        """Who waits gets the error, and who comes while the engine forgets them: nobody would ever wake them."""
+    async def _fail_all(self, error: Exception) -> None:
+        """Fail every waiting caller, including those that come while the engine is cleared."""
         # In its thread, behind what was dropped meanwhile.
         await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear)
         for future in self._unfinished.values():
@@ -231,52 +230,45 @@ class EngineLoop:
         self._unfinished.clear()
         self._inbox.clear()
 
-    def _tell_who_begins(self, up_next: set[Sequence]) -> None:
+    def _begin_streams(self, up_next: set[Sequence]) -> None:
         for stream in self._streams:
-            stream.tell_that_it_begins(up_next)
+            stream.begin(up_next)
 
     def _step(self, newcomers: list[Sequence], loop: asyncio.AbstractEventLoop) -> list[Sequence]:
         started = time.monotonic()
         try:
             with self._watchdog:
                 self.engine.submit(newcomers)
-                # Said before the step, which may be the process's last, and known behind whatever was dropped.
-                loop.call_soon_threadsafe(self._tell_who_begins, self.engine.up_next(()))
+                # Before the step, which may be the process's last, and behind what was dropped.
+                loop.call_soon_threadsafe(self._begin_streams, self.engine.up_next(()))
                 return self.engine.step()
         finally:
             self._busy_seconds += time.monotonic() - started
 
-    async def _go_on_smaller(self) -> bool:
-        """Half the slots; with a single one, without the sequence that stood in it. False if that cannot be done.
-
-        The engine is made anew in its thread; who waits is looked after here, where others come and go.
-        """
-        num_slots, in_flight = self.engine.options.num_slots, self.engine.in_flight
-        if num_slots == 1 and not in_flight:
+    async def _halve(self) -> bool:
+        """Go on with half the slots; of a single slot, without its row. Return False if that cannot be done."""
+        num_slots, num_running = self.engine.options.num_slots, self.engine.num_running
+        if num_slots == 1 and not num_running:
             return False
-        fewer, round_seconds = max(1, num_slots // 2), self.engine.round_seconds
-        _log.warning(Event("out of memory", slots=num_slots, going_on_with=fewer, running=len(in_flight)))
+        _log.warning(Event("out of memory", slots=num_slots, going_on_with=max(1, num_slots // 2), running=num_running))
         try:
-            smaller = await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.with_slots, fewer)
-        except Exception as error:  # noqa: BLE001 - whoever waits gets the first error; this one is logged
-            _log.error(failure_event("engine not made anew", error))
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._resize, num_slots // 2)
+        except Exception as error:  # noqa: BLE001 - callers get the first error; this one is logged
+            _log.error(failure_event("engine not resized", error))
             return False
-        self._earlier_round_seconds += round_seconds
-        self.engine = smaller
-        self._unfinished = {sequence: future for sequence, future in self._unfinished.items() if not future.done()}
-        for sequence in self._unfinished:
-            sequence.restart()
-        for stream in self._streams:
-            stream.growths.begin_again()
-        if num_slots == 1:  # the engine hands a failed sequence back with its next step
-            in_flight[0].fail("memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory")
-        self._inbox = list(self._unfinished)
         return True
+
+    def _resize(self, num_slots: int) -> None:
+        alone = self.engine.in_flight if not num_slots else []
+        self.engine.resize(max(1, num_slots))
+        why = "memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory"
+        self.engine.drop(alone, why)
 
 
 def _estimated_length(sequence: Sequence) -> int:
-    """Of prompt and output, to the next power of two: what is about as long stays together, samples and neighbours.
+    """Estimate the bits of a row's length, prompt and output: rows of about one length stay in their order.
 
-    Neighbours in the input often begin alike, and what begins alike is read once while it is in the engine together.
+    Neighbours in the input often begin alike, and a common beginning is read once while its rows are in the engine
+    together.
     """
     return (len(sequence.prompt_token_ids) + sequence.max_tokens).bit_length()

@@ -1,4 +1,4 @@
-"""What a replica is asked, and how it refuses: plain data and exceptions that travel between processes."""
+"""Requests to a replica, and how it refuses them: plain data and exceptions that travel between processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     deadline: Deadline = NO_DEADLINE
-    tell_every_s: float = 0.0  # what comes sooner after the last tokens comes with the next; an end comes at once
-    fingerprint: str = ""  # of the engine that is to write it; empty: whichever is asked
+    send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
+    fingerprint: str = ""  # of the engine that must write it; empty: any engine
 
     @property
     def num_sequences(self) -> int:
@@ -44,7 +44,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What there is to know of a replica's engine."""
+    """The limits and the fingerprint of a replica's engine."""
 
     max_model_len: int
     vocab_size: int
@@ -53,7 +53,7 @@ class EngineFacts:
 
 
 class Standing(Enum):
-    """Where a request stands that has no tokens yet. Whoever only waits did not bring an engine down."""
+    """The state of a request before its first token. A queued request cannot have brought an engine down."""
 
     WAITS = "waits"  # for a slot
     BEGINS = "begins"  # its prompt is read from now on
@@ -68,7 +68,7 @@ class OtherModelError(RuntimeError):
 
 
 class BusyError(RuntimeError):
-    """As many wait already as may wait; nothing has been done."""
+    """The queue is full; nothing has been done."""
 
 
 class FailedError(RuntimeError):

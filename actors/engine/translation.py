@@ -25,7 +25,7 @@ class EncodedRow:
 
 
 def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
-    """The row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
+    """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides)
     prompt, token_ids = codec.prompt(row)
     stop_condition = StopStrings(codec, params.stop).find if params.stop else None
@@ -39,7 +39,7 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
 
 
 def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
-    """The run's parameters with the row's own in their place. Raises RowError (stage "params")."""
+    """Return the run's parameters with the row's own in their place. Raises RowError (stage "params")."""
     unknown = sorted(overrides.keys() - SamplingParams.__dataclass_fields__.keys())
     if unknown:
         known = ", ".join(SamplingParams.__dataclass_fields__)
@@ -51,7 +51,7 @@ def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingPa
 
 
 def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
-    """The generation rows of a row's finished samples, in the order of `schema.generations_schema`.
+    """Return the generation rows of a row's finished samples, in the order of `schema.generations_schema`.
 
     Raises RowError (stage "generate") if one of them failed: a row is whole or an error.
     """
@@ -87,7 +87,7 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
 
 
 def output_text(codec: TextCodec, token_ids: Seq[int], stop: tuple[str, ...], stop_reason: str | int | None) -> str:
-    """The text of a finished sequence's tokens, without the stop string that ended it."""
+    """Return the text of a finished sequence's tokens, without the stop string that ended it."""
     if isinstance(stop_reason, str):
         return StopStrings(codec, stop).cut(token_ids, stop_reason)
     return codec.decode(token_ids)

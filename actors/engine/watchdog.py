@@ -9,33 +9,34 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 from pipeline.logs import Event
 
-EXIT_CODE = 70  # of a process that was ended for hanging
+EXIT_CODE = 70  # of a process that ends itself
 _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Entered around each piece of work; if one takes longer than `timeout_s`, the process ends.
+    """A context around each piece of work: if one takes longer than `timeout_s`, the process ends.
 
     A GPU that hangs holds its thread for ever, in native code that no exception reaches.
     """
 
     def __init__(self, timeout_s: float, bite: Callable[[], None] | None = None) -> None:
-        """`bite` is what happens then; by default all threads' stacks go to stderr and the process ends."""
-        self._timeout_s, self._bite = timeout_s, bite or self._end_process
+        """Call `bite` then; by default all threads' stacks go to stderr and the process ends."""
+        self._timeout_s, self._bite = timeout_s, bite or self._end_hanging_process
         self._started: float | None = None
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
-        """Work begins."""
+        """Begin to count the time."""
         self._started = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Work has ended, well or not."""
+        """Stop counting: the work has ended, well or not."""
         self._started = None
 
     def _watch(self) -> None:
@@ -46,7 +47,12 @@ class Watchdog:
                 self._bite()
                 return
 
-    def _end_process(self) -> None:
-        _log.error(Event("engine hung", timeout_s=self._timeout_s))
-        faulthandler.dump_traceback(all_threads=True)
-        os._exit(EXIT_CODE)
+    def _end_hanging_process(self) -> None:
+        end_process(Event("engine hung", timeout_s=self._timeout_s))
+
+
+def end_process(why: Event) -> NoReturn:
+    """Log why, write all threads' stacks to stderr, and end this process."""
+    _log.error(why)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(EXIT_CODE)

@@ -19,16 +19,12 @@ from decoding.device import Device, give_back_freed_memory, name_of
 from decoding.network.stage import Stage
 
 
-class StaleStepError(RuntimeError):
-    """A step that came late: a newer one has been done, and its answer is not kept any more."""
-
-
 class RankFailedError(RuntimeError):
-    """This process has failed where the others of its stage went on: what they compute together is worth nothing."""
+    """This process has failed where the others of its stage went on: their sums lack its part."""
 
 
 class StageActor:
-    """Does steps in the order in which they come. What it keeps of them is the answers of those not settled yet."""
+    """A stage, or one rank of it, that does work in the order in which it comes."""
 
     def __init__(
         self,
@@ -42,9 +38,9 @@ class StageActor:
         timeout_s: float = 0.0,
         port: int | None = None,
     ) -> None:
-        """Stage `index` of the model at `path`, not loaded yet: what an actor's constructor raises, Ray garbles.
+        """Become stage `index` of the model at `path`, not loaded yet: Ray garbles what an actor's constructor raises.
 
-        One of `num_ranks` processes that share the stage out, and meet at `port`; rank 0 opens it. In a forward they
+        It is one of `num_ranks` processes that share the stage, and meet at `port`; rank 0 opens it. In a forward they
         wait `timeout_s` for each other.
         """
         self._arguments = (path, index, num_stages, device, dtype)
@@ -53,21 +49,19 @@ class StageActor:
         self._meeting_place: Any = None
         self._has_failed = False  # where others went on without it: it must join no forward of theirs any more
         self._loaded: Stage | None = None
-        self._answers: dict[int, Any] = {}
-        self._newest = -1
 
     def open_meeting_place(self) -> int:
-        """The port where the ranks of this stage meet."""
+        """Open the port where the ranks of this stage meet, and return it."""
         self._meeting_place = open_rank_store(self._num_ranks)
         self._port = self._meeting_place.port
         return self._port
 
     def load(self) -> StageFacts:
-        """Load it, once; a ValueError says why it cannot run."""
+        """Load the stage, once. Raises ValueError if it cannot run."""
         if self._loaded is None:
             with self._together():
                 if self._num_ranks > 1:
-                    assert self._port is not None, "somebody opens the place where ranks meet"
+                    assert self._port is not None, "rank 0 opens the place where ranks meet"
                     meet(self._port, self._rank, self._num_ranks, self._device, self._timeout_s)
                 self._loaded = Stage.load(*self._arguments, self._num_ranks)
         return self.facts()
@@ -78,7 +72,7 @@ class StageActor:
         return self._loaded
 
     def facts(self) -> StageFacts:
-        """What there is to know of it by now."""
+        """Report what is true of the stage now."""
         stage = self._stage
         return StageFacts(
             eos_token_ids=stage.eos_token_ids,
@@ -95,66 +89,52 @@ class StageActor:
         )
 
     def pid(self) -> int:
-        """Of its process. Raises RankFailedError once it has failed."""
+        """Return the id of this process. Raises RankFailedError once it has failed."""
         with self._together():
             return os.getpid()
 
     def speed_up(self) -> None:
-        """As `Stage.speed_up`."""
+        """Make the stage faster (`Stage.speed_up`)."""
         self._stage.speed_up()
         give_back_freed_memory()
 
     def slow_down(self) -> None:
-        """As `Stage.slow_down`."""
+        """Undo `speed_up` (`Stage.slow_down`)."""
         self._stage.slow_down()
 
     def set_packs_rows(self, packs_rows: bool) -> None:
-        """Whether the model sees ragged rows end to end, or in a rectangle."""
+        """Let the model see ragged rows end to end, or in a rectangle."""
         self._stage.packs_rows = packs_rows
 
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
-        """As `Stage.allocate`."""
+        """Reserve fresh slots for a session (`Stage.allocate`)."""
         self._stage.allocate(num_slots, num_positions, session)
 
     def release(self, session: int) -> None:
-        """As `Stage.release`."""
+        """Give a session's slots back (`Stage.release`)."""
         self._stage.release(session)
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
-        """As `KVCache.is_finite`, of the layers here."""
+        """Tell whether the first positions of a slot hold numbers only, in the layers here (`KVCache.is_finite`)."""
         return self._stage.cache(session).is_finite(slot, length)
 
     def plain_eager(self, fed: Any, num_logits: int) -> Any:
-        """As `Stage.plain_eager`; from ranks but the first, nothing."""
+        """Run a plain forward (`Stage.plain_eager`); ranks but the first return nothing."""
         with self._together():
             answer = self._stage.plain_eager(unpacked(fed), num_logits)
         return packed(answer.cpu()) if self._rank == 0 else None
 
-    def do(self, step: int, settled: int, work: Work, fed: Any, finish: Finish | None = None) -> Any:
-        """What comes of a step's work here. The same step again has the same answer, and is not done again.
-
-        Answers are kept until the step is settled: until `settled`, which comes with later steps, is not below it. An
-        older step raises StaleStepError.
-        """
-        for number in [number for number in self._answers if number <= settled]:
-            del self._answers[number]
-        if step in self._answers:
-            return self._answers[step]
-        if step <= self._newest:
-            raise StaleStepError(f"step {step} came after step {self._newest}")
-        self._newest = step
+    def do(self, work: Work, fed: Any, finish: Finish | None = None) -> Any:
+        """Do the work on these tokens or hidden states, and return what comes of it; ranks but the first, nothing."""
         with self._together():
             answer = do(self._stage, work, unpacked(fed), finish or Nothing())
         if self._rank > 0:
-            answer = None  # the first one's is the same
-        elif not self._stage.layers.has_head:
-            answer = packed(answer)
-        self._answers[step] = answer
-        return answer
+            return None  # the first one's is the same
+        return answer if self._stage.layers.has_head else packed(answer)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What all ranks of the stage do, or none. Whoever fails may be anywhere in it, and never goes on."""
+        """Hold what all ranks of the stage do, or none. A rank that fails may be anywhere in it, and never goes on."""
         if self._has_failed:
             raise RankFailedError(f"rank {self._rank} of a stage has failed, and must be replaced")
         try:
@@ -165,7 +145,7 @@ class StageActor:
 
 
 def packed(hidden: torch.Tensor | None) -> Any:
-    """Hidden states as bytes that travel without being copied: an array, and what its numbers are."""
+    """Turn hidden states into an array, which Ray sends without a copy, and the type of its numbers."""
     if hidden is None:
         return None
     plain = hidden.contiguous()
@@ -175,7 +155,7 @@ def packed(hidden: torch.Tensor | None) -> Any:
 
 
 def unpacked(fed: Any) -> torch.Tensor:
-    """Tokens, or hidden states as `packed` left them; nobody writes into them."""
+    """Turn tokens, or what `packed` left, into a tensor, which must not be written."""
     if fed is None:
         return torch.empty(0, dtype=torch.int64)
     if isinstance(fed, tuple):

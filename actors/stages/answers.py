@@ -1,4 +1,4 @@
-"""What stages answer to a step: waiting for all of them, and telling a lost stage from an error of the step itself."""
+"""Answers of stages to a step: waiting for all of them, and telling a lost stage from an error of the step itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOOK_EVERY_S = 1.0  # whether a rank has failed for which the others of its sta
 
 
 def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | None = None) -> Any:
-    """The last stage's answer, when all ranks of all stages have answered; `references[s]` are those of stage s.
+    """Wait until all ranks of all stages have answered; return the last stage's answer.
 
-    Raises StageLostError where a process or an object is gone, or late (`stages.timeout_s` unless given); a stage that
-    is late is ended. An error of the step itself is raised as it is. Where ranks share stages out, that is one that all
-    of them raise, or memory that runs out in any; what only some raise is a loss. They are ended in every case, since
-    they may be anywhere in a forward.
+    `references[s]` are those of stage s. Raises StageLostError where a process or an object is gone, or late
+    (`stages.timeout_s` unless given); a stage that is late is ended. An error of the step itself is raised as it is.
+    Where several ranks share a stage, an error of the step is one that all of them raise, or memory that runs out in
+    any; what only some raise is a loss. The ranks are ended in every case, since they may be anywhere in a forward.
     """
     torn = _wait(group, references, group.settings.timeout_s if timeout_s is None else timeout_s)
     if group.settings.tensor_parallel > 1:
@@ -35,7 +35,7 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | N
 
 
 def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set[int]:
-    """Return when all have answered. A stage in which some have failed is ended, and returned: others wait for them."""
+    """Wait for all answers. Return the stages in which some ranks failed: they are ended, since the others wait."""
     torn: set[int] = set()
     look_every_s = timeout_s if group.settings.tensor_parallel == 1 else _LOOK_EVERY_S
     until = time.monotonic() + timeout_s
@@ -64,8 +64,8 @@ def _look_at_all(group: StageGroup, references: Seq[Seq[Any]], torn: set[int]) -
     """
     for stage, answers in enumerate(references):
         # The first rank's may be large, and lie on another node: it is not fetched to see that it is there.
-        heard = answers if stage == len(references) - 1 else answers[1:]
-        if not _errors(heard):
+        looked_at = answers if stage == len(references) - 1 else answers[1:]
+        if not _errors(looked_at):
             continue
         errors = _errors(answers)
         group.end(stage)
@@ -77,7 +77,7 @@ def _look_at_all(group: StageGroup, references: Seq[Seq[Any]], torn: set[int]) -
 
 
 def _errors(answers: Seq[Any]) -> list[RayError]:
-    """Of the ranks that failed, which have answered."""
+    """Return the errors among these answers, which are all there."""
     errors: list[RayError] = []
     for reference in answers:
         try:

@@ -1,4 +1,4 @@
-"""StageFacts: what a stage says of itself."""
+"""StageFacts: what a stage reports about itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decoding.cache.prefill import Piece, may_join_batch
 
 @dataclass(frozen=True)
 class StageFacts:
-    """By now: it may be made faster, or slower again."""
+    """What is true of a stage now: it may be made faster, or slower again."""
 
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
@@ -29,8 +29,8 @@ class StageFacts:
     window: int  # that the model file cuts by itself; 0 if there is none
 
 
-def goes_with(facts: Seq[StageFacts]) -> Callable[[list[int], list[Piece]], bool]:
-    """Whether a row may stand beside longer ones in a forward of these stages, as `batches` asks it."""
+def fits_beside(facts: Seq[StageFacts]) -> Callable[[list[int], list[Piece]], bool]:
+    """Return the test that `batches` asks for: whether a row may be beside longer ones in a forward of these stages."""
     return partial(
         may_join_batch,
         packs_rows=all(stage.packs_rows for stage in facts),

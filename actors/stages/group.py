@@ -29,7 +29,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
-from actors.stages.actor import RankFailedError, StageActor, StaleStepError
+from actors.stages.actor import RankFailedError, StageActor
 from actors.stages.facts import StageFacts
 from actors.stages.places import take_places
 from decoding.checkpoint.loading import DType
@@ -55,7 +55,7 @@ class StageLostError(RuntimeError):
 
 
 class StageGroup:
-    """The actors."""
+    """The actors of every stage, their places, and what they have been told."""
 
     actor_class: type = StageActor
 
@@ -69,7 +69,7 @@ class StageGroup:
         self.num_replaced = 0
         self._arguments = (path, settings.count, device, dtype)
         self._places = take_places(settings)
-        self._setup: list[tuple[Any, ...]] = [("load",)]  # what all stages are told, and whoever takes their place
+        self._setup: list[tuple[Any, ...]] = [("load",)]  # what all stages are told, and those that replace them
         self.ranks: list[list[Any]] = []  # of each stage, its actors
         self._num_told = [0] * settings.count  # of the setup, so much is done on each stage
         try:
@@ -84,22 +84,22 @@ class StageGroup:
 
     @property
     def placement_id(self) -> str:
-        """Of the placement group, as Ray lists it."""
+        """The id of the placement group, as Ray lists it."""
         return str(self._places.id.hex())
 
     @property
     def actors(self) -> list[Any]:
-        """All of them, stage by stage."""
+        """All actors, stage by stage."""
         return [actor for ranks in self.ranks for actor in ranks]
 
     def facts(self) -> list[StageFacts]:
-        """What there is to know of each stage by now."""
+        """Report what is true of each stage now."""
         return self.ask_all("facts")[:: self.settings.tensor_parallel]
 
     def run(self, stage: int, method: str, *args: Any, to_first: tuple[Any, ...] = ()) -> list[Any]:
-        """Have all ranks of a stage do this; references to their answers, of which the first is the stage's.
+        """Call a method on all ranks of a stage; return references to their answers, the stage's answer first.
 
-        `to_first` is told to the first one only, behind the other arguments.
+        `to_first` are arguments for the first rank only, behind the others.
         """
         first, *others = self.ranks[stage]
         answer = getattr(first, method).remote(*args, *to_first)
@@ -114,7 +114,7 @@ class StageGroup:
         self._tell(time.monotonic() + self.settings.start_timeout_s)
 
     def ask_all(self, method: str, *args: Any) -> list[Any]:
-        """What every actor answers to this call. Raises StageLostError; errors of the call itself as they are."""
+        """Return what every actor answers to this call. Raises StageLostError, or what the call itself raises."""
         until = time.monotonic() + self.settings.timeout_s
         asked = [(stage, answer) for stage in range(len(self.ranks)) for answer in self.run(stage, method, *args)]
         return [self._get(stage, answer, until) for stage, answer in asked]
@@ -145,7 +145,7 @@ class StageGroup:
             self._tell(until)
         except StageLostError:
             raise
-        except Exception as error:  # of storage, or of memory that somebody else has: it may pass
+        except Exception as error:  # of storage, or of memory that another process has: it may pass
             raise StageLostError(f"a stage did not come up: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -238,18 +238,18 @@ class StageGroup:
 
 
 def is_loss(error: BaseException | None) -> bool:
-    """Whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
+    """Tell whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
     if isinstance(error, RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, (*_LOSSES, GetTimeoutError, StaleStepError, RankFailedError))
+    return isinstance(error, (*_LOSSES, GetTimeoutError, RankFailedError))
 
 
 def cause_of(error: RayError) -> Exception:
-    """What the call itself raised, if it is that."""
+    """Return what the call itself raised, or the error as it is."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
 
 
 def _words(error: RayError) -> str:
-    """The first line of what Ray says."""
+    """Return the type and the first line of Ray's error."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

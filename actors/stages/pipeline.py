@@ -1,93 +1,137 @@
-"""StagePipeline: steps through all stages of a target, several in flight, done again where a stage was lost.
+"""StagePipeline: steps through all stages of a target, several in flight.
 
 Every stage does the steps in the order of their sending; only the last one's answer comes here. A step is settled when
 that answer is here, and so are all before it.
 
-When a stage was lost, the stages are brought to where the last settled step left them
-(`actors/stages/recovery.py`), and the steps that were in flight are done again, one at a time: if a stage is lost once
-more, that step did it. It is then done row by row; a row over which a stage is lost twice alone is given up, and the
-others go on.
+When a stage is lost, the group is brought up again, with empty slots: SlotsLostError says so to every session that had
+slots, and the engine has its rows read again (docs/adr/0020).
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
 
 import ray
+import tenacity
+from ray.exceptions import RayError
 
+from actors.stages.answers import answer_of
+from actors.stages.facts import StageFacts
 from actors.stages.group import StageGroup, StageLostError
-from actors.stages.recovery import MOST_DEATHS_ALONE, StageRecovery
-from actors.stages.slot_mirror import SlotMirror
-from actors.stages.step import Step, StepSender
+from actors.stages.work import Finish, Nothing, Work
+from decoding.network.target import SlotsLostError
+from pipeline.logs import Event
 
-_MOST_FLYING = 32  # steps: bounds what the stages keep, and what is done again
+_MAX_FLYING = 32  # steps: bounds what the stages have to do before they answer
+_LONGEST_WAIT_S = 30.0
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class StagesGoneError(RuntimeError):
+    """Stages are lost again and again, or cannot be replaced."""
+
+
+@dataclass(eq=False)
+class Step:
+    """Work that all stages were sent."""
+
+    references: list[list[Any]]  # to what each stage's ranks answer
+    answer: Any = None  # of the last stage, when it is settled
+    is_settled: bool = False
 
 
 class StagePipeline:
-    """Sends steps and settles them. One thread drives it."""
+    """The way through the stages of a group. One thread drives it."""
 
     def __init__(self, group: StageGroup) -> None:
-        """Over these stages, which belong to it from here on."""
+        """Take over these stages."""
         self.group = group
-        self._sender = StepSender(group)
-        self._recovery = StageRecovery(group, self._sender)
         self._flying: deque[Step] = deque()
+        self._sessions: set[int] = set()  # those that have slots
+        self._is_whole = True  # no stage is known to be lost
 
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
-        """Fresh slots for a session."""
-        self.drain()
-        self._recovery.mirrors[session] = SlotMirror(num_slots, num_positions)
-        self.surely(lambda: self.group.ask_all("allocate", session, num_slots, num_positions))
+        """Reserve fresh slots for a session."""
+        self.repeat(lambda: self.ask_all("allocate", session, num_slots, num_positions))
+        self._sessions.add(session)
 
     def release(self, session: int) -> None:
-        """Give a session's slots back."""
-        self.drain()
-        self._recovery.mirrors.pop(session, None)
-        self.surely(lambda: self.group.ask_all("release", session))
+        """Give a session's slots back, if it has any."""
+        if self.has_slots(session):
+            self._sessions.discard(session)
+            self.repeat(lambda: self.ask_all("release", session))
+
+    def has_slots(self, session: int) -> bool:
+        """Tell whether a session has slots: it has allocated some, and no stage was lost since."""
+        return session in self._sessions
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
-        """Whether so many positions of a slot stand, and hold numbers only."""
+        """Tell whether the first positions of a slot hold numbers only. Raises SlotsLostError."""
+        self._check(session)
+        return all(self.ask_all("is_finite", session, slot, length))
+
+    def ask_all(self, method: str, *args: Any) -> list[Any]:
+        """Return what every actor answers when all that was sent before is settled. Raises SlotsLostError."""
         self.drain()
-        if len(self._recovery.mirrors[session][slot]) < length:
-            return False
-        return all(self.surely(lambda: self.group.ask_all("is_finite", session, slot, length)))
-
-    def lengths(self, session: int) -> list[int]:
-        """How many tokens each slot will hold when all that is in flight is settled."""
-        return self._lengths_after(self._flying, session)
-
-    def loss(self, token_ids: Seq[int]) -> str | None:
-        """How stages died over a row that begins like this one; None if none is known to have."""
-        return self._recovery.loss(token_ids)
-
-    def send(self, step: Step) -> Step:
-        """Have the stages do this after all that was sent before."""
         self._mend()
-        while len(self._flying) >= _MOST_FLYING:
+        try:
+            return self.group.ask_all(method, *args)
+        except StageLostError as lost:
+            self._bring_up(lost)
+
+    def facts(self) -> list[StageFacts]:
+        """Report what is true of each stage now. Raises SlotsLostError."""
+        facts: list[StageFacts] = self.ask_all("facts")[:: self.group.settings.tensor_parallel]
+        return facts
+
+    def plain_eager(self, token_ids: list[int], num_logits: int) -> Any:
+        """Return the last logits of a text, packed, by a forward without slots (`Stage.plain_eager`)."""
+        self.drain()
+        self._mend()
+        fed: Any = token_ids
+        references: list[list[Any]] = []
+        for stage in range(len(self.group.ranks)):
+            references.append(self.group.run(stage, "plain_eager", fed, num_logits))
+            fed = references[-1][0]
+        try:
+            return answer_of(self.group, references, self.group.settings.start_timeout_s)  # the first one starts much
+        except StageLostError as lost:
+            self._bring_up(lost)
+
+    def send(self, work: Work, token_ids: list[list[int]], finish: Finish | None = None) -> Step:
+        """Send this work on these tokens, one list a row, to all stages; they do it after all that was sent before.
+
+        Raises SlotsLostError where the work's session has lost its slots.
+        """
+        self._mend()
+        if work.session is not None:
+            self._check(work.session)
+        while len(self._flying) >= _MAX_FLYING:
             self._settle_oldest()
-        waits = any(other.references is None for other in self._flying)  # steps are being done again, one at a time
-        waits = waits or self._has_hole(step, after=self._flying)
+        fed: Any = list(chain.from_iterable(token_ids))
+        step, last = Step([]), len(self.group.ranks) - 1
+        for stage in range(last + 1):
+            to_first = (finish or Nothing(),) if stage == last else ()
+            step.references.append(self.group.run(stage, "do", work, fed, to_first=to_first))
+            fed = step.references[-1][0]
         self._flying.append(step)
-        if not waits:
-            self._sender.send(step)
         return step
 
     def is_ready(self, step: Step) -> bool:
-        """Whether `settle` has nothing to wait for."""
-        if step.is_settled:
-            return True
-        if step.references is None or self._flying[0].references is None:
-            return False
-        ready, _ = ray.wait(step.references[-1][:1], timeout=0, fetch_local=False)
-        return bool(ready)
+        """Tell whether `settle` has nothing to wait for."""
+        return step.is_settled or bool(ray.wait(step.references[-1][:1], timeout=0, fetch_local=False)[0])
 
     def settle(self, step: Step) -> Any:
-        """The last stage's answer; None if the step was given up (`step.loss`). Raises what the step itself raised.
+        """Return the last stage's answer. Raises what the step itself raised, or SlotsLostError.
 
-        Raises StagesGoneError if stages are lost more often in a row than they may be, or cannot be replaced.
+        Raises StagesGoneError if lost stages cannot be replaced.
         """
         while not step.is_settled:
             if step not in self._flying:
@@ -100,17 +144,14 @@ class StagePipeline:
         while self._flying:
             self._settle_oldest()
 
-    def surely(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` gives, which asks all stages something; where one is lost over it, it is asked again.
-
-        Nothing may be in flight.
-        """
-        while True:
-            self._mend()
+    def repeat(self, do: Callable[[], _T]) -> _T:
+        """Return what `do` returns, which must need no slots but its own; do it again where a stage is lost over it."""
+        for _ in range(max(1, self.group.settings.most_restarts)):
             try:
-                return ask()
-            except StageLostError as lost:
-                self._recover(lost)
+                return do()
+            except SlotsLostError as error:
+                lost = error
+        raise StagesGoneError(f"stages of the target were lost again and again; the last time: {lost}") from lost
 
     def close(self) -> None:
         """End the stages."""
@@ -118,90 +159,73 @@ class StagePipeline:
         self.group.close()
 
     def _settle_oldest(self) -> None:
-        """Settle the step that was sent first, or come nearer to it."""
         step = self._flying[0]
-        if step.rows is not None:
-            self._flying.popleft()
-            step.answer, step.is_settled = step.finish.gathered([row.answer for row in step.rows]), True
-        elif step.references is None:
-            self._settle_alone(step)
-        else:
-            try:
-                self._wait_for(step)
-            except StageLostError as lost:
-                self._recover(lost)
-
-    def _settle_alone(self, step: Step) -> None:
-        """Do the oldest step again with nothing beside it, or its rows, or give its only row up."""
-        if self._has_hole(step, after=()):
-            if step.can_be_split:
-                self._split(step)
-            else:
-                self._give_up(step, None)
-            return
-        self._sender.send(step)
         try:
-            self._wait_for(step)
+            step.answer = answer_of(self.group, step.references)
         except StageLostError as lost:
-            step.num_deaths += 1
-            self._recover(lost)
-            if step.can_be_split:
-                self._split(step)
-            elif step.num_deaths >= MOST_DEATHS_ALONE and step.num_rows:
-                self._give_up(
-                    step,
-                    f"a stage of the target was lost over this row, {step.num_deaths} times with nothing beside it "
-                    "(out of memory, or a fault in a kernel that this row sets off, or a step that takes longer than "
-                    f"stages.timeout_s); the last time: {lost}",
-                )
-
-    def _wait_for(self, step: Step) -> None:
-        """Settle the oldest step. Raises StageLostError; after an error that is nobody's death nothing is in flight."""
-        try:
-            step.answer = self._sender.answer(step)
-        except StageLostError:
-            raise
+            self._bring_up(lost)
         except Exception:
-            sessions = {each.work.session for each in self._flying}
-            self._recovery.forget(session for session in sessions if session is not None)
             self._flying.clear()
+            self._is_whole = self.group.settings.tensor_parallel == 1  # ranks that raised were ended (`answer_of`)
             raise
         self._flying.popleft()
         step.is_settled = True
-        self._recovery.note(step)
 
-    def _split(self, step: Step) -> None:
-        """Put the parts of the oldest step in its place, and it behind them."""
-        self._flying.popleft()
-        self._flying.extendleft(reversed([*step.split(), step]))
-
-    def _give_up(self, step: Step, why: str | None) -> None:
-        """Leave the oldest step, of a single row, undone."""
-        self._flying.popleft()
-        step.loss, step.is_settled = why, True
-        self._recovery.give_up(step, why)
-
-    def _has_hole(self, step: Step, after: Iterable[Step]) -> bool:
-        """Whether a row of this step, done after those, follows something whose writing was given up."""
-        session = step.work.session
-        return session is not None and step.has_hole(self._lengths_after(after, session))
-
-    def _lengths_after(self, steps: Iterable[Step], session: int) -> list[int]:
-        lengths = self._recovery.mirrors[session].lengths()
-        for step in steps:
-            if step.work.session == session and step.rows is None:
-                step.lengthen(lengths)
-        return lengths
+    def _check(self, session: int) -> None:
+        if not self.has_slots(session):
+            raise SlotsLostError("a stage of the target was lost, and with it what the slots held")
 
     def _mend(self) -> None:
-        """Bring the stages up again that an earlier recovery left behind."""
-        if not self._recovery.is_whole:
-            self._recover(StageLostError("an earlier recovery was not completed"))
+        """Bring up the stages that an earlier failure left behind."""
+        if not self._is_whole:
+            self._bring_up(StageLostError("a stage was lost earlier"))
 
-    def _recover(self, lost: StageLostError) -> None:
-        """Bring the stages to where the last settled step left them. What is in flight is to be sent again."""
+    def _bring_up(self, lost: StageLostError) -> NoReturn:
+        """Replace what is lost, and raise SlotsLostError; or StagesGoneError if that cannot be done."""
+        self._is_whole = False
+        self._look_at_errors()
+        sessions, self._sessions = self._sessions, set()
+        settings = self.group.settings
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StageLostError),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_delay(settings.start_timeout_s),
+                tenacity.stop_after_attempt(max(1, settings.most_restarts)),
+            ),
+            reraise=True,
+        )
         try:
-            self._recovery.recover(lost, self._flying)
-        except Exception:
-            self._flying.clear()
-            raise
+            if not settings.most_restarts:
+                raise lost
+            attempts(self._heal, sessions, time.monotonic() + settings.start_timeout_s)
+        except StageLostError as last:
+            raise StagesGoneError(
+                f"a lost stage of the target could not be replaced (stages.most_restarts is {settings.most_restarts}, "
+                f"stages.start_timeout_s {settings.start_timeout_s:g} s); the last time: {last}"
+            ) from lost
+        self._is_whole = True
+        _log.info(Event("stages recovered", cause=str(lost)))
+        raise SlotsLostError(str(lost)) from lost
+
+    def _heal(self, sessions: set[int], until: float) -> None:
+        self.group.heal(until)
+        for session in sessions:  # stages that live still hold them
+            self.group.ask_all("release", session)
+
+    def _look_at_errors(self) -> None:
+        """Wait for the steps in flight, and look at their errors: Ray would log those that nothing has looked at."""
+        sent = [list(chain.from_iterable(step.references)) for step in self._flying]
+        self._flying.clear()
+        every = list(chain.from_iterable(sent))
+        if not every:
+            return
+        timeout_s = self.group.settings.timeout_s
+        ready = set(ray.wait(every, num_returns=len(every), timeout=timeout_s, fetch_local=False)[0])
+        for references in sent:
+            for reference in reversed([reference for reference in references if reference in ready]):
+                try:
+                    ray.get(reference)
+                except RayError:
+                    continue
+                break  # what came before it is no error either

@@ -1,8 +1,8 @@
 """The places of a target's stages: a placement group that goes when the process goes that asked for it.
 
 Ray 2.60 promises that, and keeps the group of an actor that died until the job ends. So each group is named after the
-actor and the process that made it, and whoever makes one, and the driver now and then, gives back those whose makers
-are gone.
+actor and the process that made it. A process that makes a group, and the driver now and then, give back the groups
+whose makers are gone.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def take_places(settings: StageSettings) -> Any:
-    """The placement group, one bundle for each stage.
+    """Return a placement group with one bundle for each stage.
 
-    Raises RuntimeError if the cluster has no room in `room_timeout_s`. In a run that has no end: others may work
-    meanwhile, and if nobody does, the driver ends the run (run.no_progress_timeout_s) and says what is missing.
+    Raises RuntimeError if the cluster has no room in `room_timeout_s`. In a run that is infinite: other generators may
+    work meanwhile, and if none does, the driver ends the run (run.no_progress_timeout_s) and says what is missing.
     """
     give_back_orphans()
     bundle = settings.bundle or {"CPU": 0.001}
@@ -68,12 +68,12 @@ def give_back_orphans() -> None:
             continue
         _, _, maker, its_process, _ = name.split(":")
         if (maker == actor and its_process != process) or (maker != actor and _is_dead(maker)):
-            with suppress(ValueError):  # somebody else has just given it back
+            with suppress(ValueError):  # another process has just given it back
                 remove_placement_group(get_placement_group(name))
 
 
 def _maker() -> tuple[str, str, str]:
-    """This job, this actor ("driver" where there is none) and this process."""
+    """Return the ids of this job, this actor ("driver" where there is none) and this process."""
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_actor_id() or "driver", context.get_worker_id()
 

@@ -13,9 +13,7 @@ from functools import partial
 import torch
 
 from actors.stages.actor import unpacked
-from actors.stages.answers import answer_of
-from actors.stages.group import StageGroup
-from actors.stages.recovery import StagesGoneError
+from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.network.probe import FUSED_TOLERANCE, TOLERANCE
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
@@ -25,18 +23,23 @@ _log = logging.getLogger(__name__)
 
 
 def check_chain(model: ShardedModel, name: str) -> float:
-    """The relative deviation found, or a ValueError that quotes it. The slots are gone afterwards.
+    """Return the relative deviation found, or raise a ValueError that quotes it. The slots are gone afterwards.
 
     Stages that can be made faster (`Stage.speed_up`) are then made so, and measured again, against the same forwards.
     """
     group, first = model.pipeline.group, model.facts_of_stages[0]
     rows = ProbeRows.of(model.vocab_size, first.window, model.max_positions)
+    repeat = model.pipeline.repeat  # where a stage is lost meanwhile
+
+    def measure() -> float:
+        return repeat(partial(_measured, model, rows, plain))
+
     try:
-        plain = [model.pipeline.surely(partial(_plain, group, text)) for text in rows.texts]
-        deviation = _measured(model, rows, plain)
+        plain = [repeat(partial(_plain, model, text)) for text in rows.texts]
+        deviation = measure()
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
             group.tell_all("set_packs_rows", False)
-            deviation = _measured(model, rows, plain)
+            deviation = measure()
     except StagesGoneError:
         raise
     except _FAILURES as error:
@@ -48,11 +51,11 @@ def check_chain(model: ShardedModel, name: str) -> float:
             "(stages.count 1, stages.tensor_parallel 1)"
         )
     group.tell_all("speed_up")
-    fused = _measured(model, rows, plain)
+    fused = measure()
     if not fused <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
         _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
         group.tell_all("slow_down")
-        fused = _measured(model, rows, plain)
+        fused = measure()
     if not fused <= TOLERANCE[model.dtype]:
         raise ValueError(
             f"{name!r} computes the same in stages, but not with its weights laid out for this processor (off by "
@@ -61,19 +64,14 @@ def check_chain(model: ShardedModel, name: str) -> float:
     return max(deviation, fused)
 
 
-def _plain(group: StageGroup, text: list[int]) -> torch.Tensor:
-    """The last logits [J, V] of a text, by one forward through all stages with transformers' own attention."""
-    fed: object = text
-    answers = []
-    for stage in range(group.settings.count):
-        answers.append(group.run(stage, "plain_eager", fed, NUM_REAL))
-        fed = answers[-1][0]
-    return unpacked(answer_of(group, answers, group.settings.start_timeout_s)).float()  # the first forward starts much
+def _plain(model: ShardedModel, text: list[int]) -> torch.Tensor:
+    """Return the last logits [J, V] of a text, by one forward through all stages with transformers' own attention."""
+    return unpacked(model.pipeline.plain_eager(text, NUM_REAL)).float()
 
 
 def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -> float:
-    """The deviation by now, of rows of one length and of ragged ones."""
-    model.facts_of_stages = model.pipeline.group.facts()
+    """Return the deviation as the stages are now, of rows of one length and of ragged ones."""
+    model.facts_of_stages = model.pipeline.facts()
     model.allocate(len(SLOTS), rows.num_positions)
     model.prefill(SLOTS, rows.prompts)
     model.logits(SLOTS, rows.starts, rows.junk)

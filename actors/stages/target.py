@@ -1,33 +1,73 @@
-"""ShardedModel: a target whose layers are shared out over stage actors. The engine sees a `Target` like any other."""
+"""ShardedModel: a target whose layers are shared by stage actors. The engine sees a `Target` like any other."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import count
-from weakref import WeakKeyDictionary
 
 import torch
 
-from actors.stages.facts import goes_with
-from actors.stages.pipeline import StagePipeline
-from actors.stages.slots import RemoteSlots
-from actors.stages.step import Step
-from actors.stages.work import Decide, Finish, Judge, Logits, Nothing, Score, Work, for_travel, question_of
+from actors.stages.facts import fits_beside
+from actors.stages.pipeline import StagePipeline, Step
+from actors.stages.work import (
+    Change,
+    Copy,
+    Decide,
+    Finish,
+    Judge,
+    Logits,
+    Nothing,
+    Score,
+    Swap,
+    Work,
+    Zero,
+    request_to_send,
+    to_send,
+)
 from decoding.cache.prefill import batches
 from decoding.network.target import timed_start
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.sequence import TokenLogprobs
 
-_NOT_FINITE = RowVerdict(0, 0, 0, False, 0, [], [])
+
+class RemoteSlots:
+    """The slots of a session in all stages. Changes of them go out with the session's next step."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        """Begin with empty slots."""
+        self._model = model
+        self._changes: list[Change] = []
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot, as `KVCache.copy`."""
+        self._changes.append(Copy(source, target, length))
+
+    def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchange two slots, as `KVCache.swap`."""
+        self._changes.append(Swap(first, second, first_length, second_length))
+
+    def zero(self, slot: int) -> None:
+        """Clear a slot, as `KVCache.zero`."""
+        self._changes.append(Zero(slot))
+
+    def is_finite(self, slot: int, length: int) -> bool:
+        """Tell whether the first positions of a slot hold numbers only, as `KVCache.is_finite`."""
+        return self._model.is_finite(slot, length)
+
+    def take_changes(self) -> tuple[Change, ...]:
+        """Return the changes since the last step, and forget them."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
 
 
 class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
-        """Over stages that were told all they need (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
+        """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
         self.pipeline = pipeline
         self.facts_of_stages = pipeline.group.facts()
         first, last = self.facts_of_stages[0], self.facts_of_stages[-1]
@@ -38,27 +78,27 @@ class ShardedModel:
         self.max_positions: int | None = first.max_positions
         self.eos_token_ids: frozenset[int] = first.eos_token_ids
         self.cache: RemoteSlots | None = None
+        self._size = (0, 0)  # slots and positions
         self._sessions = count()
         self._session = next(self._sessions)
-        self._lost: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()  # rows that stages died over, and how
 
     @property
     def runs_on(self) -> str:
-        """As `Target.runs_on`, of the stages: questions are put on `device`, which may be another one."""
+        """The devices of the stages, as `Target.runs_on`: `device`, where questions are put, may be another one."""
         return ", ".join(sorted({facts.device_name for facts in self.facts_of_stages}))
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether every stage is: then a token's logits are the same, bit for bit, whatever stands beside it."""
+        """Whether every stage is: then a token's logits are the same, bit for bit, whatever runs beside it."""
         return all(facts.is_batch_invariant for facts in self.facts_of_stages)
 
     @property
     def num_lanes(self) -> int:
-        """So many that every stage has work."""
+        """Enough lanes that every stage has work."""
         return len(self.facts_of_stages)
 
     def facts(self) -> dict[str, bool | int]:
-        """Whether our layers run, and on how many stages, and by how many processes each."""
+        """Report whether our layers run, and on how many stages, and by how many processes each."""
         return {
             "fused": all(facts.is_fused for facts in self.facts_of_stages),
             "graphs": False,
@@ -67,94 +107,80 @@ class ShardedModel:
         }
 
     def share(self) -> ShardedModel:
-        """The same stages with slots of its own."""
+        """Make another session on the same stages, with slots of its own."""
         twin = ShardedModel(self.pipeline, self.device)
         twin._sessions, twin._session = self._sessions, next(self._sessions)
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        """As `Target.allocate`."""
+        """Reserve fresh slots, as `Target.allocate`."""
         self.pipeline.allocate(self._session, num_slots, num_positions)
-        self.cache = RemoteSlots(self.pipeline, self._session, num_positions)
+        self.cache, self._size = RemoteSlots(self), (num_slots, num_positions)
 
     def release(self) -> None:
-        """As `Target.release`."""
+        """Give the slots back, as `Target.release`."""
         self.cache = None
         self.pipeline.release(self._session)
 
-    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        """As `Target.prefill`; it is under way when this returns."""
-        for batch in batches(slots, token_ids, starts, goes_with(self.facts_of_stages)):
-            standing = self._standing()
-            whole = [piece for piece in batch if piece.start <= standing[piece.slot]]
-            if whole:
-                self._send([piece.slot for piece in whole], [piece.start for piece in whole], [p.tokens for p in whole])
+    def is_finite(self, slot: int, length: int) -> bool:
+        """Tell whether the first positions of a slot hold numbers only."""
+        assert self.cache is not None, "allocate() comes first"
+        changes = self.cache.take_changes()
+        if changes:
+            self.pipeline.send(Work(self._session, changes), [])
+        return self.pipeline.is_finite(self._session, slot, length)
 
-    def score(self, question: ScoreRequest) -> ShardedAnswer:
-        """As `Target.score`. A row whose tokens do not stand in its slot (a stage died over them) is not run."""
-        starts, standing = question.starts, self._standing()
-        for row, sequence in enumerate(question.rows.sequences):
-            loss = self.pipeline.loss(sequence.token_ids) if starts[row] > standing[row] else None
-            if loss is not None:
-                self.give_up(sequence, loss)
-        num_positions = question.token_ids_BJ.shape[1]
-        lengths = question.lengths or [num_positions] * len(starts)
-        known = [
-            row
-            for row, sequence in enumerate(question.rows.sequences)
-            if starts[row] <= standing[row] and sequence not in self._lost
-        ]
-        step: Step | None = None
-        if known:
-            tokens = question.token_ids_BJ.tolist()
-            step = self._send(
-                known,
-                [starts[row] for row in known],
-                [tokens[row][: lengths[row]] for row in known],
-                num_positions,
-                Judge(question_of(question, known)),
-            )
-        return ShardedAnswer(self, question, known, step)
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        """Write tokens into slots, as `Target.prefill`; that is under way when this returns."""
+        for batch in batches(slots, token_ids, starts, fits_beside(self.facts_of_stages)):
+            self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])
+
+    def score(self, request: ScoreRequest) -> ShardedAnswer:
+        """Send a draft to be judged, as `Target.score`."""
+        tokens, num_positions = request.token_ids_BJ.tolist(), request.token_ids_BJ.shape[1]
+        lengths = request.lengths or [num_positions] * len(tokens)
+        step = self._send(
+            range(len(tokens)),
+            request.starts,
+            [row[:length] for row, length in zip(tokens, lengths, strict=True)],
+            num_positions,
+            Judge(request_to_send(request)),
+        )
+        return ShardedAnswer(self.pipeline, step)
 
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
     ) -> RowVerdict:
-        """As `Target.decide`. A decision over which stages died says so (`RowVerdict.failure`)."""
+        """Decide a row's next token, as `Target.decide`."""
         (sequence,) = rows.sequences
-        if sequence in self._lost:
-            return _NOT_FINITE._replace(failure=self._lost[sequence])
         token_ids = [*sequence.token_ids, *accepted]
-        finish = Decide(for_travel(rows), tuple(accepted), num_logprobs)
+        finish = Decide(to_send(rows), tuple(accepted), num_logprobs)
         if in_slot is None:
-            step = Step(Work(None, lengths=(len(token_ids),), num_logits=1), [token_ids], finish)
-            self.pipeline.send(step)
+            step = self.pipeline.send(Work(None, lengths=(len(token_ids),), num_logits=1), [token_ids], finish)
         else:
             *before, newest = token_ids
             self.prefill([in_slot], [before])
             step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
-        decision: RowVerdict | None = self.pipeline.settle(step)
-        if decision is None:
-            loss = step.loss_of(0) or self.pipeline.loss(token_ids)
-            self._lost[sequence] = loss or "the target's stages were lost over this row"
-            return _NOT_FINITE._replace(failure=self._lost[sequence])
+        decision: RowVerdict = self.pipeline.settle(step)
         return decision
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """As `Target.logprobs`. Raises RuntimeError if stages were lost over it."""
-        if start > self._standing()[0]:
-            raise RuntimeError("the target's stages were lost over what stands before these tokens")
+        """Score the tokens that follow these, as `Target.logprobs`."""
         step = self._send([0], [start], [list(token_ids)], len(token_ids), Score(tuple(following), num_top))
-        logprobs: list[TokenLogprobs] | None = self.pipeline.settle(step)
-        if logprobs is None:
-            raise RuntimeError(f"the target's stages were lost over these tokens: {step.loss}")
+        logprobs: list[TokenLogprobs] = self.pipeline.settle(step)
         return logprobs
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """As `Target.seconds`: through all stages, with nothing else in flight."""
-        assert self.cache is not None
-        start = timed_start(self.cache.num_positions, num_tokens)
-        if min(self._standing()[:num_rows]) < start:
-            self.prefill(range(num_rows), [[0] * start] * num_rows)
+        """Time a forward through all stages, with nothing else in flight, as `Target.seconds`.
+
+        Where a stage is lost over it, it is timed again in fresh slots.
+        """
+        return self.pipeline.repeat(partial(self._seconds, num_rows, num_tokens))
+
+    def _seconds(self, num_rows: int, num_tokens: int) -> float:
+        if not self.pipeline.has_slots(self._session):
+            self.allocate(*self._size)
+        start = timed_start(self._size[1], num_tokens)
         self.pipeline.drain()
         started = time.perf_counter()
         self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens, Nothing())
@@ -162,16 +188,10 @@ class ShardedModel:
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
-        """Logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
+        """Return logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
         step = self._send(slots, starts, token_ids, max(len(tokens) for tokens in token_ids), Logits())
-        logits_BJV: torch.Tensor | None = self.pipeline.settle(step)
-        if logits_BJV is None:
-            raise RuntimeError(f"the target's stages were lost over these rows: {step.loss or 'over each alone'}")
+        logits_BJV: torch.Tensor = self.pipeline.settle(step)
         return logits_BJV
-
-    def give_up(self, sequence: Sequence, why: str) -> None:
-        """Stages died over this row, with nothing beside it."""
-        self._lost[sequence] = why
 
     def _send(
         self,
@@ -190,38 +210,22 @@ class ShardedModel:
             tuple(len(tokens) for tokens in token_ids),
             num_logits,
         )
-        return self.pipeline.send(Step(work, [list(tokens) for tokens in token_ids], finish or Nothing()))
-
-    def _standing(self) -> list[int]:
-        assert self.cache is not None, "allocate() comes first"
-        return self.cache.lengths()
+        return self.pipeline.send(work, [list(tokens) for tokens in token_ids], finish)
 
 
 class ShardedAnswer:
     """The verdicts on a question's rows, on their way from the last stage."""
 
-    def __init__(self, model: ShardedModel, question: ScoreRequest, known: list[int], step: Step | None) -> None:
-        """Only the `known` rows were asked about; the others' verdict is that nothing is known of them."""
-        self._model, self._question, self._known, self._step = model, question, known, step
+    def __init__(self, pipeline: StagePipeline, step: Step) -> None:
+        """Wait for this step of the pipeline."""
+        self._pipeline, self._step = pipeline, step
 
     @property
     def is_ready(self) -> bool:
-        """As `PendingVerdicts.is_ready`."""
-        return self._step is None or self._model.pipeline.is_ready(self._step)
+        """Whether `result` waits for no other process."""
+        return self._pipeline.is_ready(self._step)
 
     def result(self) -> list[RowVerdict]:
-        """As `PendingVerdicts.result`."""
-        sequences = self._question.rows.sequences
-        verdicts = [_NOT_FINITE] * len(sequences)
-        if self._step is None:
-            return verdicts
-        pipeline = self._model.pipeline
-        answers = pipeline.settle(self._step) or [None]  # a single row that was given up
-        for index, (row, answer) in enumerate(zip(self._known, answers, strict=True)):
-            if answer is not None:
-                verdicts[row] = answer
-                continue
-            loss = self._step.loss_of(index) or pipeline.loss(sequences[row].token_ids)
-            if loss is not None:
-                self._model.give_up(sequences[row], loss)
+        """Return the verdicts, as `PendingVerdicts.result`."""
+        verdicts: list[RowVerdict] = self._pipeline.settle(self._step)
         return verdicts

@@ -1,4 +1,4 @@
-"""What the stages of a target are told: plain data, the same for all of them but for what the last one makes of it.
+"""Work: what the stages of a target are told. Plain data, the same for all stages, but the last one gets a Finish.
 
 Shapes: B rows, J positions whose logits are wanted, V vocabulary.
 """
@@ -14,7 +14,6 @@ import torch
 from decoding.network.stage import Stage
 from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence, TokenLogprobs
 
 
@@ -29,7 +28,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two slots change places, so many positions of each."""
+    """Two slots change places: the first positions of each, as many as its length says."""
 
     first: int
     second: int
@@ -64,55 +63,28 @@ class Nothing:
     """No logits are wanted."""
 
     def of(self, logits: torch.Tensor, dtype: torch.dtype) -> None:
-        """Nothing."""
-        return None
-
-    def of_row(self, row: int) -> Nothing:
-        """The same for one row."""
-        return self
-
-    def gathered(self, answers: Seq[None]) -> None:
-        """Of rows that were done one by one."""
+        """Answer nothing."""
         return None
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits themselves: for a measurement, not for a round."""
+    """The logits themselves are wanted: for a measurement, not for a round."""
 
     def of(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """They."""
+        """Copy the logits to the host."""
         return logits.cpu()
-
-    def of_row(self, row: int) -> Logits:
-        """The same for one row."""
-        return self
-
-    def gathered(self, answers: Seq[torch.Tensor | None]) -> torch.Tensor | None:
-        """Of rows that were done one by one; not a number where one was given up, None if all were."""
-        like = next((answer for answer in answers if answer is not None), None)
-        if like is None:
-            return None
-        return torch.cat([torch.full_like(like, float("nan")) if answer is None else answer for answer in answers])
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A question's draft is judged."""
+    """A request's draft is judged."""
 
-    question: ScoreRequest
+    request: ScoreRequest
 
     def of(self, logits_BJV: torch.Tensor, dtype: torch.dtype) -> list[RowVerdict]:
-        """A verdict for each row."""
-        return judge(_moved(self.question, logits_BJV.device), logits_BJV, dtype).result()
-
-    def of_row(self, row: int) -> Judge:
-        """The same for one row."""
-        return Judge(question_of(self.question, [row]))
-
-    def gathered(self, answers: Seq[list[RowVerdict] | None]) -> list[RowVerdict | None]:
-        """Of rows that were done one by one; None for one that was given up."""
-        return [None if answer is None else answer[0] for answer in answers]
+        """Return a verdict for each row."""
+        return judge(_moved(self.request, logits_BJV.device), logits_BJV, dtype).result()
 
 
 @dataclass(frozen=True)
@@ -124,17 +96,9 @@ class Decide:
     num_logprobs: int | None
 
     def of(self, logits: torch.Tensor, dtype: torch.dtype) -> RowVerdict:
-        """The decision."""
+        """Return the decision."""
         logits_V = logits.flatten(0, -2)[0]
         return decide(_moved(self.rows, logits.device), self.accepted, logits_V, self.num_logprobs)
-
-    def of_row(self, row: int) -> Decide:
-        """The same: it has a single row."""
-        return self
-
-    def gathered(self, answers: Seq[RowVerdict | None]) -> RowVerdict | None:
-        """Of that row."""
-        return answers[0]
 
 
 @dataclass(frozen=True)
@@ -145,16 +109,8 @@ class Score:
     num_top: int
 
     def of(self, logits: torch.Tensor, dtype: torch.dtype) -> list[TokenLogprobs]:
-        """One for each of them."""
+        """Return the log-probabilities of each of them."""
         return token_logprobs(logits.flatten(0, -2), list(self.following), self.num_top)
-
-    def of_row(self, row: int) -> Score:
-        """The same: it has a single row."""
-        return self
-
-    def gathered(self, answers: Seq[list[TokenLogprobs] | None]) -> list[TokenLogprobs] | None:
-        """Of that row."""
-        return answers[0]
 
 
 _CPU = torch.device("cpu")
@@ -162,7 +118,7 @@ Finish = Nothing | Logits | Judge | Decide | Score
 
 
 def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish) -> Any:
-    """What comes of the work on this stage: hidden states, or on the last stage what `finish` makes of the logits."""
+    """Do the work on this stage. Return hidden states, or on the last stage what `finish` makes of the logits."""
     for change in work.changes:
         assert work.session is not None, "without a session there are no slots"
         cache = stage.cache(work.session)
@@ -183,8 +139,8 @@ def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish) -> Any:
     return finish.of(out, stage.dtype) if stage.layers.has_head else out.cpu()
 
 
-class _Words:
-    """What verification asks a sequence: its tokens, or only how many there are."""
+class _Tokens:
+    """A sequence as verification needs it: its tokens, or only how many there are."""
 
     def __init__(self, sequence: Sequence, needs_tokens: bool) -> None:
         self._length, num_prompt = len(sequence), len(sequence.prompt_token_ids)
@@ -195,31 +151,20 @@ class _Words:
         return self._length
 
 
-def for_travel(rows: Rows) -> Rows:
-    """The same rows with no more of their sequences than verification needs."""
+def to_send(rows: Rows) -> Rows:
+    """Copy rows to the CPU, with no more of their sequences than verification needs."""
     needs_tokens = rows.sampling.penalties_3B is not None
-    words = tuple(cast(Sequence, _Words(sequence, needs_tokens)) for sequence in rows.sequences)
-    return Rows(words, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
+    tokens = tuple(cast(Sequence, _Tokens(sequence, needs_tokens)) for sequence in rows.sequences)
+    return Rows(tokens, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
 
 
-def question_of(question: ScoreRequest, rows: Seq[int]) -> ScoreRequest:
-    """What a question asks about some of its rows, ready to travel."""
-    draft = question.draft
-    if list(rows) != list(range(len(question.rows.sequences))):
-        index = torch.tensor(list(rows), device=draft.token_ids_BK.device)
-        draft = Draft(
-            draft.token_ids_BK[index],
-            draft.num_draft_tokens_B[index],
-            None if draft.probs_BKV is None else draft.probs_BKV[index],
-            None if draft.max_draft_tokens_B is None else tuple(draft.max_draft_tokens_B[row] for row in rows),
-        )
-    return ScoreRequest(
-        for_travel(question.rows.take(rows)), _moved(draft, _CPU), tuple(question.num_logprobs[row] for row in rows)
-    )
+def request_to_send(request: ScoreRequest) -> ScoreRequest:
+    """Copy a request to the CPU, with no more of its sequences than verification needs."""
+    return ScoreRequest(to_send(request.rows), _moved(request.draft, _CPU), request.num_logprobs)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """The same data with all tensors on `device`."""
+    """Copy data with all tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple):

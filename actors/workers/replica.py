@@ -146,7 +146,7 @@ class Replica:
         sequences = self._sequences(generation)
         self._num_unfinished += num_new
         try:
-            async with aclosing(self._loop.stream(sequences, generation.tell_every_s)) as stream:  # type: ignore[type-var]
+            async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
                 async for deltas in generation.deadline.until(stream):
                     if deltas:
                         self._last_token_at = time.monotonic()

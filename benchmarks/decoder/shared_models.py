@@ -15,7 +15,7 @@ import torch
 from decoding import Engine, EngineOptions
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
-from decoding.engine.costs import measure_costs
+from decoding.engine.measured_costs import measure_costs
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 

@@ -19,6 +19,7 @@ any draft is allowed.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
+from weakref import WeakKeyDictionary
 
 from decoding.drafters.base import Drafter, swap_entries
 from decoding.drafters.calibration import Calibration
@@ -64,17 +65,20 @@ class SuffixDrafter(Drafter):
         self._continuations = Continuations()
         self._calibration = Calibration()
         self._writers: dict[int, _Writer] = {}
-        self._numbers = count()
+        self._next_number = count()
+        self._numbers = WeakKeyDictionary[Sequence, int]()  # a row that comes back after it lost its slot keeps its own
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Learn each new prompt, and the output that its sequence has already."""
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
             if writer is not None and writer.sequence is sequence:
-                continue  # it was only scored again
+                writer.offer = None  # of a round that was dropped, maybe
+                self._learn_output(writer)
+                continue
             prompt = list(sequence.prompt_token_ids)
             scope = hash(sequence.prompt_token_ids) & _KEY_BITS
-            writer = self._writers[slot] = _Writer(sequence, next(self._numbers), scope, prompt)
+            writer = self._writers[slot] = _Writer(sequence, self._number_of(sequence), scope, prompt)
             if scope not in self._continuations:
                 self._continuations.add(scope, 0)
                 writer.tokens = []
@@ -160,6 +164,11 @@ class SuffixDrafter(Drafter):
             if best is not None:
                 return best
         return None
+
+    def _number_of(self, sequence: Sequence) -> int:
+        if sequence not in self._numbers:
+            self._numbers[sequence] = next(self._next_number)
+        return self._numbers[sequence]
 
     def _learn_output(self, writer: _Writer) -> None:
         num_known = len(writer.tokens) - len(writer.sequence.prompt_token_ids)

@@ -1,16 +1,18 @@
-"""Admission: who gets a slot, and how prompts get into the caches between the rounds.
+"""Admission: which sequences get a slot, and how their tokens get into the caches between the rounds.
 
-Prompts are read in chunks, packed end to end, a number of tokens between two rounds: rows that run wait for a chunk,
-not for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a
-full engine and grows as fewer rows run; when none does, as many budgets as there are slots are read at once.
+Tokens are read in chunks, packed end to end, a number of them between two rounds: rows that run wait for a chunk, not
+for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a full
+engine and grows as fewer rows run; when none runs, as many budgets as there are slots are read at once.
+
+A sequence that lost its slot comes back with output. It is read like a prompt, all tokens but the newest, and goes on.
 
 The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
-and none waits for ever. A prompt that begins like another one copies the other's keys and values, in target and draft,
-or takes over its slot where that is free. If the other is itself still being read, it waits for that.
+and none waits for ever. A row that begins like another one copies the other's keys and values, in target and draft, or
+takes over its slot where that is free. If the other row is itself still being read, the newcomer waits for it.
 
-Rounds read slots 0..B-1 in place, so rows that run must stand there. A newcomer fills any free slot, most often the one
-that it will run in; when rows are about to run, whoever stands beyond changes places with whoever stands before and
-cannot run. With prompts within the budget that happens only when a slot stays empty; else about once a prompt.
+Rounds read slots 0..B-1 in place, so rows that run must be there. A newcomer fills any free slot, most often the one
+that it will run in; when rows are about to run, a ready row beyond slot B-1 changes places with a row before it that is
+not ready. With prompts within the budget that happens only when a slot stays empty; else about once a prompt.
 """
 
 from collections import deque
@@ -21,12 +23,12 @@ from decoding.engine.prefix import Resident
 from decoding.network.target import Target
 from decoding.sequence import Sequence
 
-# A prompt waits for one that is being read if that saves at least so many tokens: it costs a forward of its own later.
+# A row waits for another that is being read if that saves at least this many tokens: it costs a forward of its own.
 _WORTH_AWAITING = 32
 
 
 class Admission:
-    """The waiting sequences, the slots and who stands in them; it alone fills caches with prompts."""
+    """The waiting sequences, the slots and the rows in them; nothing else fills caches with prompts."""
 
     def __init__(
         self,
@@ -36,47 +38,41 @@ class Admission:
         max_prefill_tokens: int,
         waiting: deque[Sequence],
     ) -> None:
-        """Read at most `max_prefill_tokens` prompt tokens between two rounds of full slots.
+        """Read at most `max_prefill_tokens` tokens between two rounds of full slots.
 
-        Sequences come from `waiting`, which others may draw on, too.
+        Sequences come from `waiting`, which several lanes may share.
         """
         self._target = target
         self._drafter = drafter
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting = waiting
-        self.most_seats = num_slots  # slots that may be in use: what waits may be shared with others
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
-        self.shares_prefixes = True
-        self.num_cached_tokens = 0  # prompt tokens that were copied, or stood there, instead of being computed
 
-    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
-        """Let go of those whose prompts are being read. Returns who they were."""
-        gone = []
-        for slot, resident in enumerate(self._residents):
-            if resident is not None and resident.is_filling and resident.sequence in unwanted:
-                gone.append(resident.sequence)
-                self._residents[slot] = None
-        return gone
+    def remove(self, rows: Set[Sequence]) -> None:
+        """Take these rows out of their slots."""
+        self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
 
     def clear(self) -> None:
-        """Forget everybody, and what stands in the slots."""
+        """Clear all slots."""
         self._residents = [None] * len(self._residents)
 
     @property
     def in_flight(self) -> list[Sequence]:
         """The sequences that hold a slot and are not finished."""
-        residents = (resident for resident in self._residents if resident is not None)
-        return [resident.sequence for resident in residents if not resident.sequence.is_finished]
+        return [r.sequence for r in self._residents if r is not None and not r.sequence.is_finished]
 
     @property
-    def num_filling(self) -> int:
-        """Sequences whose prompts are being read."""
-        return sum(resident is not None and resident.is_filling for resident in self._residents)
+    def filling(self) -> list[Sequence]:
+        """The sequences whose tokens are being read."""
+        return [r.sequence for r in self._residents if r is not None and r.is_filling]
 
-    def advance(self) -> list[Sequence]:
-        """Give free slots away and read a budget of prompt tokens. Returns the rows to run: row b stands in slot b."""
-        self._seat_newcomers()
+    def advance(self, max_rows: int) -> list[Sequence]:
+        """Read a budget of tokens and return the rows to run: row b is in slot b.
+
+        Free slots are given away first, as long as no more than `max_rows` are in use.
+        """
+        self._seat_newcomers(max_rows)
         budget = self._budget()
         while True:
             self._release_followers()
@@ -87,10 +83,10 @@ class Admission:
             budget -= sum(grants.values())
         return self._line_up()
 
-    def _seat_newcomers(self) -> None:
+    def _seat_newcomers(self, max_rows: int) -> None:
         free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
-        num_kept_free = len(self._residents) - self.most_seats
-        while len(free) > num_kept_free and free and self._waiting:
+        num_kept_free = max(0, len(self._residents) - max_rows)
+        while len(free) > num_kept_free and self._waiting:
             newcomer = Resident(self._waiting.popleft(), self._num_seated)
             self._num_seated += 1
             newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
@@ -104,12 +100,12 @@ class Admission:
             self._begin(slot, newcomer, donor, num_shared)
 
     def _release_followers(self) -> None:
-        """Let those begin whose leader has read what they wait for. Whose leader was forgotten may find another one."""
+        """Begin with the rows whose leaders have read what they wait for; where a leader is gone, look for another."""
         for slot, follower in enumerate(self._residents):
             if follower is None or follower.leader is None:
                 continue
             if follower.leader.num_filled < follower.num_awaited:
-                if not follower.leader.sequence.is_finished:
+                if follower.leader in self._residents:
                     continue
                 follower.leader, follower.num_awaited = self._leader_of(follower)
                 if follower.leader is not None:
@@ -118,38 +114,38 @@ class Admission:
             self._begin(slot, follower, *self._donor_of(follower, []))
 
     def _leader_of(self, newcomer: Resident) -> tuple[Resident | None, int]:
-        """Who is reading what `newcomer` begins with, if waiting for that is worth it, and how far that must be read.
+        """Find the resident that is reading what `newcomer` begins with, and how much of it to wait for.
 
-        Nobody waits for who came later, so nobody waits in a circle.
+        Return (None, 0) where waiting does not pay. No row waits for a later one, so no rows wait in a circle.
         """
-        prompt = newcomer.sequence.prompt_token_ids
-        best, most, standing = None, 0, 0
-        for resident in self._residents if self.shares_prefixes else ():
+        tokens = newcomer.tokens_to_read
+        best, most, cached = None, 0, 0
+        for resident in self._residents:
             if resident is not None and resident.number < newcomer.number:
-                common = resident.num_in_common(prompt)
-                standing = max(standing, resident.num_standing(common))
+                common = resident.num_in_common(tokens)
+                cached = max(cached, resident.num_cached(common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
-        needs_no_forward = most == len(prompt) - 1
-        if most > standing and (needs_no_forward or most - standing >= _WORTH_AWAITING):
+        needs_no_forward = most == len(tokens)
+        if most > cached and (needs_no_forward or most - cached >= _WORTH_AWAITING):
             return best, most
         return None, 0
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
-        """The slot where most of the newcomer's first tokens stand, a free one if there are several, and how many."""
-        prompt = newcomer.sequence.prompt_token_ids
+        """Find the slot that holds most of the newcomer's first tokens, a free one if several do, and how many."""
+        tokens = newcomer.tokens_to_read
         donor, num_shared = None, 0
-        for slot, resident in enumerate(self._residents if self.shares_prefixes else ()):
+        for slot, resident in enumerate(self._residents):
             if resident is None or resident is newcomer:
                 continue
-            standing = resident.num_standing(resident.num_in_common(prompt))
-            is_better = standing > num_shared or (standing == num_shared > 0 and slot in free)
-            if is_better and self._is_finite(slot, resident, standing):
-                donor, num_shared = slot, standing
+            cached = resident.num_cached(resident.num_in_common(tokens))
+            is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
+            if is_better and self._is_finite(slot, resident, cached):
+                donor, num_shared = slot, cached
         return donor, num_shared
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
-        """Whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
+        """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
         if resident.has_run or num_tokens <= resident.num_finite:
             return True
         assert self._target.cache is not None
@@ -164,8 +160,8 @@ class Admission:
             self._target.cache.copy(donor, slot, num_shared)
         self._drafter.begin(slot, donor, num_shared)
         newcomer.num_filled = num_shared
-        newcomer.sequence.num_cached_tokens = num_shared
-        self.num_cached_tokens += num_shared
+        if not newcomer.sequence.num_rounds:  # else it was counted when the row came for the first time
+            newcomer.sequence.num_cached_tokens = num_shared
         self._residents[slot] = newcomer
 
     def _budget(self) -> int:
@@ -173,7 +169,7 @@ class Admission:
         return self._max_prefill_tokens * len(self._residents) // max(1, num_running)
 
     def _grants(self, budget: int) -> dict[int, int]:
-        """Tokens to read now, by slot."""
+        """Return how many tokens to read now, by slot."""
         reading = {
             slot: resident
             for slot, resident in enumerate(self._residents)
@@ -193,20 +189,20 @@ class Admission:
         return grants
 
     def _read(self, grants: dict[int, int]) -> None:
-        chunks, starts, prompts = [], [], []
+        chunks, starts, heads = [], [], []
         for slot, num_tokens in grants.items():
             resident = self._residents[slot]
             assert resident is not None
             start, end = resident.num_filled, resident.num_filled + num_tokens
             starts.append(start)
-            chunks.append(resident.sequence.prompt_token_ids[start:end])
-            prompts.append(resident.sequence.prompt_token_ids[:end])
+            chunks.append(resident.sequence.token_ids[start:end])
+            heads.append(resident.sequence.token_ids[:end])
             resident.num_filled = end
         self._target.prefill(list(grants), chunks, starts)
-        self._drafter.prefill(list(grants), prompts)
+        self._drafter.prefill(list(grants), heads)
 
     def _line_up(self) -> list[Sequence]:
-        """Bring all rows that can run to slots 0..B-1."""
+        """Move all rows that can run to slots 0..B-1, and return them."""
         ready = [slot for slot, resident in enumerate(self._residents) if resident is not None and resident.is_ready]
         gaps = [slot for slot in range(len(ready)) if slot not in ready]
         for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
@@ -220,7 +216,7 @@ class Admission:
         return [resident.sequence for resident in running]
 
     def _swap(self, stray: int, gap: int) -> None:
-        """Let a row that can run change places with whatever stands in `gap` and cannot."""
+        """Let a row that can run change places with the row in `gap`, if there is one: it cannot run."""
         assert self._target.cache is not None
         moved, other = self._residents[stray], self._residents[gap]
         assert moved is not None

@@ -1,7 +1,7 @@
-"""SecondLook: a row's next token decided by the row alone, where its round's logits do not settle it.
+"""CloseCalls: a row's next token decided by the row alone, where its round's logits do not settle it.
 
-That is so where rounding could have decided between the two best candidates, and where the logits are not finite (the
-draft's tokens may be the reason). Nothing here looks at other rows or at a draft.
+They do not where rounding could have decided between the two best candidates, or where they are not finite (the draft's
+tokens may be the reason). Nothing here looks at other rows or at a draft.
 """
 
 from decoding.drafters.base import Drafter
@@ -12,16 +12,16 @@ from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
 
-class SecondLook:
-    """Has the target decide for one row at a time."""
+class CloseCalls:
+    """Decisions of the target for one row at a time."""
 
     def __init__(self, target: Target, drafter: Drafter, verification: Verification) -> None:
-        """Of the lane that has these."""
+        """Use the target and the drafter of a lane."""
         self._target, self._drafter, self._verification = target, drafter, verification
         self.num_rechecks = 0  # close calls that were scored again
 
     def recheck(self, sequence: Sequence, accepted: list[int]) -> RowVerdict:
-        """The token after the accepted ones, decided by the sequence alone: one row, no cache, no draft.
+        """Decide the token after the accepted ones by the sequence alone: one row, no cache, no draft.
 
         It is then a function of the tokens before it, whatever batch or draft this round had.
         """
@@ -29,9 +29,9 @@ class SecondLook:
         return self._target.decide(self._row(sequence), accepted, sequence.params.logprobs)
 
     def score_again(self, slot: int, sequence: Sequence) -> RowVerdict:
-        """The token after a row's own, without the draft: a guess that breaks the numbers must not fail it.
+        """Decide the token after a row's own without the draft: one that breaks the numbers must not fail the row.
 
-        Its slots are cleared (a value that is not finite would poison whatever comes next there) and filled anew.
+        The row's slots are cleared (a value that is not finite would poison the next row there) and filled anew.
         """
         assert self._target.cache is not None
         self._target.cache.zero(slot)

@@ -1,6 +1,10 @@
 """Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/lane.py`.
 
 An engine has one lane, or several where another process drafts or verifies: each goes on while others wait.
+
+There is one way to survive. A row that loses its slot, because memory ran out and there are fewer slots now or because
+the target lost what its slots held, waits in front of all others with the tokens that it has, and is admitted again by
+reading prompt and output (docs/adr/0020).
 """
 
 from collections import deque
@@ -12,55 +16,56 @@ from itertools import chain, islice
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
-from decoding.engine.costs import measure_costs
-from decoding.engine.engine_costs import with_overhead
-from decoding.engine.lane import Lane, share_out
+from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
+from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import EngineOptions
-from decoding.engine.remote_costs import with_remote_drafts
-from decoding.network.target import Target
+from decoding.network.target import SlotsLostError, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
 
-# Prompt tokens between two rounds: a chunk that uses the device well and keeps the running rows waiting for about as
-# long as a few rounds. On CPU, and elsewhere.
+# Prompt tokens between two rounds, on CPU and elsewhere: a chunk that uses the device well and keeps the running rows
+# waiting for about as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
 _SCORED_AT_ONCE = 1 << 24  # logits of a prompt that is only scored: bounds their memory (64 MB in float32)
+_MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
+_MAX_SCORING_LOSSES = 2  # over one prompt that is scored: fewer, so that it fails alone
 
 
 class PromptError(ValueError):
     """A prompt that the engine cannot read; the message says why. Nothing else that fails raises it."""
 
 
-class Engine:
-    """Runs sequences through a draft and a target. Not thread-safe: one thread drives it."""
+class TargetLostError(RuntimeError):
+    """The target is lost over the same rows again and again: one of them is the reason, or the target cannot run."""
 
-    def __init__(self, parts: Seq[tuple[Target, Drafter]], options: EngineOptions, max_model_len: int) -> None:
-        """Over a target and a drafter for each lane. Use `load` unless you bring your own."""
+
+class Engine:
+    """A draft and a target at work on sequences. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self,
+        pairs: Seq[tuple[Target, Drafter]],
+        options: EngineOptions,
+        max_model_len: int,
+        costs: CostTable | None = None,
+    ) -> None:
+        """Take a target and a drafter for each lane. Use `load` unless you bring your own.
+
+        `costs` choose draft lengths; without them each row drafts the most tokens it may.
+        """
         self.options = options
         self.max_model_len = max_model_len
-        self.target = parts[0][0]
+        self.target = pairs[0][0]
         self._parts: Parts | None = None
         self._scorer: Target | None = None  # the target with a slot for prompts that are only scored
-        self._refused: list[Sequence] = []
+        self._ended: list[Sequence] = []  # the next step returns them
         self._waiting: deque[Sequence] = deque()
-        slots = share_out(options.num_slots, len(parts))
-        budget = options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
-        self.lanes = [
-            Lane(
-                target,
-                drafter,
-                FixedSchedule(options.num_speculative_tokens),
-                self._waiting,
-                num_slots=num_slots,
-                max_model_len=max_model_len,
-                max_prefill_tokens=-(-budget // len(slots)),
-                verification=options.verification,
-            )
-            for (target, drafter), num_slots in zip(parts[: len(slots)], slots, strict=True)
-        ]
+        self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
+        self._earlier_round_seconds = 0.0  # of lanes that are gone
+        self.lanes = self._make_lanes(pairs, costs)
 
     @classmethod
     def load(
@@ -75,59 +80,67 @@ class Engine:
         target_model: Target | None = None,
         num_lanes: int = 1,
     ) -> "Engine":
-        """An engine over the models at these paths; a ValueError, before anything is generated, if it cannot work.
+        """Load an engine over the models at these paths. Raises ValueError if it cannot work.
 
         With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
         loaded and checked already; it keeps `num_lanes` lanes busy.
         """
         options = options or EngineOptions()
-        return cls._over(load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes), options)
-
-    @classmethod
-    def _over(cls, parts: Parts, options: EngineOptions) -> "Engine":
-        costs: CostTable | None = None
-        slots, most = share_out(options.num_slots, parts.num_lanes), options.num_speculative_tokens
-        if options.draft_length == "adaptive" and parts.drafter_name != "none":
-            parts.target.allocate(slots[0], parts.max_model_len)
-            drafter = parts.make_drafter(0, slots[0])
-            costs = with_overhead(
-                measure_costs(parts.target, parts.draft, slots[0], most),
-                parts.target,
-                drafter if parts.draft is not None else None,
-                slots[0],
-                most,
-                options.verification,
-            )
-            if drafter.is_remote:
-                costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
-        lanes = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
-        engine = cls(lanes, options, parts.max_model_len)
+        parts = load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes)
+        pairs, costs = _measured(parts, options)
+        engine = cls(pairs, options, parts.max_model_len, costs)
         engine._parts = parts
-        if costs is not None:
-            for lane, num_slots in zip(engine.lanes, slots, strict=True):
-                schedule = AdaptiveSchedule(costs, most)
-                lane.schedule = schedule
-                if not schedule.would_draft(num_slots):
-                    lane.drafter.rest()
         give_back_freed_memory()
         return engine
 
-    def with_slots(self, num_slots: int) -> "Engine":
-        """A new engine over the same models, for so many rows; this one and its sequences are gone."""
-        assert self._parts is not None, "only an engine that was loaded can be made anew"
-        self.clear()
-        for lane in self.lanes:
-            lane.target.release()
+    def resize(self, num_slots: int) -> None:
+        """Go on with this many slots. Rows in flight wait for one of them, with the tokens that they have.
+
+        If this raises, for lack of memory say, the engine has no slots, and the next step tries to make them.
+        """
+        assert self._parts is not None, "only an engine that was loaded can be resized"
+        self.evict(self.in_flight)
+        self._earlier_round_seconds = self.round_seconds
+        while self.lanes:
+            self.lanes.pop().close()
         if self._scorer is not None:
             self._scorer.release()
             self._scorer = None
-        self.lanes.clear()
         if self._parts.draft is not None:
             self._parts.draft.release()
-        return self._over(self._parts, replace(self.options, num_slots=num_slots))
+        self.options = replace(self.options, num_slots=num_slots)
+        self._open(self._parts)
+
+    def _open(self, parts: Parts) -> None:
+        self.lanes = self._make_lanes(*_measured(parts, self.options))
+        give_back_freed_memory()
+
+    def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
+        slots, most = divide_slots(self.options.num_slots, len(pairs)), self.options.num_speculative_tokens
+        budget = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
+        lanes = []
+        for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
+            schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
+            if isinstance(schedule, AdaptiveSchedule) and not schedule.would_draft(num_slots):
+                drafter.rest()
+            lane = Lane(
+                target,
+                drafter,
+                schedule,
+                self._waiting,
+                num_slots=num_slots,
+                max_model_len=self.max_model_len,
+                max_prefill_tokens=-(-budget // len(slots)),
+                verification=self.options.verification,
+            )
+            lanes.append(lane)
+        return lanes
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
-        """Every prompt's `params.n` samples, in the order of the prompts. Row and sample numbers go into the noise."""
+        """Return every prompt's `params.n` samples, in the order of the prompts.
+
+        Row and sample numbers go into the noise.
+        """
         sequences = [
             Sequence.create(prompt, params, run_seed=seed, row=row, sample=sample)
             for row, prompt in enumerate(prompts)
@@ -138,7 +151,7 @@ class Engine:
         return sequences
 
     def stream(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """The sequences as they finish. Whoever stops early leaves the rest in the engine (`clear` drops them)."""
+        """Yield the sequences as they finish. A caller that stops early leaves the rest in the engine (see `clear`)."""
         self.submit(sequences)
         while self.has_work:
             yield from self.step()
@@ -147,7 +160,7 @@ class Engine:
         """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
         for sequence in sequences:
             if sequence.is_finished:  # failed before it came
-                self._refused.append(sequence)
+                self._ended.append(sequence)
                 continue
             problem = self.problem_with(sequence)
             if problem is None:
@@ -155,50 +168,71 @@ class Engine:
                 self._waiting.append(sequence)
             else:
                 sequence.fail(problem)
-                self._refused.append(sequence)
+                self._ended.append(sequence)
 
     def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
-        """Of each token of a prompt but its first, given those before it, a chunk at a time, with `num_top` others.
+        """Yield the log-probability of each token of a prompt but its first, a chunk at a time.
 
-        No sequence is touched. One at a time: all share a slot, which is kept from the first time on. Raises
-        PromptError for a prompt that the engine cannot read.
+        Each is given the tokens before it, and comes with `num_top` others. No sequence is touched. One prompt at a
+        time: all share a slot, which is kept from the first time on. Raises PromptError for a prompt that the engine
+        cannot read, TargetLostError for one that the target is lost over.
         """
         problem = self._problem_with_prompt(prompt_token_ids, self.max_model_len)
         if problem is not None:
             raise PromptError(problem)
-        if self._scorer is None:
-            assert self.lanes, "with_slots() has taken this engine apart"
-            scorer = self.target.share()
-            scorer.allocate(1, self.max_model_len)
-            self._scorer = scorer
         size = max(1, min(_MAX_PREFILL_TOKENS[0], _SCORED_AT_ONCE // self.target.vocab_size))
-        for start in range(0, len(prompt_token_ids) - 1, size):
+        start, num_losses = 0, 0
+        while start < len(prompt_token_ids) - 1:
             end = min(start + size, len(prompt_token_ids) - 1)
             following = prompt_token_ids[start + 1 : end + 1]
-            if self._scorer is None:
-                raise RuntimeError("memory ran out for the sequences that run, and the engine was made anew")
-            yield self._scorer.logprobs(start, prompt_token_ids[start:end], following, num_top)
+            try:
+                scorer = self._scorer or self._make_scorer(prompt_token_ids[:start])
+                scores = scorer.logprobs(start, prompt_token_ids[start:end], following, num_top)
+            except SlotsLostError as lost:
+                num_losses += 1
+                self._readmit(lost)
+                if num_losses == _MAX_SCORING_LOSSES:
+                    raise TargetLostError(f"the target was lost over a prompt that is scored, twice: {lost}") from lost
+                continue
+            yield scores
+            start = end
 
-    def drop(self, sequences: Iterable[Sequence]) -> None:
-        """Spend no more on these, which nobody wants. Each comes back from a step, as it would have; none is a result.
+    def _make_scorer(self, token_ids: Seq[int]) -> Target:
+        """Share the target for prompts that are scored, of which one has come as far as these tokens."""
+        scorer = self.target.share()
+        scorer.allocate(1, self.max_model_len)
+        if token_ids:
+            scorer.prefill([0], [token_ids])
+        self._scorer = scorer
+        return scorer
 
-        Those that do not write yet end at once, with finish_reason 'error': nothing more of their prompts is read.
-        Those that write end with their next token.
+    def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
+        """Drop sequences that are not wanted. Each comes back from a step, as it would have; none is a result.
+
+        Those that have no slot, or are still being read, end at once: with finish_reason 'error', and `why`. Those that
+        write end with their next token.
         """
         unwanted = set(sequences)
         waiting = [sequence for sequence in self._waiting if sequence in unwanted]
         kept = [sequence for sequence in self._waiting if sequence not in unwanted]
-        reading = [sequence for lane in self.lanes for sequence in lane.admission.forget(unwanted)]
+        reading = [sequence for lane in self.lanes for sequence in lane.forget(unwanted)]
         for sequence in (*waiting, *reading):
-            sequence.fail("it was dropped before it began")
-            self._refused.append(sequence)
+            sequence.fail(why)
+            self._ended.append(sequence)
         self._waiting.clear()  # the same queue: lanes share it
         self._waiting.extend(kept)
         for sequence in unwanted.intersection(self.in_flight):
             sequence.cut_short()
 
+    def evict(self, sequences: Iterable[Sequence]) -> None:
+        """Take rows out of their slots: they wait in front of all others, and go on from the tokens that they have."""
+        rows = set(sequences)
+        taken = [sequence for lane in self.lanes for sequence in lane.evict(rows)]
+        self._ended += [sequence for sequence in taken if sequence.is_finished]
+        self._waiting.extendleft(sequence for sequence in reversed(taken) if not sequence.is_finished)
+
     def up_next(self, newcomers: Seq[Sequence]) -> set[Sequence]:
-        """Who gets a slot in the next step, if these are submitted before it."""
+        """Return the sequences that get a slot in the next step, if the newcomers are submitted before it."""
         num_free = self.options.num_slots - len(self.in_flight) if self._waiting or newcomers else 0
         return set(islice(chain(tuple(self._waiting), newcomers), num_free))
 
@@ -210,7 +244,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
-        return bool(self.num_running or self._waiting or self._refused)
+        return bool(self.num_running or self._waiting or self._ended)
 
     @property
     def num_running(self) -> int:
@@ -220,45 +254,62 @@ class Engine:
     @property
     def in_flight(self) -> list[Sequence]:
         """The sequences that hold a slot and are not finished."""
-        return [sequence for lane in self.lanes for sequence in lane.admission.in_flight]
+        return [sequence for lane in self.lanes for sequence in lane.in_flight]
 
     @property
     def round_seconds(self) -> float:
-        """Spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
-        return sum(lane.round_seconds for lane in self.lanes)
+        """Seconds spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
+        return self._earlier_round_seconds + sum(lane.round_seconds for lane in self.lanes)
 
     @property
     def num_rechecks(self) -> int:
         """Close calls that were scored again alone."""
         return sum(lane.num_rechecks for lane in self.lanes)
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose keys and values were there already, so that nobody had to compute them."""
-        return sum(lane.admission.num_cached_tokens for lane in self.lanes)
-
     def step(self) -> list[Sequence]:
-        """Read a chunk of the waiting prompts, then advance the rows that can run by one round at most; who finished.
+        """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.
 
         With several lanes, each goes on until it must wait for another process.
         """
-        assert self.lanes, "with_slots() has taken this engine apart"
-        finished, self._refused = self._refused, []
-        for lane in self.lanes:
-            if len(self.lanes) > 1:
-                lane.admission.most_seats = -(-(len(self.in_flight) + len(self._waiting)) // len(self.lanes))
-            finished += lane.advance()
+        if not self.lanes and self._parts is not None:
+            self._open(self._parts)
+        try:
+            for lane in self.lanes:
+                num_rows = len(self.in_flight) + len(self._waiting)
+                self._ended += lane.advance(max_rows=-(-num_rows // len(self.lanes)))
+        except SlotsLostError as lost:
+            self._readmit(lost)
+        finished, self._ended = self._ended, []
         return finished
+
+    def _readmit(self, lost: SlotsLostError) -> None:
+        """Let a target that lost its slots read all rows again. Raises TargetLostError if that does not help.
+
+        It does not where a row was in flight at too many losses without having written anything in between.
+        """
+        rows, before = self.in_flight, self._losses
+        self._losses = {}
+        for row in rows:
+            length, num_losses = before.get(row, (len(row), 0))
+            self._losses[row] = len(row), 1 + num_losses * (length == len(row))
+        self.evict(rows)
+        self._scorer = None
+        for lane in self.lanes:
+            lane.renew()
+        if any(num_losses >= _MAX_LOSSES for _, num_losses in self._losses.values()):
+            raise TargetLostError(
+                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {lost}"
+            ) from lost
 
     def clear(self) -> None:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
         self._waiting.clear()
-        self._refused.clear()
+        self._ended.clear()
         for lane in self.lanes:
             lane.clear()
 
     def problem_with(self, sequence: Sequence) -> str | None:
-        """Why the engine cannot run this sequence; None if it can. Any thread may ask."""
+        """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
         params, vocab_size = sequence.params, self.target.vocab_size
         problem = self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1)
         if problem is not None:
@@ -268,11 +319,11 @@ class Engine:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
         return self._foreign(params.logit_bias)
 
-    def _problem_with_prompt(self, token_ids: Seq[int], most_tokens: int) -> str | None:
+    def _problem_with_prompt(self, token_ids: Seq[int], max_tokens: int) -> str | None:
         if not token_ids:
             return "the prompt has no tokens; a language model needs at least one to continue"
-        if len(token_ids) > most_tokens:
-            also = ", which must also hold the output" if most_tokens < self.max_model_len else ""
+        if len(token_ids) > max_tokens:
+            also = ", which must also hold the output" if max_tokens < self.max_model_len else ""
             return (
                 f"the prompt has {len(token_ids)} tokens and the context is {self.max_model_len}{also}; shorten the "
                 "prompt or raise engine.max_model_len"
@@ -283,3 +334,24 @@ class Engine:
         vocab_size = self.target.vocab_size
         foreign = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         return None if foreign is None else f"token id {foreign} is outside the target's vocabulary of {vocab_size}"
+
+
+def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
+    """Return a target and a drafter for each lane, and what they cost where draft lengths adapt."""
+    costs: CostTable | None = None
+    slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
+    if options.draft_length == "adaptive" and parts.drafter_name != "none":
+        parts.target.allocate(slots[0], parts.max_model_len)
+        drafter = parts.make_drafter(0, slots[0])
+        costs = with_overhead(
+            measure_costs(parts.target, parts.draft, slots[0], most),
+            parts.target,
+            drafter if parts.draft is not None else None,
+            slots[0],
+            most,
+            options.verification,
+        )
+        if drafter.is_remote:
+            costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
+    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
+    return pairs, costs

@@ -1,11 +1,11 @@
 """Lane: rows that advance together, in slots of their own. A round of theirs is the whole algorithm.
 
-    admission.advance ->  who runs: a chunk of the waiting prompts is read between any two rounds
+    admission.advance ->  the rows that run: a chunk of the waiting prompts is read between any two rounds
     drafter.propose   ->  K tokens a row, guessed cheaply
-    target.score      ->  the logits at all K + 1 positions in one pass: how many guesses stand, and what follows
-    sequence.commit   ->  tokens and counts; a finished row's slot goes to whoever waits, before the next round
+    target.score      ->  the logits at all K + 1 positions in one pass: how many tokens are accepted, and what follows
+    sequence.commit   ->  tokens and counts; a finished row's slot goes to a waiting row, before the next round
 
-Rollback is implicit: a row's next forward starts at its committed length, over whatever a rejected guess left there.
+Rollback is implicit: a row's next forward starts at its committed length, over what a rejected token left there.
 
 A lane does one thing at a time. Where that is done in another process (a draft actor, the target's stages), the lane
 stops, and others go on meanwhile: with two lanes, one is drafted for while the other is verified.
@@ -13,7 +13,7 @@ stops, and others go on meanwhile: with two lanes, one is drafted for while the 
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +22,7 @@ import torch
 
 from decoding.drafters import Drafter
 from decoding.engine.admission import Admission
-from decoding.engine.close_calls import SecondLook
+from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.batch import SamplingBatch, first_stop
@@ -47,31 +47,42 @@ class Lane:
         max_prefill_tokens: int,
         verification: Verification,
     ) -> None:
-        """Rows come from `waiting`, which lanes may share; target and drafter are this lane's own."""
+        """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own."""
         self.target, self.drafter, self.schedule = target, drafter, schedule
         self.round_seconds = 0.0  # spent in rounds: drafting, scoring, verifying and committing, not reading prompts
         self.running: list[Sequence] = []  # the rows of the last round: row b stands in slot b
         self._verification = verification
-        self._second_look = SecondLook(target, drafter, verification)
+        self._close_calls = CloseCalls(target, drafter, verification)
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
-        self._finished: list[Sequence] = []  # in this advance
+        self._finished: list[Sequence] = []  # not handed out yet
         self._seconds = 0.0  # of this round, so far
-        target.allocate(num_slots, max_model_len)
+        self._max_model_len = max_model_len
+        self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
+        target.allocate(num_slots, max_model_len)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
     @property
     def num_rechecks(self) -> int:
         """Close calls that were scored again alone."""
-        return self._second_look.num_rechecks
+        return self._close_calls.num_rechecks
 
     @property
     def num_running(self) -> int:
-        """Rows in flight: those that write, and those whose prompts are being read."""
-        return sum(not sequence.is_finished for sequence in self.running) + self.admission.num_filling
+        """Rows in flight: those that write, and those whose tokens are being read."""
+        return len(self.in_flight)
 
-    def advance(self) -> list[Sequence]:
-        """Go on until another process is asked, or to the end of a round; the running rows that have finished."""
+    @property
+    def in_flight(self) -> list[Sequence]:
+        """The sequences that hold a slot and are not finished."""
+        return self.admission.in_flight
+
+    def advance(self, max_rows: int | None = None) -> list[Sequence]:
+        """Go on until another process is asked, or to the end of a round; return the rows that have finished.
+
+        Rows are admitted as long as no more than `max_rows` (by default, one for each slot) are in flight.
+        """
+        self._max_rows = self._num_slots if max_rows is None else max_rows
         if self._turns is None:
             self._turns = self._work()
         try:
@@ -79,8 +90,35 @@ class Lane:
         except BaseException:
             self._turns = None
             raise
-        finished, self._finished = self._finished, []
-        return finished
+        return self._take_finished()
+
+    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
+        """Take unwanted rows whose tokens are still being read out of their slots, and return them."""
+        forgotten = [sequence for sequence in self.admission.filling if sequence in unwanted]
+        self.admission.remove(set(forgotten))
+        return forgotten
+
+    def evict(self, rows: Set[Sequence]) -> list[Sequence]:
+        """Take these rows out of their slots, and return them as they are, to be admitted again.
+
+        A round that is under way is dropped; the other rows begin it anew. Where an error ended it, some rows may have
+        finished in it: they are returned, too.
+        """
+        evicted = [sequence for sequence in self.in_flight if sequence in rows]
+        if evicted:
+            self.admission.remove(set(evicted))
+            self.running, self._turns = [], None
+        return [*evicted, *self._take_finished()]
+
+    def renew(self) -> None:
+        """Begin with empty slots: the target has lost what was in them."""
+        self.clear()
+        self.target.allocate(self._num_slots, self._max_model_len)
+
+    def close(self) -> None:
+        """Give the slots' memory back."""
+        self.clear()
+        self.target.release()
 
     def clear(self) -> None:
         """Forget every row, and what is in flight: what to do after an advance that raised."""
@@ -91,7 +129,7 @@ class Lane:
 
     def _work(self) -> Iterator[None]:
         while True:
-            running = self.admission.advance()
+            running = self.admission.advance(self._max_rows)
             if running != self.running:
                 self.running, self._sampling = running, None
             has_waited = bool(running) and (yield from self._round())
@@ -100,7 +138,7 @@ class Lane:
 
     @torch.inference_mode()
     def _round(self) -> Generator[None, None, bool]:
-        """Whether it has waited for another process."""
+        """Advance all running rows; return whether that has waited for another process."""
         self._seconds = 0.0
         with self._timed():
             rows = self._running_rows()
@@ -116,12 +154,17 @@ class Lane:
             verdicts = pending.result()
             for row, verdict in enumerate(verdicts):
                 self._commit(row, verdict)
+                if self.running[row].is_finished:
+                    self._finished.append(self.running[row])
             num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
             self.drafter.observe(rows, num_drafted, num_accepted)
-        self._finished += [sequence for sequence in self.running if sequence.is_finished]
         self.round_seconds += self._seconds
         self.schedule.observe(rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
+
+    def _take_finished(self) -> list[Sequence]:
+        finished, self._finished = self._finished, []
+        return finished
 
     def _running_rows(self) -> Rows:
         sequences = tuple(self.running)
@@ -146,15 +189,14 @@ class Lane:
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
         decision: RowVerdict | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
-            settled, decision = 0, self._second_look.score_again(row, sequence)
+            settled, decision = 0, self._close_calls.score_again(row, sequence)
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
-            decision = self._second_look.recheck(sequence, tokens[:settled])
+            decision = self._close_calls.recheck(sequence, tokens[:settled])
         if decision is not None:
             if not decision.is_finite:
                 sequence.fail(
-                    decision.failure
-                    or f"the target's logits are not finite after {len(sequence) + settled} tokens; "
+                    f"the target's logits are not finite after {len(sequence) + settled} tokens; "
                     "if this is a float16 overflow, use bfloat16 or float32"
                 )
                 return
@@ -174,7 +216,7 @@ class Lane:
         self._seconds += time.perf_counter() - started
 
 
-def share_out(num_slots: int, num_lanes: int) -> Seq[int]:
-    """Slots of each lane: as equal as can be, and none without a slot."""
+def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
+    """Return the slots of each lane: as equal as can be, and no lane without a slot."""
     num_lanes = min(num_lanes, num_slots)
     return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]

@@ -1,4 +1,4 @@
-"""From paths to the parts of an engine: models loaded, checked against each other and probed."""
+"""Parts: what an engine is made of. Models are loaded from paths, checked against each other and probed."""
 
 import logging
 from dataclasses import dataclass
@@ -23,11 +23,14 @@ class RemoteDrafts(Protocol):
     num_lanes: int  # of an engine, so that one is drafted for while others are verified
 
     def connect(self, target: Target) -> bool:
-        """Wait for them, for a while; whether they are there. Raises ValueError if they cannot draft for the target."""
+        """Wait for the processes, for a while; return whether they are there.
+
+        Raises ValueError if they cannot draft for the target.
+        """
         ...
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
-        """The drafter of a lane; one that was made before for the same lane is of no use from now on."""
+        """Make the drafter of a lane; one that was made before for the same lane must not be used any more."""
         ...
 
 
@@ -43,11 +46,11 @@ class Parts:
     remote: RemoteDrafts | None = None  # in place of `draft`
 
     def target_of(self, lane: int) -> Target:
-        """The target with a cache of this lane's own."""
+        """Return the target with a cache of this lane's own."""
         return self.target if lane == 0 else self.target.share()
 
     def make_drafter(self, lane: int, num_slots: int) -> Drafter:
-        """A fresh drafter for so many rows of this lane."""
+        """Make a fresh drafter for `num_slots` rows of this lane."""
         draft: LanguageModel | Drafter | None = self.draft
         if self.remote is not None:
             draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)
@@ -66,7 +69,7 @@ def load_parts(
     target_model: Target | None = None,
     num_lanes: int = 1,
 ) -> Parts:
-    """The parts over the models at these paths; a ValueError, before anything is generated, if they cannot work.
+    """Load the parts over the models at these paths. Raises ValueError if they cannot work.
 
     With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is loaded
     and checked already; it keeps `num_lanes` lanes busy.
@@ -92,7 +95,10 @@ def load_parts(
 
 
 def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:
-    """Tokens of prompt and output: as wanted, or what the target sees, at most 4096. ValueError if it sees fewer."""
+    """Return the most tokens of prompt and output: as wanted, or what the target sees, at most 4096.
+
+    Raises ValueError if the target sees fewer than wanted.
+    """
     if wanted is None:
         return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
     if max_positions is not None and wanted > max_positions:

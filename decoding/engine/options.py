@@ -11,11 +11,11 @@ DraftLength = Literal["adaptive", "fixed"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What the engine may use.
+    """The slots, lengths and drafter that an engine may use.
 
     Under coupled verification and in float32, only max_model_len (where a text is cut) changes tokens. Under rejection
-    the drafter and the draft length do, too; the law stays the target's (of each row by itself: rows that share a seed
-    of their own share noise, and what one shows of it enters the draft lengths of the other).
+    the drafter and the draft length do, too; the distribution stays the target's (of each row by itself: rows that
+    share a seed share noise, and what one shows of it enters the draft lengths of the other).
     """
 
     drafter: DrafterName | None = None
@@ -49,7 +49,7 @@ class EngineOptions:
             raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
 
     def pick_drafter(self, draft: str | None) -> DrafterName:
-        """The drafter to use with this draft model, or a ValueError if it needs one and there is none."""
+        """Return the drafter to use with this draft model. Raises ValueError if it needs one and there is none."""
         if self.drafter in NEED_A_MODEL and draft is None:
             raise ValueError(
                 f"engine.drafter is {self.drafter!r}, but no draft model is named; name one, or use 'suffix' or 'none'"

@@ -1,4 +1,4 @@
-"""Prefixes: how much of a prompt stands in a slot already, so that its keys and values need not be computed."""
+"""Prefixes: how many of a sequence's first tokens are in a slot already, so that they need not be computed."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -10,23 +10,34 @@ _FIRST_STEP = 16  # tokens compared at first; each further comparison is twice a
 
 @dataclass(eq=False)
 class Resident:
-    """A sequence in a slot, from the time the slot is given to it until it is given to somebody else.
+    """A sequence in a slot, from the time when it gets the slot until another sequence does.
 
-    A finished one stays resident: its keys and values stand until they are overwritten, and may be shared until then.
+    A sequence that comes back with output is read like a prompt: all of its tokens but the newest. A finished one stays
+    resident, since its keys and values may be shared until they are overwritten.
     """
 
     sequence: Sequence
-    number: int  # residents are numbered as they come
-    num_filled: int = 0  # prompt tokens whose keys and values stand in the slot
-    num_finite: int = 0  # so many of them are known to be finite
-    leader: "Resident | None" = None  # whom this one waits for, to copy what it is computing
-    num_awaited: int = 0  # tokens that the leader must have filled by then
-    is_admitted: bool = False  # has run, or is about to
+    number: int  # residents are numbered in the order in which they come
+    num_filled: int = 0  # tokens whose keys and values are in the slot
+    num_finite: int = 0  # how many of them are known to be finite
+    leader: "Resident | None" = None  # the resident that is reading tokens which this one will copy
+    num_awaited: int = 0  # tokens that the leader must have read by then
+    is_admitted: bool = False  # it has run, or is about to
+
+    def __post_init__(self) -> None:
+        """Remember what the sequence has when it gets the slot."""
+        self._num_to_read = len(self.sequence) - 1
+        self._num_earlier_rounds = self.sequence.num_rounds
+
+    @property
+    def tokens_to_read(self) -> list[int]:
+        """The tokens that must be in the slot before it can run: all but the newest, which each round scores first."""
+        return self.sequence.token_ids[: self._num_to_read]
 
     @property
     def num_missing(self) -> int:
-        """Prompt tokens that must stand before it can run: all but the newest, which each round scores first."""
-        return len(self.sequence.prompt_token_ids) - 1 - self.num_filled
+        """How many of the tokens to read are not in the slot yet."""
+        return self._num_to_read - self.num_filled
 
     @property
     def is_ready(self) -> bool:
@@ -35,31 +46,27 @@ class Resident:
 
     @property
     def is_filling(self) -> bool:
-        """Whether its prompt is still being read."""
+        """Whether its tokens are still being read."""
         return bool(self.num_missing)
 
     @property
     def has_run(self) -> bool:
-        """Whether a round has seen all its keys and values and found its logits finite."""
-        return self.sequence.num_rounds > 0 and self.sequence.finish_reason != "error"
+        """Whether a round has seen all keys and values in this slot and found its logits finite."""
+        return self.sequence.num_rounds > self._num_earlier_rounds and self.sequence.finish_reason != "error"
 
-    def num_in_common(self, prompt: tuple[int, ...]) -> int:
-        """How many first tokens of `prompt`, but its newest, are the first settled tokens of this sequence."""
+    def num_in_common(self, tokens: list[int]) -> int:
+        """Return how many of the first tokens are also the first settled tokens of this sequence."""
         if self.sequence.finish_reason == "error":
-            return 0  # its slot was cleared, or is not worth looking at
-        own, output = self.sequence.prompt_token_ids, self.sequence.output_token_ids
-        common = common_prefix(prompt, own)
-        if common == len(own) and output:
-            common += common_prefix(prompt[common:], tuple(output))
-        return min(common, len(prompt) - 1, len(self.sequence) - 1)
+            return 0  # its slot was cleared, or may hold values that are not finite
+        return min(common_prefix(tokens, self.sequence.token_ids), len(self.sequence) - 1)
 
-    def num_standing(self, num_in_common: int) -> int:
-        """How many of those tokens stand in the slot now."""
+    def num_cached(self, num_in_common: int) -> int:
+        """Return how many of those tokens are in the slot now."""
         return min(num_in_common, self.num_filled) if self.is_filling else num_in_common
 
 
 def common_prefix(first: Seq[int], second: Seq[int]) -> int:
-    """How many first tokens two lists (or two tuples) share.
+    """Return how many first tokens two lists (or two tuples) share.
 
     Whole stretches are compared at once, in C: 32 slots of 1000 equal tokens take well under a millisecond, and
     prompts that differ early take next to nothing.

@@ -17,6 +17,10 @@ from decoding.sequence import TokenLogprobs
 _TIMED_START = 64  # positions
 
 
+class SlotsLostError(RuntimeError):
+    """What the slots held is lost, for every session. The target can be used again, after `allocate`."""
+
+
 class PendingVerdicts(Protocol):
     """The verdicts on a round that are not computed yet, or not received."""
 
@@ -53,7 +57,10 @@ def timed_start(num_positions: int, num_tokens: int) -> int:
 
 
 class Target(Timed, Protocol):
-    """A model over slots that judges drafts."""
+    """A model over slots that judges drafts.
+
+    One that runs in other processes may raise SlotsLostError from everything that uses slots or decides.
+    """
 
     device: torch.device  # of the tensors in requests
     dtype: torch.dtype

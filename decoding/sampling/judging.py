@@ -64,7 +64,6 @@ class RowVerdict(NamedTuple):
     num_drafted: int
     draft_token_ids: list[int]  # K token ids; those past num_drafted are padding
     logprobs: list[TokenLogprobs]  # of the accepted tokens and the next one, if the request asked for them
-    failure: str | None = None  # why there is no decision, if the reason is not the logits
 
 
 class DeviceVerdicts:

@@ -104,7 +104,7 @@ class Service:
             seeds=tuple(secrets.randbelow(_SAFE_SEEDS) if request.seed is None else request.seed for _ in prompts),
             params=params,
             deadline=deadline,
-            tell_every_s=0.0 if request.stream else _TELL_WHOLE_EVERY_S,
+            send_every_s=0.0 if request.stream else _TELL_WHOLE_EVERY_S,
         )
         return PreparedRequest(prompts, generation, facts)
 

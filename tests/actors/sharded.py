@@ -19,7 +19,7 @@ from decoding.sequence import Sequence
 from tests.decoding.tiny import random_prompts
 
 Pair = tuple[str, str]  # paths of a target and a draft (`conftest.pair`)
-POISON = 47  # a token that nobody draws unless it is told to
+POISON = 47  # a token that no row draws unless its logit bias says so
 PARAMS = SamplingParams(max_tokens=24, logit_bias={POISON: -100.0})
 SAMPLED = replace(PARAMS, temperature=0.8)
 FIRST = random_prompts([50], vocab_size=POISON, seed=4)[0]
@@ -33,43 +33,41 @@ PROMPTS = [
 
 
 class PoisonedStage(StageActor):
-    """Dies when it reads the token, once it is armed. Fails or dies once where a file beside the model says so."""
+    """A stage that dies when it reads the token, once it is armed, or once where a file beside the model says so."""
 
     is_armed = False
 
     def load(self) -> Any:
-        self._fail_if_told("load")
+        self._die_or_fail_once()
         return super().load()
 
     def arm(self) -> None:
         self.is_armed = True
 
-    def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
+    def do(self, work: Any, fed: Any, finish: Any = None) -> Any:
         if self.is_armed and isinstance(fed, list) and POISON in fed:
             os._exit(1)
-        self._fail_if_told("do")
-        return super().do(step, settled, work, fed, finish)
+        return super().do(work, fed, finish)
 
-    def _fail_if_told(self, what: str) -> None:
-        told = Path(self._arguments[0]) / f"fail_{what}"
-        if told.exists():
-            told.unlink()
-            raise OSError(f"{what} failed, as it was told")
-        fatal = Path(self._arguments[0]) / f"die_{what}"
-        if fatal.exists():
-            fatal.unlink()
+    def _die_or_fail_once(self) -> None:
+        fail, die = (Path(self._arguments[0]) / name for name in ("fail_load", "die_load"))
+        if fail.exists():
+            fail.unlink()
+            raise OSError("loading failed, as the test wants")
+        if die.exists():
+            die.unlink()
             os._exit(1)
 
 
 class PoisonedGroup(StageGroup):
-    """Of such."""
+    """Stages that die over the token."""
 
     actor_class = PoisonedStage
 
 
 @contextmanager
 def sharded(path: str, num_stages: int, kind: type[StageGroup] = StageGroup, **settings: Any) -> Iterator[ShardedModel]:
-    """The model in stages, checked; its processes end with the block."""
+    """Hold a checked model in stages; its processes end with the block."""
     group = kind(path, StageSettings(count=num_stages, num_cpus=0.1, **settings), "cpu", "float32")
     model = ShardedModel(StagePipeline(group))
     try:
@@ -89,7 +87,7 @@ def make_engine(
     links: DraftLinks | None = None,
     **options: Any,
 ) -> Engine:
-    """Over stages, or over the same target in this process; with `links`, drafted for by draft actors."""
+    """Load an engine over stages, or over the same target in this process; with `links`, draft actors draft."""
     settings = {"num_slots": 5, "max_model_len": 120, "num_speculative_tokens": 4, "draft_length": "fixed", **options}
     return Engine.load(
         pair[0],
@@ -104,7 +102,7 @@ def make_engine(
 
 
 def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, num_samples: int = 1) -> list[Sequence]:
-    """New ones; the same every time."""
+    """Make new sequences; the same every time."""
     return [
         Sequence.create(prompt, params, row=row, sample=sample)
         for row, prompt in enumerate(prompts)
@@ -113,7 +111,7 @@ def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, n
 
 
 def texts(engine: Engine, sequences: list[Sequence], each_step: Callable[[int], None] = lambda _: None) -> list[object]:
-    """The output of each, or its error; `each_step` is told the number of every step before it."""
+    """Return the output of each sequence, or its error; `each_step` gets the number of every step before it."""
     engine.submit(sequences)
     number = 0
     while engine.has_work:

@@ -39,12 +39,12 @@ def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
     assert all(len(result.seconds) == 2 for result in report.results if result.seconds)
 
 
-def test_all_of_ours_write_what_transformers_writes_in_float32(report):
+def test_all_our_configurations_write_what_transformers_writes_in_float32(report):
     assert {result.equal_to_transformers for result in report.results if result.seconds} == {1.0}
     assert {result.equal_to_plain for result in report.results if result.seconds} == {1.0}
 
 
-def test_every_row_has_as_many_tokens(report):
+def test_every_row_has_the_same_number_of_tokens(report):
     assert {result.num_output_tokens / result.num_rows for result in report.results if result.seconds} == {12.0}
 
 
@@ -97,7 +97,7 @@ def test_the_tables_are_printed(pair, capsys):
         (["--new-tokens", "9999"], "the longest row would have"),
     ],
 )
-def test_what_does_not_fit_the_pair_is_one_line_on_standard_error(pair, arguments, message, capsys):
+def test_options_that_contradict_the_pair_give_one_line_on_standard_error(pair, arguments, message, capsys):
     assert main(["--pair", str(pair), *arguments]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors[-1].startswith("error: ")

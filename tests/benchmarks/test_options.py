@@ -53,7 +53,7 @@ def test_names_are_unique():
         (["--temperature", "-1"], "--temperature must be 0 or 0.01 to 100, got -1.0"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_any_work(arguments, message, capsys):
+def test_a_wrong_option_is_refused_before_any_work(arguments, message, capsys):
     with pytest.raises(SystemExit) as exit_:
         parse(arguments, "bench")
     assert exit_.value.code == 2
@@ -73,7 +73,7 @@ def test_every_batch_size_gets_the_same_prompts_first(pair):
     assert make_corpus(BenchOptions(pair=pair, prompt_lengths=(3, 9), new_tokens=4), pair) == corpus
 
 
-def test_templated_prompts_share_their_beginning_and_samples_stand_together(pair):
+def test_templated_prompts_share_their_beginning_and_samples_are_neighbours(pair):
     options = BenchOptions(pair=pair, corpus="templated", prefix=20, samples=4, temperature=0.8, batches=(4,))
     corpus = make_corpus(options, pair)
     rows = corpus.rows(8)

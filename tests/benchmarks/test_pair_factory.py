@@ -59,6 +59,6 @@ def test_a_pair_is_made_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, 1.5])
-def test_a_rate_that_cannot_be_is_refused(tmp_path, rate):
+def test_an_impossible_rate_is_refused(tmp_path, rate):
     with pytest.raises(ValueError, match=f"between 0 and 1, got {rate}"):
         make_pair(tmp_path, SHAPE, rate, torch.float32)

@@ -29,7 +29,7 @@ def test_plain_decoding_is_one_target_forward_a_token(models):
     assert recorder.count("prefill") == 1  # the row of one token has nothing to prefill
 
 
-def test_a_fixed_length_is_so_many_draft_forwards_a_round(models):
+def test_a_fixed_length_is_that_number_of_draft_forwards_per_round(models):
     recorder = run(models, drafter="model", num_speculative_tokens=2, draft_length="fixed")
     assert recorder.count("target") < 18
     assert recorder.count("target") <= recorder.count("draft") <= 2 * recorder.count("target")
@@ -49,7 +49,7 @@ def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
     assert recorder.replay().target == 18.0
 
 
-def test_nothing_stands_in_front_of_a_model_after_recording(models):
+def test_models_are_unwrapped_after_recording(models):
     run(models, drafter="none")
     assert "forward" not in vars(models.target)
     assert "plain_logits" not in vars(models.target)

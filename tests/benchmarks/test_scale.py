@@ -18,7 +18,7 @@ def test_simulated_engines_commit_every_row(tmp_path: Path) -> None:
     assert len(list((tmp_path / "two/run/data").iterdir())) == 6
 
 
-def test_where_nobody_knows_the_ideal_it_is_that_of_one_actor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_known_ideal_the_run_on_one_actor_is_the_ideal(capsys: pytest.CaptureFixture[str]) -> None:
     print_spreads([Spread(1, 4, 8.0, Counts(num_output_tokens=80)), Spread(2, 4, 5.0, Counts())])
     one, two = capsys.readouterr().out.splitlines()
     assert "ideal 8.00 s, efficiency 1.000, 0 ms of an actor lost a unit, 10 tokens/s" in one

@@ -57,7 +57,7 @@ def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
         (["--pair", "nowhere"], "--pair must be a folder with target/, got nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_any_work(arguments: list[str], message: str) -> None:
+def test_a_wrong_option_is_refused_before_any_work(arguments: list[str], message: str) -> None:
     ended = bench(*arguments)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == f"error: {message}"

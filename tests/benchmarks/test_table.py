@@ -21,7 +21,7 @@ def test_a_row_has_a_cell_for_every_heading():
     assert found["by position"] == ".75 1.00 1.25"
 
 
-def test_a_peer_that_is_not_there_is_shown_as_such():
+def test_a_missing_peer_is_shown_as_missing():
     report = made_up_report(PLAIN, made_up("vllm", seconds=(), missing="not installed (make peers)"))
     table = plain_table(HEADINGS, [cells(report, result) for result in report.results])
     assert "vllm" in table

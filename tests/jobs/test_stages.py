@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import ray
 
+from actors.engine.translation import EncodedRow
+from actors.stages.target import ShardedModel
+from actors.workers.generator import Generator
+from decoding.sequence import Sequence
 from jobs import generate
 from jobs.driver.outcome import Exit
-from tests.jobs.runs import arguments, generations, prompts, write_jsonl
+from tests.jobs.runs import arguments, errors, generations, prompts, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
@@ -36,6 +41,39 @@ def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placem
         assert generate.main(arguments(source, staged, text_pair, *flags)) == Exit.COMPLETE
         assert tokens(staged) == tokens(tmp_path / "whole")
     assert sum(row["num_accepted_tokens"] for row in generations(staged)[:16]) > 20
+
+
+class KilledStages(Generator):
+    """A generator whose first stage dies before every step in which a poisoned row is in flight."""
+
+    async def _finish(self, rows: list[EncodedRow]) -> None:
+        engine = self._loop.engine
+        step, poisoned = engine.step, {s for row in rows if "poison" in row.prompt for s in row.sequences}
+
+        def kill_and_step() -> list[Sequence]:
+            if poisoned.intersection(engine.in_flight):
+                assert isinstance(engine.target, ShardedModel)
+                ray.kill(engine.target.pipeline.group.actors[0], no_restart=True)
+            return step()
+
+        engine.step = kill_and_step  # type: ignore[method-assign]
+        await super()._finish(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_row_that_kills_stages_becomes_an_error_row_and_its_neighbours_do_not(
+    text_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = prompts(12)
+    rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    assert generate.main(arguments(source, tmp_path / "whole", text_pair)) == Exit.COMPLETE
+    monkeypatch.setattr(generate, "Generator", KilledStages)
+    assert generate.main(arguments(source, tmp_path / "staged", text_pair, *TWO)) == Exit.COMPLETE
+    (dead,) = errors(tmp_path / "staged")
+    assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")
+    assert tokens(tmp_path / "staged") == [row for row in tokens(tmp_path / "whole") if row[0] != dead["row_id"]]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_what_is_sent_on_has_what_is_left_by_the_clock_of_whoever_gets_it(clock: Clock) -> None:
+def test_a_deadline_that_is_sent_on_ends_by_the_clock_of_its_receiver(clock: Clock) -> None:
     deadline = Deadline.after(10.0)
     clock.now = 4.0
     sent = pickle.dumps(
@@ -47,7 +47,7 @@ def test_without_a_deadline_there_is_no_end() -> None:
     assert pickle.loads(pickle.dumps(Deadline())).left_s == Deadline.after(None).left_s == inf
 
 
-def test_it_began_when_the_request_came(clock: Clock) -> None:
+def test_the_deadline_counts_from_when_the_request_came(clock: Clock) -> None:
     clock.now = 7.0
     assert Deadline.after(10.0, started=3.0).left_s == 6.0
 
@@ -68,7 +68,7 @@ def test_a_stream_is_read_to_its_end_or_to_the_deadline() -> None:
         asyncio.run(read(True, Deadline.after(0.02)))
 
 
-def test_when_it_is_over_nothing_is_begun_and_others_timeouts_stay_what_they_are(clock: Clock) -> None:
+def test_after_the_deadline_nothing_begins_and_other_timeouts_stay_timeouts(clock: Clock) -> None:
     async def begun(deadline: Deadline) -> None:
         async with deadline.enforced():
             raise TimeoutError("of somebody else")

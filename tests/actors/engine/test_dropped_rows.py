@@ -1,4 +1,4 @@
-"""Rows that nobody wants any more leave the engine to those that somebody waits for."""
+"""Rows that are not wanted any more leave the engine to the others."""
 
 import asyncio
 from collections.abc import Sequence as Seq
@@ -16,7 +16,7 @@ def sequences(count: int, params: SamplingParams) -> list[Sequence]:
     return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
 
 
-def test_whoever_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
+def test_a_caller_that_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
     unwanted, wanted = sequences(6, LONG), sequences(2, SHORT)
 
@@ -38,7 +38,7 @@ def test_whoever_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pai
     assert [sequence.output_token_ids for sequence in wanted] == [sequence.output_token_ids for sequence in alone]
 
 
-def test_what_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
+def test_a_dropped_row_that_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
     unwanted, wanted = sequences(2, LONG), sequences(2, SHORT)
 
@@ -56,7 +56,7 @@ def test_what_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
     assert not any(sequence.num_rounds for sequence in unwanted)
 
 
-def test_what_waits_for_a_slot_ends_without_its_prompt_being_read(text_pair: Pair) -> None:
+def test_a_dropped_row_that_waits_for_a_slot_ends_and_its_prompt_is_not_read(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none"))
     num_read = 0
     prefill = engine.target.prefill

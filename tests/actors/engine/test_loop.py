@@ -1,6 +1,8 @@
-"""Several callers, one engine."""
+"""Several callers share one engine."""
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -50,7 +52,7 @@ def test_callers_share_the_slots_and_get_what_they_would_get_alone(text_pair: Pa
         assert sequence.output_token_ids == expected.output_token_ids
 
 
-def test_an_engine_that_fails_fails_everybody_who_waits_and_then_works_again(text_pair: Pair) -> None:
+def test_an_engine_that_fails_fails_all_callers_and_then_works_again(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair)
     step = engine.step
 
@@ -72,7 +74,7 @@ def test_an_engine_that_fails_fails_everybody_who_waits_and_then_works_again(tex
     asyncio.run(scenario())
 
 
-def test_so_does_one_that_fails_before_its_step(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_before_its_step_works_again_too(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine.load(*text_pair)
 
     def broken(newcomers: object) -> set[Sequence]:
@@ -91,6 +93,26 @@ def test_so_does_one_that_fails_before_its_step(text_pair: Pair, monkeypatch: py
     asyncio.run(scenario())
 
 
+def test_a_process_whose_target_is_lost_again_and_again_ends_and_says_why() -> None:
+    program = """
+import asyncio
+from actors.engine.loop import EngineLoop
+from decoding import SamplingParams, Sequence
+from decoding.engine.engine import TargetLostError
+
+class Lost:
+    has_work = True
+    def submit(self, sequences): pass
+    def up_next(self, newcomers): return set()
+    def step(self): raise TargetLostError("over these rows")
+
+asyncio.run(EngineLoop(Lost()).finish([Sequence.create([1], SamplingParams())]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 70
+    assert "target lost cause='over these rows'" in ended.stderr.replace('"', "'")
+
+
 @pytest.mark.parametrize("prompt", [[], [10_000], list(range(5, 200)) * 2])
 def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[int]) -> None:
     bad, good = Sequence.create(prompt, PARAMS), sequences(0, 1)[0]
@@ -99,7 +121,7 @@ def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[in
     assert bad.error
 
 
-def test_the_longest_run_first_and_the_samples_of_a_row_together(text_pair: Pair) -> None:
+def test_the_longest_rows_run_first_and_the_samples_of_a_row_together(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2))
     short, long = SamplingParams(max_tokens=3, ignore_eos=True), SamplingParams(max_tokens=40, ignore_eos=True)
     rows = [(short, [5, 6]), (long, [7, 8]), (short, [9]), (long, [10] * 20), (short, [11] * 60)]
@@ -150,7 +172,7 @@ def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair
     assert rows_of_rounds[:8] == [4] * 8, "slots stood empty at the end of the first unit"
 
 
-def test_the_numbers_say_who_runs_who_waits_and_how_long_the_engine_was_busy(text_pair: Pair) -> None:
+def test_the_numbers_say_how_many_rows_run_and_wait_and_how_long_the_engine_was_busy(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
     loop, seen = EngineLoop(engine), []
     step = engine.step

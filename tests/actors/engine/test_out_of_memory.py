@@ -1,10 +1,11 @@
-"""When memory runs out: half the slots, the same texts; what is too large even alone fails alone."""
+"""When memory runs out: half the slots, the same texts; a row that is too large even alone fails alone."""
 
 import asyncio
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ def texts(count: int, text_pair: Pair) -> list[list[int]]:
 def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_same(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step, sizes = Engine.step, []
+    step, sizes, lengths = Engine.step, [], []
 
     def too_large(self: Engine) -> list[Sequence]:
         finished = step(self)
         sizes.append(self.options.num_slots)
-        is_measured = self._parts is None  # the engine over a stand-in that measures its own time
-        if not is_measured and self.num_running > 2 and self.in_flight[0].num_rounds >= 2:
+        if self.num_running > 2 and self.in_flight[0].num_rounds >= 2:
+            lengths.append([len(sequence.output_token_ids) for sequence in running])
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return finished
 
@@ -53,20 +54,23 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
     assert sorted(set(sizes)) == [2, 4, 8]
     assert all(len(sequence.output_token_ids) == 12 for sequence in running)
     counted = [sequence.num_accepted_tokens + sequence.num_rounds for sequence in running]
-    assert counted == [12] * 9, "rounds of before it began again are counted"
+    assert counted == [12] * 9, "a token was written twice, or not counted"
+    assert max(lengths[0]) > 1, "no row had tokens to keep"
+    assert all(before <= after for before, after in zip(*lengths, strict=True)), "tokens were thrown away"
     numbers = loop.numbers()
     assert (numbers.num_slots, numbers.num_out_of_memory) == (2, 2)
-    assert numbers.round_seconds > loop.engine.round_seconds > 0, "rounds of the larger engines are forgotten"
+    in_lanes = sum(lane.round_seconds for lane in loop.engine.lanes)
+    assert numbers.round_seconds > in_lanes > 0, "rounds of the lanes before are forgotten"
     assert [message.partition(" running=")[0] for message in caplog.messages if message.startswith("out of")] == [
         "out of memory slots=8 going_on_with=4",
         "out of memory slots=4 going_on_with=2",
     ]
 
 
-def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Engine.step
     running = sequences(5)
-    giant = running[3]
+    giant = running[3] = Sequence.create([5, 6, 10], replace(PARAMS, max_tokens=100), row=3)
 
     def too_large(self: Engine) -> list[Sequence]:
         finished = step(self)
@@ -84,7 +88,7 @@ def test_what_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: 
     assert [running[row].output_token_ids for row in others] == [expected[row] for row in others]
 
 
-def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
+def test_an_engine_that_cannot_be_resized_fails_all_callers_and_tries_again_for_the_next(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -94,21 +98,22 @@ def test_an_engine_that_cannot_be_made_smaller_fails_everybody_who_waits(
         with pytest.raises(MemoryError):
             await loop.finish(sequences(3))
         monkeypatch.undo()
-        with pytest.raises(AssertionError, match="taken this engine apart"):
-            await loop.finish(sequences(2))  # of a unit that was being read meanwhile
+        await loop.finish(later)  # of a unit that was being read meanwhile
 
+    expected, later = texts(2, text_pair), sequences(2)
     loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
     monkeypatch.setattr(Engine, "step", no_memory)
-    monkeypatch.setattr(Engine, "_over", no_memory)
+    monkeypatch.setattr(Engine, "_open", no_memory)
     asyncio.run(asyncio.wait_for(one_after_the_other(), timeout=60))
-    assert "engine not made anew" in caplog.text
+    assert "engine not resized" in caplog.text
+    assert [sequence.output_token_ids for sequence in later] == expected
 
 
 PROMPT = [5, 6, 7, 8, 9]
 
 
 def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory lasts for a prompt that is scored, to its end, beside so many slots only."""
+    """Let memory last for a prompt that is scored, to its end, beside `most_slots` slots only."""
     prompt_logprobs = Engine.prompt_logprobs
 
     def too_large(self: Engine, prompt: list[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
@@ -156,7 +161,7 @@ def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
     assert (loop.numbers().num_slots, loop.numbers().num_out_of_memory) == (1, 2)
 
 
-def test_who_runs_beside_a_scored_prompt_fails_with_it_where_no_smaller_engine_can_be_made(
+def test_rows_beside_a_scored_prompt_fail_with_it_where_the_engine_cannot_be_resized(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -164,7 +169,7 @@ def test_who_runs_beside_a_scored_prompt_fails_with_it_where_no_smaller_engine_c
 
     loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
     score_only_with(2, monkeypatch)
-    monkeypatch.setattr(Engine, "_over", no_memory)
+    monkeypatch.setattr(Engine, "_open", no_memory)
 
     async def both() -> list[object]:
         finishing = asyncio.ensure_future(loop.finish(sequences(6)))
@@ -173,23 +178,23 @@ def test_who_runs_beside_a_scored_prompt_fails_with_it_where_no_smaller_engine_c
 
     failures = asyncio.run(asyncio.wait_for(both(), timeout=60))
     assert [type(failure) for failure in failures] == [torch.OutOfMemoryError] * 2
-    assert "engine not made anew" in caplog.text
+    assert "engine not resized" in caplog.text
     assert (loop.numbers().num_running, loop.numbers().num_waiting, loop.numbers().num_out_of_memory) == (0, 0, 1)
 
 
-def test_who_leaves_while_the_engine_is_made_anew_leaves_a_whole_one(
+def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, loop = texts(3, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
     score_only_with(2, monkeypatch)
-    with_slots, has_begun, may_go_on = Engine.with_slots, threading.Event(), threading.Event()
+    resize, has_begun, may_go_on = Engine.resize, threading.Event(), threading.Event()
 
-    def slow(self: Engine, num_slots: int) -> Engine:
+    def slow(self: Engine, num_slots: int) -> None:
         has_begun.set()
         assert may_go_on.wait(60)
-        return with_slots(self, num_slots)
+        resize(self, num_slots)
 
-    monkeypatch.setattr(Engine, "with_slots", slow)
+    monkeypatch.setattr(Engine, "resize", slow)
     running = sequences(3)
 
     async def scenario() -> None:

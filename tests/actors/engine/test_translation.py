@@ -65,7 +65,7 @@ def test_overrides_that_cannot_be_are_errors_of_their_row(overrides: dict[str, A
     assert caught.value.stage == "params"
 
 
-def test_an_unforeseen_exception_is_its_rows_error_but_memory_and_disk_are_everybodys() -> None:
+def test_an_unforeseen_exception_is_an_error_of_its_row_but_memory_and_disk_are_not() -> None:
     with pytest.raises(RowError, match="odd") as caught, only_this_row("encode"):
         raise KeyError("odd")
     assert caught.value.kind == "KeyError"
@@ -74,7 +74,7 @@ def test_an_unforeseen_exception_is_its_rows_error_but_memory_and_disk_are_every
             raise general
 
 
-def test_a_rows_samples_stand_side_by_side_over_one_prompt(codec: TextCodec) -> None:
+def test_the_samples_of_a_row_share_its_prompt(codec: TextCodec) -> None:
     sequences = encode_row(row(prompt="hello", n=3), 4, codec, SETTINGS).sequences
     assert [s.sample for s in sequences] == [0, 1, 2]
     assert len({s.prompt_token_ids for s in sequences}) == 1

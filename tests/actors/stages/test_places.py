@@ -1,4 +1,4 @@
-"""Places of stages are given back when whoever took them is gone, and a target that finds none says so."""
+"""Places of stages are given back when the process that took them is gone; a target that finds none says so."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 
 def take_for_a_stranger() -> Any:
-    """Places of an actor that the cluster has forgotten, or never knew."""
+    """Take places for an actor that the cluster has forgotten, or never knew."""
     job = ray.get_runtime_context().get_job_id()
     name = f"dray-stages:{job}:{os.urandom(12).hex()}{job}:{'0' * 56}:{os.urandom(4).hex()}"
     return placement_group([{"CPU": 0.001}], name=name)
@@ -28,7 +28,7 @@ def is_given_back(places: Any) -> Callable[[], bool]:
     return lambda: placement_group_table(places)["state"] == "REMOVED"
 
 
-def test_the_driver_gives_back_places_of_actors_that_nobody_knows_any_more() -> None:
+def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more() -> None:
     own = take_places(StageSettings(count=2, num_cpus=0.1))
     orphan = take_for_a_stranger()
     with OrphanWatch(period_s=0.01):

@@ -15,15 +15,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 
 class OffStage(StageActor):
-    """What it computes on slots is off by a thousandth."""
+    """A stage whose results on slots are off by a thousandth."""
 
-    def do(self, step: int, settled: int, work: Any, fed: Any, finish: Any = None) -> Any:
-        answer = super().do(step, settled, work, fed, finish)
+    def do(self, work: Any, fed: Any, finish: Any = None) -> Any:
+        answer = super().do(work, fed, finish)
         return answer * (1 + 1e-3) if isinstance(answer, torch.Tensor) else answer
 
 
 class PeepingStage(StageActor):
-    """Its rows see one position too many: junk, or what comes next."""
+    """A stage whose rows see one position too many: junk, or what comes next."""
 
     def load(self) -> Any:
         plan_of = KVCache.plan

@@ -6,14 +6,13 @@ import torch
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from actors.settings import StageSettings
-from actors.stages.actor import StaleStepError
+from actors.stages.actor import RankFailedError
 from actors.stages.group import is_loss
-from actors.stages.work import Logits
 from actors.workers.loading import drafting_device
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"num_gpus": 1.5}, "stages.num_gpus must be a whole number, or a share of one GPU, got 1.5"),
         ({"num_cpus": -1}, "stages.num_cpus must not be negative"),
@@ -22,8 +21,8 @@ from actors.workers.loading import drafting_device
         ({"resources": {"disk": 1.5}}, "'disk' must be a whole number, or a share between 0 and 1, got 1.5"),
     ],
 )
-def test_what_a_stage_cannot_hold_is_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_resources_that_a_stage_cannot_hold_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         StageSettings(count=2, **settings)
 
 
@@ -32,7 +31,7 @@ def test_what_a_stage_cannot_hold_is_refused(settings: dict[str, object], said: 
     [
         (ActorDiedError(), True),
         (GetTimeoutError(), True),
-        (StaleStepError(), True),
+        (RankFailedError(), True),
         (RayTaskError("do", "", ActorDiedError()), True),
         (RayTaskError("do", "", ValueError()), False),
         (RuntimeEnvSetupError(), False),
@@ -40,15 +39,8 @@ def test_what_a_stage_cannot_hold_is_refused(settings: dict[str, object], said: 
         (ValueError(), False),
     ],
 )
-def test_a_loss_is_a_process_that_is_gone_or_late_and_nothing_else(error: Exception, expected: bool) -> None:
+def test_only_a_process_that_is_gone_or_late_is_a_loss(error: Exception, expected: bool) -> None:
     assert is_loss(error) is expected
-
-
-def test_logits_of_rows_that_were_all_given_up_are_none() -> None:
-    assert Logits().gathered([None, None]) is None
-    found = Logits().gathered([None, torch.ones(1, 1, 2)])
-    assert found is not None
-    assert found.isnan().tolist() == [[[True, True]], [[False, False]]]
 
 
 @pytest.mark.ray

@@ -1,4 +1,4 @@
-"""Where rounding could decide, the row is scored alone: exact ties give the same text for every drafter and batch."""
+"""Close calls: rows scored alone where rounding could decide, so that ties give the same text for every batch."""
 
 import pytest
 import torch

@@ -116,7 +116,7 @@ def test_a_token_after_a_stop_string_is_never_emitted(engine, noise_seed, text, 
     assert (sequence.finish_reason, sequence.stop_reason) == ("stop", string)
 
 
-def test_of_a_stop_string_and_a_stop_token_the_earlier_one_ends_the_text(engine, noise_seed, text):
+def test_the_earlier_of_a_stop_string_and_a_stop_token_ends_the_text(engine, noise_seed, text):
     for at_token, at_string in ((3, 5), (5, 3), (4, 4)):
         letter = LETTERS[text[at_string]]
         sequence = _generate(
@@ -176,7 +176,7 @@ def test_rounds_are_as_few_as_full_acceptance_allows(greedy_engine, offset):
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
-def test_what_stands_behind_an_end_is_not_counted_as_accepted(models, noise_seed, text, offset):
+def test_tokens_behind_an_end_are_not_counted_as_accepted(models, noise_seed, text, offset):
     engine = engine_over(models.target, models.perfect_draft, "model", num_speculative_tokens=NUM_SPECULATIVE_TOKENS)
     letter = LETTERS[text[offset]]
     sequence = _generate(engine, noise_seed, stop=[letter], stop_condition=_stop_strings(letter))[0]

@@ -1,5 +1,6 @@
 """What the engine as a whole draws follows the law that plain forwards of the target give (chi-square)."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache, partial
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding import SamplingParams
+from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
@@ -102,6 +103,19 @@ def _in_every_way() -> Iterator[Any]:
 @pytest.mark.parametrize(("kind", "verification", "name"), _in_every_way())
 def test_texts_follow_the_targets_law(trio, law_of, kind, verification, name):
     assert is_plausible(_written(trio, kind, verification, name), law_of(name))
+
+
+@pytest.mark.parametrize("kind", ["suffix", "good_draft"])
+def test_texts_of_rows_that_lose_their_slots_follow_the_targets_law(trio, law_of, kind, monkeypatch):
+    step, chance = Engine.step, random.Random(0)
+
+    def step_and_evict(engine: Engine) -> list[Sequence]:
+        finished = step(engine)
+        engine.evict([row for row in engine.in_flight if chance.random() < 0.4])
+        return finished
+
+    monkeypatch.setattr(Engine, "step", step_and_evict)
+    assert is_plausible(_written(trio, kind, "rejection", "plain"), law_of("plain"))
 
 
 @pytest.mark.parametrize("most_candidates", [1, 3])

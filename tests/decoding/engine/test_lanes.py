@@ -4,7 +4,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
-from decoding.engine.lane import share_out
+from decoding.engine.lane import divide_slots
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
@@ -13,7 +13,7 @@ PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], s
 
 
 class Elsewhere:
-    """A target whose verdicts come from another process: not before somebody waits for them."""
+    """A target whose verdicts come from another process: not before the engine waits for them."""
 
     def __init__(self, target, name, diary):
         self._target, self._name, self._diary = target, name, diary
@@ -38,7 +38,7 @@ class Later:
 
 
 def _ask_elsewhere(drafter, name, diary):
-    """The drafter, as one that another process runs: it drafts when it is asked, and hands over later."""
+    """Make the drafter one that another process runs: it drafts when it is asked, and hands over later."""
     asked = {}
     propose = drafter.propose
     drafter.is_remote = True
@@ -56,7 +56,7 @@ def _ask_elsewhere(drafter, name, diary):
     return drafter
 
 
-def _engine(models, drafter="model", num_lanes=2, *, is_remote=False, is_staged=False, num_slots=5):
+def lanes_over(models, drafter="model", num_lanes=2, *, is_remote=False, is_staged=False, num_slots=5):
     options = EngineOptions(num_slots=num_slots, max_model_len=80, drafter=drafter, num_speculative_tokens=4)
     parts, diary = [], []
     for lane in range(num_lanes):
@@ -96,7 +96,7 @@ def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
     models, plain, drafter, num_lanes, is_remote, is_staged
 ):
     for params, expected in plain:
-        engine, _ = _engine(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
+        engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
         found = run(engine, _sequences(**params))
         assert outputs(found) == outputs(expected)
         for sequence, other in zip(found, expected, strict=True):
@@ -107,7 +107,7 @@ def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
 
 
 def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
-    engine, diary = _engine(models, is_remote=True)
+    engine, diary = lanes_over(models, is_remote=True)
     _patch_scores(engine, diary)
     list(engine.stream(_sequences(max_tokens=30)[:4]))
     middle = diary[4:-8]
@@ -126,7 +126,7 @@ def _patch_scores(engine, diary):
 
 
 def test_all_stages_have_work_while_verdicts_are_waited_for(models):
-    engine, diary = _engine(models, "none", 3, is_staged=True, num_slots=6)
+    engine, diary = lanes_over(models, "none", 3, is_staged=True, num_slots=6)
     list(engine.stream(_sequences(max_tokens=30)[:6]))
     in_flight, most = set(), 0
     for entry in diary:
@@ -137,14 +137,14 @@ def test_all_stages_have_work_while_verdicts_are_waited_for(models):
 
 
 def test_few_rows_are_spread_over_the_lanes(models):
-    engine, _ = _engine(models, num_lanes=2, num_slots=8)
+    engine, _ = lanes_over(models, num_lanes=2, num_slots=8)
     engine.submit(_sequences()[:4])
     engine.step()
     assert [len(lane.running) for lane in engine.lanes] == [2, 2]
 
 
 def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
-    engine, diary = _engine(models, is_remote=True, is_staged=True)
+    engine, diary = lanes_over(models, is_remote=True, is_staged=True)
     engine.submit(_sequences())
     while not {"score a", "ask b"} <= set(diary):
         engine.step()
@@ -154,8 +154,8 @@ def test_an_engine_that_is_cleared_in_the_middle_of_a_round_begins_anew(models):
     assert outputs(run(engine, _sequences())) == outputs(expected)
 
 
-def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_others_are_what_they_were(models):
-    engine, diary = _engine(models, is_remote=True, is_staged=True)
+def test_rows_that_are_dropped_while_they_are_judged_end_and_the_others_do_not_change(models):
+    engine, diary = lanes_over(models, is_remote=True, is_staged=True)
     expected = outputs(run(engine_over(models.target, drafter="none"), _sequences()))
     sequences = _sequences()
     engine.submit(sequences)
@@ -172,5 +172,5 @@ def test_rows_that_are_dropped_while_their_verdict_is_on_its_way_end_and_the_oth
 @pytest.mark.parametrize(
     ("num_slots", "num_lanes", "expected"), [(5, 2, [3, 2]), (1, 2, [1]), (4, 1, [4]), (3, 3, [1, 1, 1])]
 )
-def test_slots_are_shared_out_and_no_lane_is_without(num_slots, num_lanes, expected):
-    assert list(share_out(num_slots, num_lanes)) == expected
+def test_slots_are_divided_among_lanes_and_no_lane_is_without(num_slots, num_lanes, expected):
+    assert list(divide_slots(num_slots, num_lanes)) == expected

@@ -28,8 +28,9 @@ def test_a_common_prefix_is_what_counting_one_by_one_finds():
 
 def resident(prompt: list[int], output: list[int] | None = None, **fields: int) -> Resident:
     sequence = Sequence.create(prompt, SamplingParams())
+    found = Resident(sequence, 0, **{"num_filled": len(prompt) - 1, **fields})
     sequence.output_token_ids += output or []
-    return Resident(sequence, 0, **{"num_filled": len(prompt) - 1, **fields})
+    return found
 
 
 @pytest.mark.parametrize(
@@ -37,24 +38,33 @@ def resident(prompt: list[int], output: list[int] | None = None, **fields: int) 
     [
         ([1, 2, 3, 9, 9], 3),
         ([1, 2, 3, 4, 5, 6, 7], 5),  # the newest token of the other, 6, has no keys and values yet
-        ([1, 2, 3, 4, 5], 4),  # the newest token of this one is scored by its first round
-        ([1, 2, 3], 2),
-        ([1], 0),
+        ([1, 2, 3, 4], 4),
+        ([1, 2], 2),
+        ([], 0),
         ([2, 1], 0),
     ],
 )
-def test_what_prompt_and_output_settled_can_be_shared_and_the_newest_tokens_cannot(prompt, expected):
-    assert resident([1, 2, 3, 4], [5, 6]).num_in_common(tuple(prompt)) == expected
+def test_settled_tokens_of_prompt_and_output_can_be_shared_and_the_newest_cannot(prompt, expected):
+    assert resident([1, 2, 3, 4], [5, 6]).num_in_common(prompt) == expected
 
 
-def test_of_a_prompt_that_is_being_read_only_that_much_stands():
+def test_a_prompt_that_is_being_read_shares_what_has_been_read():
     half = resident([1, 2, 3, 4, 5], num_filled=2)
-    assert half.num_in_common((1, 2, 3, 4, 9)) == 4
-    assert half.num_standing(4) == 2
-    assert half.num_standing(1) == 1
+    assert half.num_in_common([1, 2, 3, 4, 9]) == 4
+    assert half.num_cached(4) == 2
+    assert half.num_cached(1) == 1
 
 
 def test_a_sequence_that_failed_shares_nothing():
     failed = resident([1, 2, 3, 4], [5, 6])
     failed.sequence.fail("not finite")
-    assert failed.num_in_common((1, 2, 3, 4, 5)) == 0
+    assert failed.num_in_common([1, 2, 3, 4, 5]) == 0
+
+
+def test_a_sequence_that_comes_with_output_is_read_to_its_newest_token():
+    sequence = Sequence.create([1, 2, 3], SamplingParams())
+    sequence.output_token_ids += [4, 5]
+    again = Resident(sequence, 0)
+    assert again.tokens_to_read == [1, 2, 3, 4]
+    sequence.output_token_ids += [6]
+    assert again.tokens_to_read == [1, 2, 3, 4], "what it has written since is not read, but computed by the rounds"

@@ -40,13 +40,15 @@ def test_each_token_has_its_log_probability_whatever_the_chunks(
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-def test_what_is_written_meanwhile_stays_the_same(path: str) -> None:
+def test_scoring_a_prompt_changes_nothing_that_is_written_meanwhile(path: str) -> None:
     engine, params = load(path), SamplingParams(max_tokens=20, ignore_eos=True)
     expected = engine.generate([[5, 6], [7]], params)
     list(engine.prompt_logprobs(PROMPT, 0))
     again = engine.generate([[5, 6], [7]], params)
     assert [s.output_token_ids for s in again] == [s.output_token_ids for s in expected]
-    list(engine.with_slots(1).prompt_logprobs(PROMPT, 0))
+    scoring = engine.prompt_logprobs(PROMPT, 0)
+    engine.resize(1)
+    assert sum(map(len, scoring)) == len(PROMPT) - 1
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score(path: str) -> None:

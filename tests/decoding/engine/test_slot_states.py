@@ -80,16 +80,17 @@ def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh,
     swaps = []
     swap = engine.lanes[0].admission._swap
     engine.lanes[0].admission._swap = lambda stray, gap: swaps.append((stray, gap)) or swap(stray, gap)
+    sequences = []
     for row, prompt in enumerate(SHARED):
-        limit = 1 + 5 * row % 14
-        engine.submit([Sequence.create(prompt, SamplingParams(max_tokens=limit), row=row)])
+        sequences.append(Sequence.create(prompt, SamplingParams(max_tokens=1 + 5 * row % 14), row=row))
+        engine.submit(sequences[-1:])
         if row % 3:
             engine.step()
             _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
     while engine.has_work:
         engine.step()
         _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
-    assert engine.num_cached_tokens >= 100
+    assert sum(sequence.num_cached_tokens for sequence in sequences) >= 100
     assert swaps or num_slots == 1
 
 
@@ -108,7 +109,7 @@ def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(model
 
 
 def _schedule_at_random(monkeypatch, seed: int) -> None:
-    """Some rows draft nothing in some rounds, and in some rounds nobody drafts."""
+    """Some rows draft nothing in some rounds, and in some rounds no row drafts."""
     chance = random.Random(seed)
 
     def lengths(sequences, num_speculative_tokens):

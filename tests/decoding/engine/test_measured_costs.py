@@ -5,7 +5,7 @@ import torch
 
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.engine.remote_costs import with_remote_drafts
+from decoding.engine.measured_costs import with_remote_drafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
@@ -35,7 +35,7 @@ class Elsewhere(Drafter):
 @pytest.fixture
 def measure(monkeypatch):
     def measured(drafter: Elsewhere) -> CostTable:
-        monkeypatch.setattr("decoding.engine.remote_costs.time.perf_counter", lambda: drafter.now)
+        monkeypatch.setattr("decoding.engine.measured_costs.time.perf_counter", lambda: drafter.now)
         return with_remote_drafts(HERE, drafter, torch.device("cpu"), 4, 5)
 
     return measured
@@ -50,13 +50,13 @@ def test_a_trip_and_a_step_are_told_apart(measure):
     assert costs.drafting_seconds(0, 0) == 0
 
 
-def test_drafts_that_nobody_could_time_are_taken_for_an_eighth_of_a_forward(measure):
+def test_drafts_that_could_not_be_timed_are_assumed_to_take_an_eighth_of_a_forward(measure):
     costs = measure(Elsewhere(is_reachable=False))
     assert costs.is_overlapped
     assert dict(costs.draft) == pytest.approx({n: HERE.target_seconds(n) / 8 for n in (1, 2, 4)})
 
 
-def test_what_verification_hides_is_not_taken_for_the_engines_own_time(measure):
+def test_drafting_that_verification_hides_is_not_taken_for_overhead(measure):
     """A round of two rows that drafts 3 tokens each: its target forward, its own work, and no more of the draft."""
     costs = measure(Elsewhere())
     schedule = AdaptiveSchedule(costs, 5)

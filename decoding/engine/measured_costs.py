@@ -1,0 +1,217 @@
+"""The cost table, measured on the models, the device and the dtype that will run.
+
+A forward's time is no formula: on CPU it jumps where a kernel changes, on GPU it is flat until compute binds. A few
+forwards at start-up say more than any formula. Each time is the least of a few, taken in turns: other work on the
+machine only ever adds, and comes and goes.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from decoding.cache.kv_cache import KVCache
+from decoding.drafters.base import Drafter
+from decoding.drafters.ngram import point_masses
+from decoding.engine.lane import Lane
+from decoding.network.target import LocalTarget, Target, Timed
+from decoding.pace.cost_table import CostTable
+from decoding.pace.schedule import FixedSchedule
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import Draft, Verification
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+
+_REPEATS = 4
+_ROUND_REPEATS = 6
+_DRAFT_STEPS = 3  # in a row: the target has just pushed the draft's weights out of the caches
+_MAX_MODEL_LEN = 64  # of the rows whose rounds are timed
+_PROMPT = (0,) * 16
+_ASSUMED_SHARE = 1 / 8  # of a target forward's time, for a draft step that could not be timed
+_log = logging.getLogger(__name__)
+
+
+def measure_costs(target: Timed, draft: Timed | None, num_slots: int, num_draft_tokens: int) -> CostTable:
+    """Measure seconds of the target by tokens in a forward and of the draft by rows; both have their caches allocated.
+
+    Without a draft model drafting is taken to cost nothing. What is in the caches is overwritten.
+    """
+    rows = _row_counts(num_slots)
+    shapes = [(num_rows, 1) for num_rows in rows]
+    shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
+    if num_slots > 1:
+        shapes.append((1, 1 + num_draft_tokens))
+    target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
+    for _ in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
+        for shape in shapes:
+            target_seconds[shape] = min(target_seconds[shape], target.seconds(*shape))
+        for num_rows in rows:
+            steps = _draft_seconds(target, draft, num_rows) if draft else 0.0
+            draft_seconds[num_rows] = min(draft_seconds[num_rows], steps)
+    return CostTable(
+        _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
+        _ascending(list(draft_seconds.items())),
+    )
+
+
+def with_overhead(
+    costs: CostTable,
+    target: Target,
+    drafter: Drafter | None,
+    num_slots: int,
+    num_draft_tokens: int,
+    verification: Verification,
+) -> CostTable:
+    """Add the engine's own time to the table, for a lane of `num_slots` rows under `verification`.
+
+    It is what is left of a round when the target's forward takes none: a lane over a stand-in, which hands out the same
+    logits at once, spends its rounds on distributions, noise, verification and counting. Its sampling is plain
+    (temperature 1); `AdaptiveSchedule` corrects the figures by what rounds take with the parameters in use.
+
+    `drafter` is one with a draft model, if that is what will draft, and cannot be used afterwards: what a draft step
+    takes beside its forward goes into the table's draft times.
+    """
+    stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
+
+    def measure(drafter: Drafter) -> float:
+        waiting: deque[Sequence] = deque()
+        lane = Lane(
+            stand_in,
+            drafter,
+            FixedSchedule(num_draft_tokens),
+            waiting,
+            num_slots=num_slots,
+            max_model_len=_MAX_MODEL_LEN,
+            max_prefill_tokens=num_slots,  # all prompts at once: each has one token
+            verification=verification,
+        )
+        return _round_seconds(lane, waiting, num_slots)
+
+    plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
+    position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
+    round_seconds = max(0.0, plain - num_slots * position_seconds)
+    step_seconds = 0.0
+    if drafter is not None:
+        drafted = measure(drafter)
+        known = costs.draft_seconds(num_slots) + num_slots * position_seconds  # the table has these already
+        step_seconds = max(0.0, (drafted - widest) / num_draft_tokens - known)
+    return replace(
+        costs,
+        draft=tuple((num_rows, seconds + step_seconds) for num_rows, seconds in costs.draft),
+        round_seconds=round_seconds,
+        position_seconds=position_seconds,
+    )
+
+
+def with_remote_drafts(
+    costs: CostTable, drafter: Drafter, device: torch.device, num_slots: int, num_draft_tokens: int
+) -> CostTable:
+    """Add the times of a drafter in another process, whose drafts are made while other rows are verified.
+
+    Where the drafter cannot be reached a step is assumed to take an eighth of a target forward. The drafter cannot be
+    used afterwards.
+    """
+    counts, most = _row_counts(num_slots), num_draft_tokens
+    lengths = sorted({1, most})
+    seconds = {(num_rows, length): float("inf") for num_rows in counts for length in lengths}
+    sequences = tuple(Sequence.create(_PROMPT, SamplingParams(), row=row) for row in range(num_slots))
+    drafter.admit(range(num_slots), sequences)
+    for _ in range(1 + _REPEATS):  # the first time, each row is sent whole
+        for num_rows, length in seconds:
+            took = _remote_seconds(drafter, sequences[:num_rows], length, device)
+            seconds[num_rows, length] = min(seconds[num_rows, length], took)
+    if not all(took < float("inf") for took in seconds.values()):
+        _log.warning("drafts could not be timed; a step is taken to cost %g of a target forward", _ASSUMED_SHARE)
+        assumed = [(num_rows, _ASSUMED_SHARE * costs.target_seconds(num_rows)) for num_rows in counts]
+        return replace(costs, draft=_ascending(assumed), is_overlapped=True)
+    steps = [(n, max(seconds[n, most] - seconds[n, 1], 0.0) / max(most - 1, 1)) for n in counts]
+    trip = max(seconds[n, 1] - step for n, step in steps)
+    return replace(costs, draft=_ascending(steps), is_overlapped=True, trip_seconds=max(trip, 0.0))
+
+
+def _row_counts(num_slots: int) -> list[int]:
+    """Return the numbers of rows to time: powers of two, and all slots."""
+    return sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
+
+
+def _draft_seconds(target: Timed, draft: Timed, num_rows: int) -> float:
+    """Time one of a few draft steps, as they come in a round: behind a forward of the target."""
+    target.seconds(1, 1)
+    return sum(draft.seconds(num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
+
+
+def _round_seconds(lane: Lane, waiting: deque[Sequence], num_slots: int) -> float:
+    """Return the least time of a round with all slots in use."""
+    params = SamplingParams(max_tokens=_MAX_MODEL_LEN - 4, ignore_eos=True)  # no round drafts less for its end
+    waiting.extend(Sequence.create([0], params, row=row) for row in range(num_slots))
+    times = []
+    for _ in range(_ROUND_REPEATS + 1):
+        started = time.perf_counter()
+        lane.advance()
+        times.append(time.perf_counter() - started)
+    lane.clear()
+    return min(times[1:])  # the first one admits
+
+
+def _remote_seconds(drafter: Drafter, sequences: Seq[Sequence], length: int, device: torch.device) -> float:
+    """Time a draft of `length` tokens for each of these rows; infinity if none came."""
+    sampling = sampling_batch(tuple(sequences), frozenset(), device)
+    rows = Rows(tuple(sequences), sampling, (length,) * len(sequences), "coupled", (False,) * len(sequences))
+    started = time.perf_counter()
+    drafter.ask(rows)
+    draft = drafter.propose(rows)
+    took = time.perf_counter() - started
+    return took if draft.token_ids_BK.shape[1] == length else float("inf")
+
+
+def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Sort by size, one entry each, times never falling: more work is never cheaper, whatever the clock saw."""
+    slowest: dict[int, float] = {}
+    longest = 0.0
+    for size, seconds in sorted(table):
+        longest = max(longest, seconds)
+        slowest[size] = longest
+    return tuple(slowest.items())
+
+
+class _Zeros(Drafter):
+    """A drafter that proposes token 0 a given number of times."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._num_draft_tokens = num_draft_tokens
+
+    def propose(self, rows: Rows) -> Draft:
+        return point_masses([[0] * self._num_draft_tokens for _ in rows.sequences], rows.sampling.keys_B.device)
+
+
+class _Instant(LocalTarget):
+    """A target that answers in no time."""
+
+    def __init__(self, model: Target, num_slots: int, num_positions: int) -> None:
+        self.cache = KVCache(num_slots, num_positions)  # never written
+        self.packs_rows = True
+        self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
+        self.eos_token_ids: frozenset[int] = frozenset()
+        generator = torch.Generator().manual_seed(0)
+        self._logits_BJV = torch.empty(
+            num_slots, num_positions, model.vocab_size, device=model.device, dtype=model.dtype
+        )
+        for logits_JV in self._logits_BJV:
+            logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator))
+        self._logits_BJV[..., 0] = -100.0  # what is drafted is rejected: every round of every row commits one token
+
+    def allocate(self, num_slots: int, num_positions: int) -> None:
+        return None
+
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
+        return None
+
+    def forward(self, starts: Seq[int], token_ids_BT: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return self._logits_BJV[: len(starts), : token_ids_BT.shape[1]]
+
+    def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        return self._logits_BJV[0, 0]

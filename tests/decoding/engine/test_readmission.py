@@ -1,0 +1,250 @@
+"""A row that loses its slot goes on where it was: the same tokens, the same finish, counts that add up."""
+
+import random
+
+import pytest
+
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.drafters import DRAFTERS
+from decoding.drafters.suffix import SuffixDrafter
+from decoding.engine.engine import TargetLostError
+from decoding.engine.prefix import Resident
+from decoding.network.target import SlotsLostError
+from tests.decoding.engine.test_lanes import lanes_over
+from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
+from tests.pairs_of_values import every_pair
+
+HEAD = random_prompts([20], seed=31)[0]
+# Repeats, prompts that begin alike, a prompt that repeats itself, and strangers.
+PROMPTS = [*random_prompts([7, 1, 33, 3, 1], seed=32), [5, 6, 7, 8] * 5, *[HEAD] * 3, [*HEAD, 4], [*HEAD[:12], 9, 9]]
+KINDS = [
+    {},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "logprobs": 2},
+    {"stop_token_ids": (11, 30, 41), "min_tokens": 5},
+]
+
+
+def sequences(temperature: float) -> list[Sequence]:
+    return [
+        Sequence.create(
+            prompt,
+            SamplingParams(temperature=temperature, max_tokens=6 + 5 * row % 21, **KINDS[row % len(KINDS)]),
+            row=row,
+        )
+        for row, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(models) -> dict[float, list[Sequence]]:
+    """The rows by temperature, each one alone in an engine."""
+    return {
+        temperature: [
+            run(engine_over(models.target, num_slots=1), [sequence])[0] for sequence in sequences(temperature)
+        ]
+        for temperature in (0.0, 0.8)
+    }
+
+
+def run_with_evictions(engine: Engine, rows: list[Sequence], chance: random.Random) -> int:
+    """Throw random rows out of their slots between random steps; return how many of them had output."""
+    engine.submit(rows)
+    finished, num_evicted = [], 0
+    while engine.has_work:
+        finished += engine.step()
+        if chance.random() < 0.4:
+            evicted = [row for row in engine.in_flight if chance.random() < 0.5]
+            num_evicted += sum(bool(row.output_token_ids) for row in evicted)
+            engine.evict(evicted)
+            assert not set(evicted) & set(engine.in_flight)
+            for lane in engine.lanes:
+                for slot, resident in enumerate(lane.admission._residents):
+                    if resident is None:  # what it held is not to be relied on
+                        lane.target.cache.zero(slot)
+    assert sorted(map(id, finished)) == sorted(map(id, rows)), "each row comes back once"
+    return num_evicted
+
+
+def assert_same(found: list[Sequence], expected: list[Sequence]) -> None:
+    assert outputs(found) == outputs(expected)
+    for row, other in zip(found, expected, strict=True):
+        check_counts(row)
+        assert (row.finish_reason, row.stop_reason) == (other.finish_reason, other.stop_reason)
+        assert 0 <= row.num_cached_tokens < len(row.prompt_token_ids)
+        assert [entry.logprob for entry in row.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "num_slots", "budget"), every_pair(list(DRAFTERS), [0.0, 0.8], [1, 4, 7], [5, 512])
+)
+def test_rows_that_lose_their_slots_write_the_same(models, undisturbed, drafter, temperature, num_slots, budget):
+    engine = engine_over(
+        models.target,
+        models.good_draft,
+        drafter,
+        num_slots=num_slots,
+        max_prefill_tokens=budget,
+        num_speculative_tokens=3,
+    )
+    found = sequences(temperature)
+    assert run_with_evictions(engine, found, random.Random(num_slots)) >= 5
+    assert_same(found, undisturbed[temperature])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "is_remote", "is_staged"),
+    every_pair(list(DRAFTERS), [0.0, 0.8], [False, True], [False, True]),
+)
+def test_rows_that_lose_their_slots_in_the_middle_of_a_round_write_the_same(
+    models, undisturbed, drafter, temperature, is_remote, is_staged
+):
+    engine, _ = lanes_over(models, drafter, is_remote=is_remote, is_staged=is_staged)
+    found = sequences(temperature)
+    assert run_with_evictions(engine, found, random.Random(drafter)) >= 5
+    assert_same(found, undisturbed[temperature])
+
+
+def test_the_check_sees_a_row_that_is_read_without_its_output(models, undisturbed, monkeypatch):
+    monkeypatch.setattr(
+        Resident, "num_missing", property(lambda r: len(r.sequence.prompt_token_ids) - 1 - r.num_filled)
+    )
+    found = sequences(0.8)
+    run_with_evictions(engine_over(models.target, num_slots=4), found, random.Random(0))
+    assert outputs(found) != outputs(undisturbed[0.8])
+
+
+def test_evicted_rows_wait_in_front_of_all_others_and_keep_their_counts(models):
+    engine = engine_over(models.target, num_slots=2)
+    rows = [Sequence.create(HEAD, SamplingParams(max_tokens=9, ignore_eos=True), row=row) for row in range(4)]
+    engine.submit(rows)
+    for _ in range(3):
+        engine.step()
+    assert [row.num_cached_tokens for row in rows[:2]] == [0, len(HEAD) - 1]
+    engine.evict(rows[:2])
+    assert engine.up_next(()) == set(rows[:2])
+    list(engine.stream([]))
+    assert [row.num_cached_tokens for row in rows[:2]] == [0, len(HEAD) - 1]
+    assert [row.num_rounds for row in rows] == [9] * 4
+
+
+def test_a_row_that_waits_to_copy_from_an_evicted_one_reads_for_itself(models):
+    engine = engine_over(models.target, num_slots=4, max_prefill_tokens=3)
+    blocker = Sequence.create([1], SamplingParams(max_tokens=60, ignore_eos=True), row=9)
+    (prompt,) = random_prompts([60], seed=9)
+    rows = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(3)]
+    engine.submit([blocker, *rows])
+    engine.step()
+    assert engine.num_running == 4
+    engine.evict(rows[:1])
+    assert len(list(engine.stream([]))) == 4
+    alone = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(3)]
+    assert outputs(rows) == outputs(run(engine_over(models.target, num_slots=1), alone))
+
+
+def test_an_evicted_row_that_is_dropped_is_not_read_again(models):
+    engine = engine_over(models.target, num_slots=2)
+    kept, unwanted = (Sequence.create([1, row], SamplingParams(max_tokens=8), row=row) for row in range(2))
+    engine.submit([kept, unwanted])
+    engine.step()
+    engine.evict([unwanted])
+    engine.drop([unwanted])
+    assert engine.step() == [unwanted]
+    assert len(unwanted.output_token_ids) == 1
+    list(engine.stream([]))
+    assert len(kept.output_token_ids) == 8
+
+
+class Processes:
+    """The processes of a target that are lost at every n-th call, and with them what all slots held."""
+
+    def __init__(self, engine: Engine, every: int) -> None:
+        self.num_losses = 0
+        self._num_uses, self._every = 0, every
+        for lane in engine.lanes:
+            self._hold(lane.target)
+
+    def _hold(self, target) -> None:
+        num_seen, allocate = self.num_losses, target.allocate
+
+        def allocate_and_hold(num_slots, num_positions):
+            nonlocal num_seen
+            allocate(num_slots, num_positions)
+            num_seen = self.num_losses
+
+        def losing(method):
+            def use(*args, **kwargs):
+                self._num_uses += 1
+                self.num_losses += self._num_uses % self._every == 0
+                if num_seen != self.num_losses:
+                    raise SlotsLostError("planted")
+                return method(*args, **kwargs)
+
+            return use
+
+        target.allocate = allocate_and_hold
+        for name in ("prefill", "score", "decide"):
+            setattr(target, name, losing(getattr(target, name)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "num_lanes", "is_remote"),
+    every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True]),
+)
+def test_a_target_that_loses_its_slots_changes_no_token(
+    models, undisturbed, drafter, temperature, num_lanes, is_remote
+):
+    engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote)
+    processes, found = Processes(engine, every=7), sequences(temperature)
+    run(engine, found)
+    assert processes.num_losses >= 2
+    assert_same(found, undisturbed[temperature])
+
+
+def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(models):
+    engine, _ = lanes_over(models, "none", 2)
+    engine.submit(sequences(0.0))
+    for _ in range(4):
+        engine.step()
+    processes = Processes(engine, every=1)
+    for _ in range(2):
+        assert engine.step() == []
+    with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
+        engine.step()
+    assert processes.num_losses == 3
+
+
+@pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])
+def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturbed, drafter, draft_length):
+    options = EngineOptions(num_slots=4, max_model_len=80, drafter=drafter, draft_length=draft_length)
+    engine = Engine.load(folders.target, folders.good_draft, options, device="cpu")
+    found, sizes = sequences(0.8), iter([2, 1, 6])
+    engine.submit(found)
+    for number in range(1000):
+        engine.step()
+        if number in (2, 5, 9):
+            seconds = engine.round_seconds
+            engine.resize(next(sizes))
+            assert engine.round_seconds == seconds, "rounds of the lanes before are forgotten"
+    assert not engine.has_work
+    assert engine.options.num_slots == 6
+    assert_same(found, undisturbed[0.8])
+
+
+def test_under_rejection_a_lookup_recognizes_a_row_that_comes_back(models):
+    """The row's own noise is then not taken for that of another row, which would forbid every lookup."""
+    params = SamplingParams(temperature=0.2, max_tokens=30, ignore_eos=True)
+    engine = engine_over(models.target, drafter="suffix", num_slots=2, verification="rejection", max_model_len=90)
+    rows = [Sequence.create([5, 6, 7, 8] * 5, params, row=row) for row in range(2)]
+    engine.submit(rows)
+    while not all(len(row.output_token_ids) > 4 for row in rows):
+        engine.step()
+    before = [row.num_draft_tokens for row in rows]
+    engine.evict(rows)
+    engine.step()
+    drafter = engine.lanes[0].drafter
+    assert isinstance(drafter, SuffixDrafter)
+    assert not any(
+        drafter._continuations.holds_another(w.sequence.noise_key, w.number) for w in drafter._writers.values()
+    )
+    list(engine.stream([]))
+    assert sum(row.num_draft_tokens for row in rows) > sum(before)
