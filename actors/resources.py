@@ -1,4 +1,4 @@
-"""From what a run asks for to what its actors hold."""
+"""Resources of a cluster, compared with what a run asks for."""
 
 from __future__ import annotations
 
@@ -6,39 +6,42 @@ import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from actors.settings import GeneratorSettings
 from decoding.device import Device
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorPool
 
+_Actors = TypeVar("_Actors", bound=ActorResources)
 _ROUNDING = 1e-6  # a tenth fits ten times into 1
 
 
-def settle_device(device: Device, pool: ActorPool, num_cluster_gpus: float) -> tuple[Literal["cpu", "cuda"], ActorPool]:
-    """The device that `auto` means on this cluster, and the pool with the GPUs that it takes.
+def settle_device(device: Device, actors: _Actors, num_cluster_gpus: float) -> tuple[Literal["cpu", "cuda"], _Actors]:
+    """Return the device that `auto` means on this cluster, and the actors with the GPUs that they then hold.
 
-    Raises ValueError where a GPU is asked for and the cluster has none now; an autoscaling cluster that starts without
-    GPU nodes says device 'cuda' and num_gpus itself.
+    Raises ValueError if a GPU is asked for and the cluster has none now; for an autoscaling cluster that starts without
+    GPU nodes, the configuration names device 'cuda' and num_gpus itself.
     """
     if device == "auto":
-        device = "cuda" if num_cluster_gpus > 0 or pool.num_gpus > 0 else "cpu"
+        device = "cuda" if num_cluster_gpus > 0 or actors.num_gpus > 0 else "cpu"
+    name = f"{actors.section}.num_gpus"
     if device == "cpu":
-        if pool.num_gpus:
-            raise ValueError(f"models.device is 'cpu' and actors.num_gpus is {pool.num_gpus}; drop one of them")
-        return "cpu", pool
-    if pool.num_gpus:
-        return "cuda", pool
+        if actors.num_gpus:
+            raise ValueError(f"models.device is 'cpu' and {name} is {actors.num_gpus}; drop one of them")
+        return "cpu", actors
+    if actors.num_gpus:
+        return "cuda", actors
     if num_cluster_gpus == 0:
         raise ValueError(
-            "models.device is 'cuda' and the cluster has no GPU now; use device 'cpu', or set actors.num_gpus "
+            f"models.device is 'cuda' and the cluster has no GPU now; use device 'cpu', or set {name} "
             "if the cluster adds GPU nodes when they are asked for"
         )
-    return "cuda", replace(pool, num_gpus=1.0)
+    return "cuda", replace(actors, num_gpus=1.0)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Kind:
     """Processes of one kind that a run asks for at once."""
 
     noun: str
@@ -50,30 +53,30 @@ class _Part:
 def shortage(
     pool: ActorPool, nodes: Iterable[Mapping[str, Any]], settings: GeneratorSettings | None = None
 ) -> str | None:
-    """What these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once; None: nothing.
+    """Return what these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once, or None.
 
-    With `settings`, also for the stages and the draft actors of each. It counts what the nodes have in all, whoever
-    uses it. Label selectors with operators (`!x`, `in(x, y)`) are taken to fit every node.
+    With `settings` it counts the stages and draft actors of each engine, too. All resources of a node count, also those
+    in use. Label selectors with operators (`!x`, `in(x, y)`) are taken to fit every node.
     """
     alive = [node for node in nodes if node["Alive"]]
-    parts = [_Part("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
+    parts = [_Kind("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
     parts += _beside(pool.num_at_once, settings) if settings is not None else []
     lacks = (_lack(part, alive) for part in parts)
     return next((lack for lack in lacks if lack is not None), None) or _lack_together(parts, alive)
 
 
-def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Part]:
+def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Kind]:
     stages, drafts, parts = settings.stages, settings.drafts, []
     if stages.is_apart:
-        parts.append(_Part("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
+        parts.append(_Kind("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
     if settings.placement == "split":
         num_drafts = -(-num_actors * drafts.num_per_generator // drafts.num_sharing)
-        parts.append(_Part("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
+        parts.append(_Kind("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
     return parts
 
 
-def _lack(part: _Part, alive: Seq[Mapping[str, Any]]) -> str | None:
-    """What is missing for these alone."""
+def _lack(part: _Kind, alive: Seq[Mapping[str, Any]]) -> str | None:
+    """Return what is missing for the processes of one kind alone."""
     fitting = [node for node in alive if any(_fits(node, selector) for selector in part.selectors)]
     if not fitting:
         return f"no node has the labels {dict(part.selectors[0])}"
@@ -94,8 +97,8 @@ def _lack(part: _Part, alive: Seq[Mapping[str, Any]]) -> str | None:
     return f"there is room for {num_fit} of {num_wanted} {part.noun}: each takes {needs} and there is {has}{where}"
 
 
-def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | None:
-    """What is missing for all of them at once, as far as the sums tell."""
+def _lack_together(parts: Seq[_Kind], alive: Seq[Mapping[str, Any]]) -> str | None:
+    """Return what is missing for all kinds together, as far as the sums tell."""
     for name in dict.fromkeys(name for part in parts for name in part.demand):
         wanted = sum(part.num_wanted * part.demand.get(name, 0.0) for part in parts)
         has = sum(node["Resources"].get(name, 0.0) for node in alive)
@@ -109,8 +112,8 @@ def _lack_together(parts: Seq[_Part], alive: Seq[Mapping[str, Any]]) -> str | No
     return None
 
 
-def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
-    """Where target and draft model stand, for a person."""
+def describe_placement(settings: GeneratorSettings, max_engines: int) -> str:
+    """Return for a reader where target and draft model run."""
     stages = settings.stages
     ranks = "" if stages.tensor_parallel == 1 else f" of {stages.tensor_parallel} processes"
     parts = "1 stage" if stages.count == 1 else f"{stages.count} stages"
@@ -121,7 +124,7 @@ def describe_placement(settings: GeneratorSettings, pool: ActorPool) -> str:
     shared = f"{drafts.num_per_generator} for each engine"
     if drafts.num_sharing > 1:
         shared = f"1 for {drafts.num_sharing} engines"
-    most = -(-pool.max_actors * drafts.num_per_generator // drafts.num_sharing)
+    most = -(-max_engines * drafts.num_per_generator // drafts.num_sharing)
     holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
     return f"split, target in {target}, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
 

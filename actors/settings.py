@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
+from pipeline.streaming.actor_resources import ActorResources
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -20,69 +21,60 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 class ModelSettings:
     """Which models, where and how exact."""
 
-    target: str  # a folder, or a hub name
+    target: str
+    """Target model: a folder with safetensors, or a hub name."""
     draft: str | None = None
-    tokenizer: str | None = None  # None: the target's
+    """Draft model, for drafters 'model' and 'hybrid'."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer; the target's unless given."""
     device: Device = "auto"
+    """Where to run; auto takes GPUs if the cluster has any."""
     dtype: DType = "auto"
+    """Type of weights and arithmetic; auto is float32 on CPU, else the checkpoint's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
     """How messages become a prompt."""
 
-    chat_template: str | None = None  # Jinja text; None: the tokenizer's own
-    system_prompt: str | None = None  # goes before messages that do not begin with one
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # template variables of the whole run
-    template_columns: Mapping[str, str] = field(default_factory=dict)  # template variable -> column
+    chat_template: str | None = None
+    """Jinja template in place of the tokenizer's own."""
+    system_prompt: str | None = None
+    """System message before chats that begin with none."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Template variables with one value for the run."""
+    template_columns: Mapping[str, str] = field(default_factory=dict)
+    """Template variables whose values come from columns: variable to column."""
 
 
 Placement = Literal["colocated", "split"]
 DraftStrategy = Literal["PACK", "SPREAD"]
-_OWN_RESOURCES = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-
-
-def _check_holdings(
-    section: str, num_cpus: float, num_gpus: float, memory: int | None, resources: Mapping[str, float]
-) -> None:
-    """Raise ValueError for what Ray would not let an actor hold."""
-    for name, amount in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
-        if amount < 0:
-            raise ValueError(f"{section}.{name} must not be negative, got {amount}")
-    if num_gpus > 1 and num_gpus != int(num_gpus):
-        raise ValueError(f"{section}.num_gpus must be a whole number, or a share of one GPU, got {num_gpus}")
-    if memory is not None and memory < 1:
-        raise ValueError(f"{section}.memory must be a positive number of bytes, got {memory}")
-    for name, amount in resources.items():
-        if name in _OWN_RESOURCES:
-            raise ValueError(
-                f"{section}.resources names {name!r}; that is what {section}.{_OWN_RESOURCES[name]} is for"
-            )
-        if amount <= 0 or (amount > 1 and amount != int(amount)):
-            raise ValueError(
-                f"{section}.resources: {name!r} must be a whole number, or a share between 0 and 1, got {amount}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftSettings:
-    """Draft actors, for placement "split": how many, what each holds and where, and how long anybody waits for them."""
+class DraftSettings(ActorResources):
+    """Draft actors, for placement "split": how many, what each holds and where, and how long engines wait for them."""
 
-    per_target: float = 1.0  # draft actors for a generator: 2 are two for each, 0.5 is one for two of them
-    num_cpus: float = 1.0  # logical CPUs a draft actor holds
-    num_gpus: float = 0.0  # GPUs it holds, also a share of one
-    memory: int | None = None  # bytes it holds
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources it holds
-    accelerator_type: str | None = None  # a name of ray.util.accelerators, such as H100
-    label_selector: Mapping[str, str] = field(default_factory=dict)  # what its node's labels must be
-    strategy: DraftStrategy = "PACK"  # of the placement group: on few nodes, or on different ones
-    timeout_s: float = 2.0  # a round waits so long for its draft, and then goes on without
-    start_timeout_s: float = 300.0  # a generator waits so long for its draft actors when it starts
-    most_reconnects: int = 16  # draft actors that a generator may lose; after the next it does without for good
-    most_candidates: int = 64  # of a draft's law under rejection: what crosses for each drafted token; 0: all tokens
+    section: ClassVar[str] = "drafts"
+
+    per_target: float = 1.0
+    """Draft actors for an engine: 2 are two for each engine, 0.5 is one for two engines."""
+    num_gpus: float = 0.0
+    """GPUs that each draft actor holds, also a share of one; without one it runs on CPU."""
+    strategy: DraftStrategy = "PACK"
+    """Strategy of their placement group: PACK places them on few nodes, SPREAD on many."""
+    timeout_s: float = 2.0
+    """Seconds that a round waits for its draft before it goes on without."""
+    start_timeout_s: float = 300.0
+    """Seconds that an engine waits for its draft actors when it starts."""
+    most_reconnects: int = 16
+    """Draft actors that an engine may lose before it goes on without drafts for good."""
+    most_candidates: int = 64
+    """Most likely tokens that a draft actor draws from, and whose probabilities it sends, under rejection; 0: all."""
 
     def __post_init__(self) -> None:
         """Check every field."""
+        super().__post_init__()
         whole = self.per_target if self.per_target >= 1 else 1 / self.per_target if self.per_target > 0 else 0.0
         if not whole or abs(whole - round(whole)) > 1e-2:
             raise ValueError(
@@ -92,7 +84,6 @@ class DraftSettings:
         for name in ("most_reconnects", "most_candidates"):
             if getattr(self, name) < 0:
                 raise ValueError(f"drafts.{name} must not be negative, got {getattr(self, name)}")
-        _check_holdings("drafts", self.num_cpus, self.num_gpus, self.memory, self.resources)
         for name in ("timeout_s", "start_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"drafts.{name} must be above 0 seconds, got {getattr(self, name)}")
@@ -109,32 +100,30 @@ class DraftSettings:
         """Generators that a draft actor serves."""
         return max(1, round(1 / self.per_target))
 
-    @property
-    def demand(self) -> dict[str, float]:
-        """What the scheduler sets aside for a draft actor, by the names under which a node lists its resources."""
-        demand = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0)}
-        demand |= {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
-        return {name: amount for name, amount in (demand | dict(self.resources)).items() if amount}
-
 
 @dataclass(frozen=True, kw_only=True)
-class StageSettings:
-    """How the target is cut, and what each stage holds. A ValueError says which value is wrong."""
+class StageSettings(ActorResources):
+    """How the target is cut, and what each process of a stage holds. A ValueError says which value is wrong."""
+
+    section: ClassVar[str] = "stages"
 
     count: int = 1
-    tensor_parallel: int = 1  # ranks of each stage: processes of one node that share out every layer's weights
-    num_cpus: float = 1.0  # of each process
-    num_gpus: float = 0.0
-    memory: int | None = None  # bytes
-    resources: Mapping[str, float] = field(default_factory=dict)
-    label_selector: Mapping[str, str] = field(default_factory=dict)
+    """Stages of each engine's target: ranges of its layers."""
+    tensor_parallel: int = 1
+    """Processes (ranks) of one node that share every layer of a stage."""
     strategy: Strategy = "PACK"
-    most_restarts: int = 10  # attempts to bring a lost stage up again
-    timeout_s: float = 120.0  # for a step of all stages; one that takes longer hangs, and is replaced
-    start_timeout_s: float = 480.0  # for loading the weights
-    room_timeout_s: float = math.inf  # for places on the cluster
+    """Strategy of their placement group: on few nodes, or on many; STRICT_ ones accept nothing else."""
+    most_restarts: int = 10
+    """Attempts to bring a lost stage up again before the engine fails."""
+    timeout_s: float = 120.0
+    """Seconds for a step of all stages; a stage that takes longer is replaced."""
+    start_timeout_s: float = 480.0
+    """Seconds for loading the weights; a stage that takes longer is replaced."""
+    room_timeout_s: float = math.inf  # that it waits for room on the cluster
 
     def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
         if self.count < 1:
             raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
         if self.tensor_parallel < 1:
@@ -149,7 +138,6 @@ class StageSettings:
         for name in ("timeout_s", "start_timeout_s", "room_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
-        _check_holdings("stages", self.num_cpus, self.num_gpus, self.memory, self.resources)
 
     @property
     def is_apart(self) -> bool:
@@ -167,22 +155,28 @@ class StageSettings:
     @property
     def bundle(self) -> dict[str, float]:
         """What one stage holds with all its ranks, as Ray counts it: on one node, since it is one bundle."""
-        rank = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0), **self.resources}
-        return {name: amount * self.tensor_parallel for name, amount in rank.items() if amount}
+        return {name: amount * self.tensor_parallel for name, amount in self.demand.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSettings:
-    """Models, engine, sampling and text settings of one run, and where the draft model stands."""
+    """Everything that turns rows into generations, wherever the models run."""
 
     models: ModelSettings
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Which models, where and how exact."""
     chat: ChatSettings = field(default_factory=ChatSettings)
+    """How messages become a prompt."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """The target's distribution and the text's length; a row may override any of it."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    """How an engine runs. In float32 only max_model_len and verification can change a token."""
+    placement: Placement = "colocated"
+    """Draft model in the engine's process (colocated), or in draft actors (split)."""
+    drafts: DraftSettings = field(default_factory=DraftSettings)
+    """The draft actors of placement 'split'."""
     stages: StageSettings = field(default_factory=StageSettings)
-    seed: int = 0
-    placement: Placement = "colocated"  # the draft model in the generator's process, or in draft actors
-    drafts: DraftSettings = field(default_factory=DraftSettings)  # of placement "split"
+    """The target in processes of its own, by layers and within them, if it is too large for a node or a GPU."""
+    seed: int = 0  # of all noise
 
     def __post_init__(self) -> None:
         """Check what fields mean together."""
@@ -196,6 +190,25 @@ class GeneratorSettings:
                     f"placement is 'split', which puts the draft model in actors of its own, but {why}; name "
                     "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
                 )
+
+    def check_hang_timeout(self, name: str, hang_timeout_s: float) -> None:
+        """Raise ValueError if a process that waits for drafts or replaces stages would be taken for one that hangs.
+
+        `name` is the configuration's name of that timeout.
+        """
+        drafts_s = self.num_lanes * self.drafts.timeout_s
+        if self.placement == "split" and drafts_s >= hang_timeout_s / 2:
+            raise ValueError(
+                f"drafts.timeout_s is {self.drafts.timeout_s:g}, so that a step of an engine with {self.num_lanes} "
+                f"lanes may wait for {drafts_s:g} seconds; that must be less than half of {name}, which is "
+                f"{hang_timeout_s:g}: lower the one or raise the other"
+            )
+        if self.stages.is_apart and hang_timeout_s <= self.stages.longest_step_s:
+            raise ValueError(
+                f"{name} is {hang_timeout_s:g}, but an engine that replaces stages may need "
+                f"{self.stages.longest_step_s:g} seconds for a step (3 x stages.timeout_s + stages.start_timeout_s), "
+                f"and would be ended over it; raise {name}, or lower the others"
+            )
 
     @property
     def num_lanes(self) -> int:

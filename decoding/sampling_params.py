@@ -15,22 +15,37 @@ class SamplingParams:
     An invalid value is a ValueError that names the field, the value and what is allowed.
     """
 
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0 keeps every token
-    top_p: float = 1.0  # 1 keeps every token
-    min_p: float = 0.0  # 0 keeps every token; relative to the most likely token
-    repetition_penalty: float = 1.0  # over prompt and output, multiplicative (Keskar et al., arXiv 1909.05858)
-    presence_penalty: float = 0.0  # over the output, once per token id
-    frequency_penalty: float = 0.0  # over the output, per occurrence
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
-    seed: int | None = None  # None: from the run's seed and the row
-    n: int = 1  # samples per prompt
-    max_tokens: int = 256  # output tokens
-    min_tokens: int = 0  # output tokens before the end token or a stop may end the text
-    stop: tuple[str, ...] = ()  # strings that end the text; not part of it
-    stop_token_ids: tuple[int, ...] = ()  # token ids that end the text, besides the model's own
-    ignore_eos: bool = False  # go on after the model's own end token
-    logprobs: int | None = None  # None: none; k: the token's own and the k most likely (of the raw logits)
+    temperature: float = 1.0
+    """Temperature; 0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens of this total probability; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely, relative to the most likely one; 0 keeps all."""
+    repetition_penalty: float = 1.0  # Keskar et al., arXiv 1909.05858
+    """Penalty over prompt and output, multiplicative; 1 is none."""
+    presence_penalty: float = 0.0
+    """Penalty over the output, once for each token id (-2 to 2)."""
+    frequency_penalty: float = 0.0
+    """Penalty over the output, for each occurrence (-2 to 2)."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Numbers added to the logits of these token ids (-100 to 100)."""
+    seed: int | None = None  # of a row; None: from the run's seed and the row
+    n: int = 1
+    """Samples of each prompt."""
+    max_tokens: int = 256
+    """Most output tokens of a sample."""
+    min_tokens: int = 0
+    """Output tokens before the end token or a stop may end the text."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the text, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on after the model's own end token."""
+    logprobs: int | None = None
+    """Log-probabilities under the raw logits: of each token and of this many most likely ones (0 to 20)."""
 
     def __post_init__(self) -> None:
         """Convert sequences to tuples and check every field."""

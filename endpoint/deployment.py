@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import ray
 from ray import serve
@@ -22,6 +21,7 @@ from endpoint.ingress import Ingress
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options
+from pipeline.streaming.actor_resources import ActorResources
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
 _REPLY_S = 30.0  # for the controller or a proxy to reply
@@ -32,27 +32,37 @@ _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeploymentSettings:
+class DeploymentSettings(ActorResources):
     """How many processes, what each holds, and how they come and go."""
 
+    section: ClassVar[str] = "serve"
+
     min_replicas: int = 1
+    """Engines to keep."""
     max_replicas: int = 1
-    target_ongoing_requests: float | None = None  # of a replica, where others are added; None: as many as slots
+    """Engines to grow to under load."""
+    target_ongoing_requests: float | None = None
+    """Requests of an engine beyond which engines are added; unless given, as many as it has slots."""
     upscale_delay_s: float = 10.0
+    """Seconds of load before engines are added."""
     downscale_delay_s: float = 300.0
+    """Seconds without load before engines are taken away."""
     num_ingresses: int = 1
-    num_cpus: float = 1.0  # logical CPUs a replica holds; its threads on CPU
-    num_gpus: float = 0.0
-    memory: int | None = None  # bytes a replica holds
-    resources: Mapping[str, float] = field(default_factory=dict)
-    accelerator_type: str | None = None
-    drain_timeout_s: float = 120.0  # a replica that is to go finishes what it has, for so long
-    max_surge_percent: float = 100.0  # of replicas, which a rolling update starts before it ends old ones
+    """Processes that speak HTTP and text in front of the engines."""
+    drain_timeout_s: float = 120.0
+    """Seconds that requests in flight get when an engine is to go."""
+    max_surge_percent: float = 100.0
+    """Engines, in percent of all, that a rolling update starts before it ends old ones."""
     health_period_s: float = 10.0
+    """Seconds between looks at an engine's health."""
     health_timeout_s: float = 30.0
+    """Seconds for such a look; it writes a token if the engine wrote none lately."""
 
     def __post_init__(self) -> None:
         """Check what Serve would only refuse later, or not at all."""
+        super().__post_init__()
+        if self.num_cpus <= 0:
+            raise ValueError(f"serve.num_cpus must be above 0, got {self.num_cpus}")
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise ValueError(
                 "serve.min_replicas and max_replicas must satisfy 1 <= min <= max, "
@@ -94,13 +104,6 @@ def make_application(
     # The ingress refuses requests beyond what all replicas take, and a replica those beyond what it takes, at once and
     # in the API's form. Serve's own queue is bounded, too, but those limits are reached first.
     num_taken = settings.engine.num_slots + replica_settings.max_waiting
-    actor_options: dict[str, Any] = {
-        "num_cpus": 1.0 if asked.num_gpus else asked.num_cpus,
-        "num_gpus": asked.num_gpus,
-        "memory": asked.memory,
-        "resources": dict(asked.resources) or None,
-        "accelerator_type": asked.accelerator_type,
-    }
     scaling: dict[str, Any] = {"num_replicas": asked.min_replicas}
     if asked.max_replicas > asked.min_replicas:
         scaling = {
@@ -122,7 +125,7 @@ def make_application(
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        ray_actor_options={name: value for name, value in actor_options.items() if value is not None},
+        ray_actor_options=asked.actor_options | ({"num_cpus": 1.0} if asked.num_gpus else {}),
         max_ongoing_requests=2 * num_taken + 16,
         max_queued_requests=2 * num_taken + 16,
         **scaling,

@@ -17,9 +17,9 @@ from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from jobs.config.run import RunConfig, load_config
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.driving import WorkerSpec, drive
-from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted, refuse_too_many_errors
+from jobs.driver.execution import WorkerSpec, execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of, refuse_too_many_errors
 from jobs.driver.plan import Plan, create_run, make_plan, worker_arguments
 from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import print_summary
@@ -31,13 +31,13 @@ from pipeline.run.lease import Lease, hold_lease
 from pipeline.run.missing import MissingUnits
 from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Generate, and return the exit code."""
     with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
         config = load_config(arguments, prog="python -m jobs.generate")
-        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config)
+        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
+        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
         plan = make_plan(config, device)
         if config.dry_run:
             print_plan(plan, config, pool)
@@ -58,7 +58,7 @@ def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
         return bad_configuration(error)
     except KeyboardInterrupt:
         return interrupted()
-    return exit_of(lambda: _run(plan, config, pool, run_directory))
+    return outcome_of(lambda: _run(plan, config, pool, run_directory))
 
 
 def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
@@ -101,12 +101,12 @@ def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: Ru
 def _generate(
     plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: MissingUnits
 ) -> Iterator[Counts]:
-    """The counts of each unit as it is committed."""
+    """Yield the counts of each unit as it is committed."""
     if not missing.num_units:
         return
-    start_ray(config)
+    start_ray(config.run.ray_address)
     spec = WorkerSpec(Generator, plan.settings, worker_arguments(plan, config, run_directory))
-    for receipt in drive(missing, spec, pool, config):
+    for receipt in execute(missing, spec, pool, config):
         yield receipt.counts
 
 
@@ -131,7 +131,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
-    console.print(f"  placement: {describe_placement(plan.settings, pool)}")
+    console.print(f"  placement: {describe_placement(plan.settings, pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
@@ -141,7 +141,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
 
 
 def _footprint(plan: Plan, model: str) -> Footprint:
-    """Of target or draft with all of an engine's slots; stages of a target share it out among them."""
+    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
     return footprint(model, models.dtype, engine.num_slots, length)

@@ -1,4 +1,4 @@
-"""`python -m jobs.report OUTPUT [--by COLUMN]`: acceptance of a run, in all and by a carried column."""
+"""`python -m jobs.report OUTPUT [--by COLUMN]`: acceptance of a run, in total and by a carried column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.run.directory import RunDirectory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 if there is no such run or column."""
+    """Print the report; return 0, or 2 if there is no such run or column."""
     parser = argparse.ArgumentParser(prog="python -m jobs.report", description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("--by", metavar="COLUMN", help="group by this column, such as a carried one")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def acceptance_by(run_directory: RunDirectory, column: str | None) -> Iterator[tuple[str, Counts]]:
-    """The counts of each value of a column (of the whole run without one), read one part at a time."""
+    """Yield the counts of each value of a column, or of the whole run without one; reads one part at a time."""
     groups: dict[str, Counts] = {}
     location = run_directory.location.child("data")
     parts = ds.dataset(location.path, filesystem=location.filesystem, format="parquet")

@@ -8,50 +8,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from actors.workers.retrier import RetryGenerator
-from jobs.config.run import RunConfig, load_config_of
+from jobs.config.loading import load
+from jobs.config.run import RetryConfig
 from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.driving import WorkerSpec, drive
-from jobs.driver.ending import Exit, bad_configuration, conclude, exit_of, interrupted
+from jobs.driver.execution import WorkerSpec, execute
 from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
+from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of
 from jobs.driver.plan import Plan, make_plan, worker_arguments
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.counts import Counts
-from pipeline.errors import Stage
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import Lease, hold_lease
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 _LONGEST_EXAMPLE = 100  # characters of a message
 
 
-class RetryConfig(RunConfig):
-    """Runs the rows in errors/ of a corpus again, and only those.
-
-    Takes the configuration that the corpus was generated with. What decides its tokens (models, sampling, seed, input)
-    must be as it was; all else may change: slots, actors, machines, a mended storage, a newer Dray. A row that comes
-    through gets the tokens it would have had the first time and moves to data/; one that fails again stays in errors/
-    with its newest message, and its column `attempt` counts one more. --dry-run lists what failed, and why.
-    """
-
-    dry_run: bool = Field(False, description="List the failed rows by stage and error type, and stop.")
-    stage: tuple[Stage, ...] = Field(
-        (), description="Only rows that failed at this stage; give it again for another stage."
-    )
-    error_type: tuple[str, ...] = Field(
-        (), description="Only rows with this error type, such as WorkerDied; give it again for another type."
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code, with the meaning that it has for jobs.generate."""
+    """Retry, and return the exit code, which means what it does for jobs.generate."""
     with DriverLogs() as logs, sigterm_interrupts():
         exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
         logs.ended(exit_code.name.lower(), exit_code)
@@ -60,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
     try:
-        config = load_config_of(RetryConfig, arguments, prog="python -m jobs.retry")
-        logs.set_up(config.log_settings(), Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config)
+        config = load(RetryConfig, arguments, prog="python -m jobs.retry")
+        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
+        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
         plan = make_plan(config, device)
         run_directory = plan.run_directory
         if run_directory is None:
@@ -75,7 +56,7 @@ def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
         return bad_configuration(error)
     except KeyboardInterrupt:
         return interrupted()
-    return exit_of(lambda: _run(plan, config, pool, run_directory, wanted))
+    return outcome_of(lambda: _run(plan, config, pool, run_directory, wanted))
 
 
 def _run(plan: Plan, config: RetryConfig, pool: ActorPool, run_directory: RunDirectory, wanted: Wanted) -> Exit:
@@ -106,12 +87,12 @@ def _run_alone(
     log_run_started(run_directory, len(letters.num_wanted))
     units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
     if units.num_units:
-        start_ray(config)
+        start_ray(config.run.ray_address)
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
         if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
         spec = WorkerSpec(RetryGenerator, plan.settings, arguments)
-        for receipt in drive(units, spec, pool, config, backups=False):
+        for receipt in execute(units, spec, pool, config, backups=False):
             lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1
@@ -137,7 +118,7 @@ def _run_alone(
 
 
 def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> ActorPool:
-    """The pool with so many units at once in an actor that their few failed rows fill the engine's slots."""
+    """Return the pool with enough units at once in an actor that their few failed rows fill the engine's slots."""
     sequences_per_unit = rows_per_unit * plan.settings.sampling.n
     num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
     return replace(pool, units_in_flight=max(pool.units_in_flight, num_units))

@@ -1,13 +1,12 @@
-"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until it is told to end.
+"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until a signal comes.
 
-SIGTERM or Ctrl-C: nothing new is taken, what is in flight is finished, then it ends. A second one ends it at once.
+After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,16 +18,16 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-import torch
 import yaml
 from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
-from actors.resources import describe_placement, settle_device
+from actors.resources import describe_placement
 from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
 from endpoint.deployment import (
     APP_NAME,
+    DeploymentSettings,
     check_gate,
     deploy,
     deployed_mark,
@@ -38,24 +37,24 @@ from endpoint.deployment import (
     withdraw,
 )
 from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.cluster import join_ray
-from jobs.driver.ending import Exit, bad_configuration
+from jobs.driver.cluster import pick_device, start_ray, starts_own_ray
+from jobs.driver.outcome import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled_models, settled_stages
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
-_LOOK_EVERY_S = 5.0  # whether the application still runs
+_LOOK_EVERY_S = 5.0  # between looks whether the application still runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Serve, and return the exit code."""
     with sigterm_interrupts():
         try:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
-            settings, num_gpus = settled(config)
+            settings, deployment = settled(config)
             check_models(settings)
             mark = uuid4().hex
-            application = _application(config, settings, num_gpus, mark) if not config.dry_run else None
+            application = _application(config, settings, deployment, mark) if not config.dry_run else None
         except (ValueError, OSError) as error:
             return bad_configuration(error)
         except KeyboardInterrupt:
@@ -63,117 +62,108 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(describe(config, settings), flush=True)
         try:
             return Exit.COMPLETE if application is None else _serve(config, application, mark)
-        except KeyboardInterrupt:  # a second one: what was in flight is not waited for
+        except KeyboardInterrupt:  # a second one: requests in flight are dropped
             return Exit.INCOMPLETE
 
 
 def application(sections: dict[str, Any]) -> Any:
-    """For Serve's own configuration, as KubeRay takes it: `import_path: jobs.serve:application`, the sections as args.
+    """Return the application for a configuration file of Serve, as KubeRay takes it.
 
-    Host and port are Serve's business there. Raises ValueError or OSError for what can be known to be wrong.
+    There `import_path` is `jobs.serve:application`, `args` are the sections, and Serve itself sets host and port.
+    Raises ValueError or OSError for what is known to be wrong before anything starts.
     """
     with NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(sections, file)
         file.flush()
         config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
-    settings, num_gpus = settled(config)
+    settings, deployment = settled(config)
     check_models(settings)
-    return _application(config, settings, num_gpus)
+    return _application(config, settings, deployment)
 
 
-def settled(config: ServeConfig) -> tuple[GeneratorSettings, float]:
-    """The engine's settings with device, folders and dtype as they will be, and the GPUs that an engine takes."""
-    settings, address = config.generator_settings(), _address(config)
-    if config.models.device == "auto" and address:
-        join_ray(address)
-    cluster_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else torch.cuda.device_count()
-    if config.models.device == "cuda" and address:
-        cluster_gpus = max(cluster_gpus, 1.0)  # the cluster's, not this machine's
-    if settings.stages.is_apart and config.models.device != "cpu":  # the stages take the GPUs; an engine none of itself
-        has_gpus = cluster_gpus + config.stages.num_gpus + config.serve.num_gpus > 0
-        device = "cuda" if has_gpus or config.models.device == "cuda" else "cpu"
-        num_gpus = config.serve.num_gpus
-    else:
-        device, pool = settle_device(config.models.device, config.pool(), float(cluster_gpus))
-        num_gpus = pool.num_gpus
+def settled(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
+    """Return the engine's settings with device, folders and dtype as they will be, and what each engine then holds."""
+    settings = config.generator
+    device, deployment = pick_device(settings, config.serve.deployment, config.serve.ray_address)
     models, stages = settled_models(settings.models, device), settled_stages(settings.stages, device)
-    return replace(settings, models=models, stages=stages), num_gpus
+    return replace(settings, models=models, stages=stages), deployment
 
 
 def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
-    """What is served, for a person."""
-    models, serve_section = settings.models, config.serve
-    engines = f"{serve_section.min_replicas}"
-    if serve_section.max_replicas > serve_section.min_replicas:
-        engines += f" to {serve_section.max_replicas}"
+    """Return what is served, as lines for a reader."""
+    models, deployment = settings.models, config.serve.deployment
+    engines = f"{deployment.min_replicas}"
+    if deployment.max_replicas > deployment.min_replicas:
+        engines += f" to {deployment.max_replicas}"
     lines = [
-        f"Serving {_name(config, settings)!r} at http://{serve_section.host}:{serve_section.port}/v1",
+        f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
         f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
-        f"  keys:    {_who_may_ask(config)}",
+        f"  keys:    {_keys_line(config)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
-        f"  placement: {describe_placement(settings, config.pool())}",
+        f"  placement: {describe_placement(settings, deployment.max_replicas)}",
     ]
     return "\n".join(lines)
 
 
-def _who_may_ask(config: ServeConfig) -> str:
+def _keys_line(config: ServeConfig) -> str:
     keys = config.keys()
     return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
 
 
-def _application(config: ServeConfig, settings: GeneratorSettings, num_gpus: float, mark: str = "") -> Any:
-    """Made before anything is started, so that what is wrong with it is said at once; needs Ray only where split."""
+def _application(
+    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str = ""
+) -> Any:
+    """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray."""
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
-    service_settings = config.service_settings(_name(config, settings), fingerprint)
-    deployment_settings = config.deployment_settings(num_gpus)
+    service_settings = replace(config.serve.service, model=_name(config, settings), fingerprint=fingerprint)
     roster = None
     if settings.placement == "split":
-        join_ray(_address(config))
-        roster = start_roster(settings, APP_NAME, config.log_settings(), config.serve.min_replicas)
+        start_ray(config.serve.ray_address)
+        roster = start_roster(settings, APP_NAME, config.serve.logs, config.serve.deployment.min_replicas)
     return make_application(
         settings,
         service_settings,
         config.edge_settings(),
         config.replica_settings(_fingerprint(_engine_parts(settings))),
-        deployment_settings,
-        config.log_settings(),
+        deployment,
+        config.serve.logs,
         roster=roster,
         mark=mark,
     )
 
 
 def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
-    """Run it, which has this mark, until a signal comes.
+    """Run the application, which has this mark, until a signal comes.
 
-    KeyboardInterrupt if that comes before it runs, or a second time.
+    Raises KeyboardInterrupt if a signal comes before the application runs, or a second signal after that.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    is_own_ray = _address(config) is None
+    is_own_ray = starts_own_ray(config.serve.ray_address)
     try:
-        join_ray(_address(config))
-        start(config.serve.host, config.serve.port, config.limits(), config.serve.request_timeout_s)
+        start_ray(config.serve.ray_address)
+        start(config.serve.host, config.serve.port, config.serve.limits, config.serve.service.request_timeout_s)
         try:
-            check_gate(config.limits())
+            check_gate(config.serve.limits)
         except ValueError as error:
             return bad_configuration(error)
-        with _nothing_left_unless_deployed(is_own_ray):
+        with _removed_unless_deployed(is_own_ray):
             deploy(application)
-        return _until_a_signal(mark, config.serve.drain_timeout_s)
+        return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
     except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
     finally:
         if is_own_ray and ray.is_initialized():
-            ray.shutdown()  # and Serve with it, which by itself says that its controller did not end well
+            ray.shutdown()  # this ends Serve, too, without its message that the controller did not end well
 
 
 @contextmanager
-def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
-    """An application that the block began and did not bring up, for whatever reason, does not stay on the cluster.
+def _removed_unless_deployed(is_own_ray: bool) -> Iterator[None]:
+    """Remove the application from the cluster if the block raises before the application is up.
 
-    One that was there before stays as it is, and so do all others.
+    An application that was there before stays as it is, and so do all others.
     """
     was_there = is_deployed()
     try:
@@ -185,7 +175,7 @@ def _nothing_left_unless_deployed(is_own_ray: bool) -> Iterator[None]:
 
 
 def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
-    """Then end, and what was deployed with this mark; what another command has deployed over it stays."""
+    """Wait for a signal, then withdraw what was deployed with this mark; a later command's deployment stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
         _wait()
@@ -200,7 +190,7 @@ def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
 
 
 def _wait() -> None:
-    """Until the application is gone, which somebody else may have taken away. A signal raises KeyboardInterrupt."""
+    """Wait until the application is gone, removed by another command. A signal raises KeyboardInterrupt."""
     never = threading.Event()
     while not never.wait(_LOOK_EVERY_S):
         if not is_deployed():
@@ -209,13 +199,13 @@ def _wait() -> None:
 
 
 def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
-    """The model's name: as configured, as on the hub, or as its folder."""
-    target = config.models.target
-    return config.serve.model or (Path(settings.models.target).name if Path(target).exists() else target)
+    """Return the model's name: as configured, as on the hub, or as its folder."""
+    target = config.generator.models.target
+    return config.serve.service.model or (Path(settings.models.target).name if Path(target).exists() else target)
 
 
 def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
-    """What decides which tokens an engine writes behind a prompt's, with a seed."""
+    """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
     models, engine = settings.models, settings.engine
     tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
     drafts = _drafts(settings) if engine.verification == "rejection" else ()  # else the text does not depend on them
@@ -224,7 +214,7 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
 
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
-    """What decides which prompt a chat becomes."""
+    """Return everything that decides which prompt a chat becomes."""
     template_kwargs = sorted(settings.chat.template_kwargs.items())
     return text_fingerprint(chat_template or ""), settings.chat.system_prompt, template_kwargs
 
@@ -234,7 +224,7 @@ def _fingerprint(parts: tuple[Any, ...]) -> str:
 
 
 def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
-    """What is drafted, by whom, and how much at a time."""
+    """Return everything that decides what is drafted."""
     draft, engine = settings.models.draft, settings.engine
     return (
         draft and quick_model_fingerprint(draft),
@@ -242,10 +232,6 @@ def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
         engine.num_speculative_tokens,
         engine.draft_length,
     )
-
-
-def _address(config: ServeConfig) -> str | None:
-    return config.serve.ray_address or os.environ.get("RAY_ADDRESS")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pipeline.run.quarantine import quarantine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
+    """Return 0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
     parser = argparse.ArgumentParser(prog="python -m jobs.verify", description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("--hash", action="store_true", help="also print the content hash of all generations")
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _repair(run_directory: RunDirectory) -> CheckReport:
-    """The report on the run when its damaged files are moved away, each with a line that says why."""
+    """Move damaged files away, each with a line that says why, and return the report on what is left."""
     with hold_lease(run_directory):
         damaged = check_run(run_directory).damaged
         for name in quarantine(run_directory, damaged):

@@ -26,11 +26,14 @@ _PACKAGES = ("actors", "decoding", "endpoint", "jobs", "pipeline")  # whose logg
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """How a run's processes log. With `prompts`, events of failed rows have the message and how the prompt begins."""
+    """How a run's processes log."""
 
     format: LogFormat = "text"
+    """Log lines as text, or as JSON objects, which then are all that the driver's stderr has."""
     level: LogLevel = "info"
+    """Least level of logged events. In text the driver logs warnings and errors only: it prints."""
     prompts: bool = False
+    """Log the message of a failed row and how its prompt begins."""
 
 
 class Event:

@@ -48,7 +48,7 @@ def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(example)
     config = load_config([f"--config={path}"], prog="test")
-    assert config.models.target == yaml.safe_load(example)["models"]["target"]
+    assert config.generator.models.target == yaml.safe_load(example)["models"]["target"]
 
 
 @pytest.mark.ray

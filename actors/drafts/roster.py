@@ -140,21 +140,12 @@ class DraftRoster:
         return sum(now - self._beats.get(generator, never) <= _SILENT_S for generator, _ in actor.clients)
 
     def _add(self) -> _DraftActor:
-        drafts = self._drafts
-        options: dict[str, Any] = {
-            "num_cpus": drafts.num_cpus,
-            "num_gpus": drafts.num_gpus,
-            "memory": drafts.memory,
-            "resources": dict(drafts.resources) or None,
-            "accelerator_type": drafts.accelerator_type,
-        }
-        group, bundle = None, 0
-        if drafts.demand:  # Ray refuses an empty bundle
+        group, bundle, options = None, 0, self._drafts.actor_options
+        if self._drafts.demand:  # Ray refuses an empty bundle
             group, bundle = self._free_bundle()
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group.handle, bundle)
-        elif drafts.label_selector:
-            options["label_selector"] = dict(drafts.label_selector)
-        handle = self._start({name: value for name, value in options.items() if value is not None})
+            scheduling = PlacementGroupSchedulingStrategy(group.handle, bundle)
+            options = {**self._drafts.resource_options, "scheduling_strategy": scheduling}
+        handle = self._start(options)
         self._actors.append(_DraftActor(handle, group, bundle, unused_since=self._clock()))
         return self._actors[-1]
 

@@ -220,15 +220,11 @@ class StageGroup:
         path, count, device, dtype = self._arguments
         settings = self.settings
         options: dict[str, Any] = {
-            "num_cpus": settings.num_cpus,
-            "num_gpus": settings.num_gpus,
-            "resources": dict(settings.resources),
+            **settings.resource_options,
             "max_restarts": 0,  # a new one starts empty: only we know what stood in it
             "max_task_retries": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=stage),
         }
-        if settings.memory:
-            options["memory"] = settings.memory
         make = ray.remote(self.actor_class).options(**options).remote
         arguments = (path, stage, count, device, dtype)
         if settings.tensor_parallel == 1:

@@ -26,7 +26,8 @@ from pipeline.inputs.records import Columns
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error
 from pipeline.logs import LogSettings
 from pipeline.schema import generations_schema
-from pipeline.streaming.stream import ActorPool, map_rows
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import map_rows
 
 if TYPE_CHECKING:
     from ray.data import Dataset  # only its name: pipeline.streaming.stream is what uses Ray Data

@@ -51,10 +51,12 @@ _log = logging.getLogger(__name__)
 class ReplicaSettings:
     """The limits of a replica, and when it counts as healthy."""
 
-    max_waiting: int = 64  # sequences that may wait for a slot; further ones are refused
+    max_waiting: int = 64
+    """Samples that may wait for a slot of an engine; a request beyond them gets 429."""
+    hang_timeout_s: float = 900.0
+    """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
     fresh_s: float = 10.0  # an engine that wrote a token within this time is healthy; otherwise it is tried
     probe_timeout_s: float = 20.0  # for that trial
-    hang_timeout_s: float = 900.0  # a step that takes longer ends the process
     fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
 
     def __post_init__(self) -> None:

@@ -21,7 +21,8 @@ from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.run.commit import Receipt
 from pipeline.run.missing import MissingUnits
-from pipeline.streaming.stream import ActorPool, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import stream_units
 
 
 @dataclass(frozen=True)

@@ -27,5 +27,5 @@ def run_engines(num_actors: int, folder: Path) -> Spread:
     run_directory = create_run(plan, config)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     arguments = {**worker_arguments(plan, config, run_directory), "settings": plan.settings}
-    seconds, counts = measure_actors(missing, Generator, arguments, config.actor_pool())
+    seconds, counts = measure_actors(missing, Generator, arguments, config.actors)
     return Spread(num_actors, missing.num_units, seconds, counts)

@@ -17,7 +17,8 @@ from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.missing import MissingUnits
-from pipeline.streaming.stream import ActorPool, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import stream_units
 
 
 def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str) -> dict[str, float]:

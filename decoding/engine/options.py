@@ -18,13 +18,20 @@ class EngineOptions:
     share a seed share noise, and what one shows of it enters the draft lengths of the other).
     """
 
-    num_slots: int = 16  # rows in flight
-    max_model_len: int | None = None  # tokens of prompt and output; None: the target's context, at most 4096
-    max_prefill_tokens: int | None = None  # prompt tokens between two rounds of full slots; None: 512, on CUDA 2048
-    drafter: DrafterName | None = None  # None: the draft model if there is one, else nothing
-    num_speculative_tokens: int = 8  # the most tokens a row drafts in a round (1 to 64)
-    draft_length: DraftLength = "adaptive"  # as many as pay by measured times and acceptance, or always the most
+    drafter: DrafterName | None = None
+    """Drafter; unless given, 'model' if a draft model is named, else 'none'."""
+    num_speculative_tokens: int = 8
+    """Most tokens that a row drafts in a round (1 to 64)."""
+    draft_length: DraftLength = "adaptive"
+    """Tokens to draft: adaptive drafts as many as pay by measured times and acceptance, fixed always the most."""
     verification: Verification = "coupled"
+    """coupled writes the target's own tokens; rejection samples from the target's distribution."""
+    num_slots: int = 16
+    """Rows that an engine works on at once."""
+    max_prefill_tokens: int | None = None
+    """Prompt tokens read between two rounds of full slots; unless given 512, on CUDA 2048."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; unless given the target's context, at most 4096."""
 
     def __post_init__(self) -> None:
         """Check every field."""

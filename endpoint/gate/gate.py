@@ -41,7 +41,7 @@ def environment(limits: Limits) -> dict[str, str]:
     return {
         _CALLBACK: "endpoint.gate.gate:middlewares",
         _MAX_BODY_BYTES: str(limits.max_body_bytes),
-        _BODY_SECONDS: str(limits.body_seconds),
+        _BODY_SECONDS: str(limits.body_timeout_s),
         _READY_SECONDS: "60",
     }
 
@@ -51,7 +51,7 @@ def middlewares() -> list[Middleware]:
     standard = Limits()
     limits = Limits(
         max_body_bytes=int(os.environ.get(_MAX_BODY_BYTES, standard.max_body_bytes)),
-        body_seconds=float(os.environ.get(_BODY_SECONDS, standard.body_seconds)),
+        body_timeout_s=float(os.environ.get(_BODY_SECONDS, standard.body_timeout_s)),
     )
     return [Middleware(Gate, limits=limits, protocol=PROTOCOL)]
 

@@ -74,7 +74,7 @@ class HeldBody:
         if self._is_handed_on:
             return await self._receive()
         try:  # there may be no ingress that could ask
-            async with asyncio.timeout(self._bodies.limits.body_seconds):
+            async with asyncio.timeout(self._bodies.limits.body_timeout_s):
                 await self._wanted.wait()
         except TimeoutError:
             return {"type": "http.disconnect"}

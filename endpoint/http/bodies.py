@@ -60,7 +60,7 @@ class Bodies:
         self.check(scope)
         limits, chunks, num_bytes, is_here = self.limits, [], 0, False
         try:
-            async with asyncio.timeout(limits.body_seconds):
+            async with asyncio.timeout(limits.body_timeout_s):
                 while not incoming.is_over:
                     chunks.append(await incoming.chunk())
                     num_bytes += len(chunks[-1])
@@ -71,7 +71,7 @@ class Bodies:
                         raise _too_many()
             is_here = not incoming.has_left
         except TimeoutError:
-            seconds = f"{limits.body_seconds:g} s"
+            seconds = f"{limits.body_timeout_s:g} s"
             raise ApiError(408, f"The body did not arrive within {seconds}.", headers=CLOSE) from None
         finally:
             if not is_here:

@@ -16,17 +16,21 @@ class Limits:
     """How large, how deep and how slow a request may be."""
 
     max_body_bytes: int = 8 * 2**20
+    """Largest body of a request; then 413."""
+    body_timeout_s: float = 30.0
+    """Seconds from the first look at a body to its last byte; then 408."""
     max_header_bytes: int = 32 * 2**10  # names and values of all headers; also path and query together
     max_headers: int = 100
     max_json_depth: int = 32
-    body_seconds: float = 30.0  # from the first look at the body to its last byte
     max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may hold
 
     def __post_init__(self) -> None:
-        if min(self.max_body_bytes, self.max_header_bytes, self.max_headers, self.max_json_depth, self.max_bodies) < 1:
-            raise ValueError(f"limits must be positive, got {self}")
-        if not 0 < self.body_seconds < float("inf"):
-            raise ValueError(f"body_seconds must be positive and finite, got {self.body_seconds}")
+        """Check every field."""
+        for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"serve.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.body_timeout_s < float("inf"):
+            raise ValueError(f"serve.body_timeout_s must be above 0 and finite, got {self.body_timeout_s}")
 
 
 class HeaderLimits:

@@ -28,18 +28,22 @@ _TELL_WHOLE_EVERY_S = 0.5  # for a request that is not streamed, whose tokens ar
 class ServiceSettings:
     """What the application says about its model, and how much one request may ask for."""
 
-    model: str  # the name that requests use; may hold slashes
-    aliases: tuple[str, ...] = ()  # other names for it
+    model: str = ""
+    """The model's name in requests, which may hold slashes; that of the target's folder unless given."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the model in requests."""
+    max_choices: int = 128
+    """Samples that one request may ask for, over all of its prompts."""
+    request_timeout_s: float | None = 600.0
+    """Seconds from a request's arrival to its last token, waiting included; then 504."""
     owned_by: str = "dray"
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
-    max_choices: int = 128  # samples of all prompts of a request
-    request_timeout_s: float | None = 600.0  # from a request's arrival to its last token
 
     def __post_init__(self) -> None:
         """Check every field."""
         for name in (self.model, *self.aliases):
-            if not name or len(name) > 512:
+            if len(name) > 512 or (not name and name != self.model):
                 raise ValueError(f"serve.model: expected a name of 1 to 512 characters, got {name!r}")
         if self.max_choices < 1:
             raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")

@@ -1,4 +1,4 @@
-"""What a command writes to stderr: in text what people read, and warnings; in JSON one object a line, nothing else."""
+"""The stderr of a command: as text what people read, and warnings; as JSON one object a line and nothing else."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _log = logging.getLogger(__name__)
 
 
 class DriverLogs:
-    """The log of a command from the moment that its configuration is known (`set_up`) until it ends. Enter it first."""
+    """The log of a command, from the time its configuration is known (`set_up`) until it ends. Enter it first."""
 
     def __init__(self) -> None:
-        """Nothing is set up."""
+        """Take the time; nothing is set up yet."""
         self._started = time.monotonic()
         self._stack = ExitStack()
 
     def __enter__(self) -> DriverLogs:
-        """Begin."""
+        """Return the log."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the process's logging and stderr as they were."""
+        """Restore the process's logging and stderr."""
         self._stack.close()
 
     def set_up(self, settings: LogSettings, run: str) -> None:
-        """Log to stderr. What the command prints there becomes an event of its own if the format is JSON."""
+        """Log to stderr. If the format is JSON, each line that the command prints there becomes an event."""
         stderr = sys.stderr
         if settings.format == "json":
             self._stack.enter_context(logs_to(stderr, settings, run=run))
-            self._stack.enter_context(redirect_stderr(cast(TextIO, _Said(stderr))))
+            self._stack.enter_context(redirect_stderr(cast(TextIO, _EventStream(stderr))))
         else:
             quiet = replace(settings, level="warning") if settings.level in ("debug", "info") else settings
             self._stack.enter_context(logs_to(None, quiet))
@@ -90,10 +90,10 @@ def log_run_finished(new: Counts, check: CheckReport, seconds: float) -> None:
     )
 
 
-class _Said(io.TextIOBase):
-    """A stream for people whose lines become events: errors where they say what is wrong, else warnings.
+class _EventStream(io.TextIOBase):
+    """A text stream whose lines become log events: errors if the text begins as an error message, else warnings.
 
-    A text of several lines is one thing to say: what comes after its first line explains that.
+    All lines of one text have the level of its first line, which the others explain.
     """
 
     def __init__(self, stderr: TextIO) -> None:
@@ -111,5 +111,5 @@ class _Said(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """What native code writes goes where it went before."""
+        """Return the descriptor of the real stderr, to which native code goes on writing."""
         return self._stderr.fileno()

@@ -1,4 +1,4 @@
-"""What a run will do: its input, its identity, the units that are missing. Nothing here loads a model."""
+"""Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
+from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
@@ -34,7 +35,7 @@ from pipeline.text.codec import TextCodec
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked run, new or begun. `run_directory` is None where nothing is written yet."""
+    """A checked run, new or begun. `run_directory` is None if nothing has been written yet."""
 
     settings: GeneratorSettings
     input_options: InputOptions
@@ -49,14 +50,14 @@ class Plan:
         return self.settings.sampling.n * self.settings.sampling.max_tokens
 
     def new_units(self, rows_per_unit: int) -> Iterator[WorkUnit]:
-        """The units of a run that does not exist yet."""
+        """Yield the units of a run that does not exist yet."""
         return plan_units(self.files, self.input_options, rows_per_unit)
 
 
 def make_plan(config: RunConfig, device: str) -> Plan:
-    """The plan of this configuration on "cpu" or "cuda".
+    """Return the plan of this configuration on "cpu" or "cuda".
 
-    Raises ValueError or OSError for everything that can be known to fail before GPU work.
+    Raises ValueError or OSError for everything that is known to fail before any model is loaded.
     """
     settings = config.generator_settings()
     settings = replace(
@@ -78,13 +79,13 @@ def make_plan(config: RunConfig, device: str) -> Plan:
 
 
 def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
-    """The run directory of a plan, created if it does not exist."""
+    """Return the run directory of a plan; create it if it does not exist."""
     if plan.run_directory is not None:
         return plan.run_directory
     run = {
         "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
-        "settings": config.model_dump(mode="json", exclude={"config", "dry_run"}),
+        "settings": {name: value for name, value in as_dict(config).items() if name != "dry_run"},
         "models": asdict(plan.settings.models),
         "versions": {
             "python": platform.python_version(),
@@ -104,16 +105,16 @@ def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory)
         "input_options": plan.input_options,
         "carried": plan.carried,
         "hang_timeout_s": config.run.hang_timeout_s,
-        "log_settings": config.log_settings(),
+        "log_settings": config.run.logs,
     }
 
 
 def run_identity(
     settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
 ) -> dict[str, Any]:
-    """What decides which tokens come out: it may not change while a run lasts.
+    """Return everything that decides which tokens come out, which may not change while a run lasts.
 
-    Drafter and machines are not in it, except under rejection, where only the law is the target's.
+    Machines are not in it. The drafter is in it under rejection alone, where only the distribution is the target's.
     """
     models, engine = settings.models, settings.engine
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
@@ -139,7 +140,7 @@ def run_identity(
 
 
 def settled_models(models: ModelSettings, device: str) -> ModelSettings:
-    """Absolute folders, the device, and the dtype that `auto` means: actors may start in another folder."""
+    """Return the models with absolute folders, as actors may start elsewhere, and with the dtype that `auto` means."""
     target = _absolute(model_folder(models.target))
     dtype = models.dtype
     if dtype == "auto":
@@ -155,7 +156,7 @@ def settled_models(models: ModelSettings, device: str) -> ModelSettings:
 
 
 def settled_stages(stages: StageSettings, device: str) -> StageSettings:
-    """With the GPUs that stages take where there are any."""
+    """Return the stages with one GPU for each process if the device is cuda and they name none."""
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
     return replace(stages, num_gpus=1.0) if device == "cuda" and not stages.num_gpus else stages
@@ -166,7 +167,7 @@ def _absolute(path: str) -> str:
 
 
 def check_models(settings: GeneratorSettings) -> None:
-    """What the engine checks again when it loads the weights, as far as it can be known without them."""
+    """Check models and settings as the engine does when it loads weights, as far as possible without them."""
     models, engine = settings.models, settings.engine
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
@@ -176,7 +177,7 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_cut(target_config, models.target)
     if settings.stages.tensor_parallel > 1:
         check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
-        if models.device == "cpu":  # of GPUs, which are elsewhere, this process knows nothing
+        if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)

@@ -1,4 +1,4 @@
-"""Progress of a run for a person: one line that moves on a terminal, a line now and then elsewhere."""
+"""Progress of a run as text: one line that moves on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows units, rows, tokens a second, acceptance, errors and the time left. A context manager."""
+    """A display of units, rows, tokens per second, acceptance, errors and the time left. A context manager."""
 
     def __init__(self, num_units: int, num_rows: int, mode: Literal["auto", "bar", "lines", "none"]) -> None:
-        """`num_units` and `num_rows` are what this command has to do."""
+        """Begin with nothing done of the `num_units` and `num_rows` that this command has to do."""
         console = Console(stderr=True)
         self._mode = ("bar" if console.is_terminal else "lines") if mode == "auto" else mode
         self._live = Live(console=console, refresh_per_second=4, transient=True) if self._mode == "bar" else None
@@ -28,19 +28,19 @@ class Progress:
         self._num_done, self._counts = 0, Counts()
 
     def __enter__(self) -> Progress:
-        """Begin to show."""
+        """Show the display."""
         if self._live:
             self._live.__enter__()
             self._live.update(Text("starting the actors ..."))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop showing."""
+        """Hide the display."""
         if self._live:
             self._live.__exit__(None, None, None)
 
     def add(self, counts: Counts) -> None:
-        """One more unit is done."""
+        """Add the counts of a unit that is done."""
         self._num_done += 1
         self._counts += counts
         now = time.monotonic()
@@ -52,16 +52,16 @@ class Progress:
 
     @property
     def num_units_left(self) -> int:
-        """Units of this command that are not done."""
+        """Units that this command still has to do."""
         return self._num_units - self._num_done
 
     @property
     def num_rows_left(self) -> int:
-        """Rows in them."""
+        """Rows that this command still has to do."""
         return self._num_rows - self._counts.num_rows
 
     def line(self, seconds: float) -> str:
-        """The state after `seconds`."""
+        """Return the state after `seconds` as one line."""
         counts = self._counts
         left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else 0.0
         parts = [
@@ -77,17 +77,17 @@ class Progress:
 
 
 def format_rate(rate: float | None) -> str:
-    """A share, or a dash where nothing was drafted."""
+    """Return a rate as text, or a dash if nothing was drafted."""
     return "-" if rate is None else f"{rate:.3f}"
 
 
 def format_length(length: float | None) -> str:
-    """A mean, or a dash where there was no round."""
+    """Return a mean length as text, or a dash if there was no round."""
     return "-" if length is None else f"{length:.2f}"
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
+    """Return seconds as 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,6 +1,6 @@
-"""What SIGTERM does to a command: nothing new is begun, units in flight are committed, and it ends.
+"""Stopping by SIGTERM: a command begins no new unit, commits the units in flight, and ends.
 
-Where no unit is in flight, while a run is planned or verified, it ends at once, as with Ctrl-C.
+While no unit is in flight, because the run is being planned or verified, it ends at once, as with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """While it is entered, SIGTERM raises KeyboardInterrupt, and a second one ends the process. For the main thread."""
+    """Let SIGTERM raise KeyboardInterrupt in the main thread while the block runs; a second one ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -34,7 +34,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """What listens to SIGTERM before the block listens after it, too; within, Ray 2.60 makes it a SystemExit."""
+    """Restore the handler of SIGTERM after the block, in which Ray 2.60 installs one that raises SystemExit."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -48,15 +48,15 @@ def keeping_sigterm() -> Iterator[None]:
 
 
 class GracefulStop:
-    """While it is entered, SIGTERM lets units in flight finish for some seconds; a second one ends the run at once.
+    """A context in which SIGTERM gives units in flight some seconds to finish; a second SIGTERM ends the run at once.
 
-    SIGINT (Ctrl-C) ends it at once, too: KeyboardInterrupt, and again after some seconds if that got lost on its way,
-    as an exception does that is raised in a destructor or a callback of somebody else's.
-    `ray job stop` and Kubernetes send SIGTERM and, after a while of their own, SIGKILL: what is committed stays, too.
+    SIGINT (Ctrl-C) ends the run at once, too, by KeyboardInterrupt. It is raised again after some seconds if it was
+    lost, as happens to exceptions in destructors and in callbacks of other libraries.
+    `ray job stop` and Kubernetes send SIGTERM and, some time later, SIGKILL; what is committed stays then, too.
     """
 
     def __init__(self, stop: Callable[[], None], grace_period_s: float, insist_after_s: float = 10.0) -> None:
-        """`stop` lets nobody begin a unit any more. It is called in a thread: a signal may come in the midst of Ray."""
+        """Prepare to call `stop`, after which no unit begins, in a thread: a signal may arrive in the middle of Ray."""
         self._stop, self._grace_period_s, self._insist_after_s = stop, grace_period_s, insist_after_s
         self._asked, self._interrupted, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="graceful-stop", daemon=True)
@@ -64,7 +64,7 @@ class GracefulStop:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> GracefulStop:
-        """Listen from now on. Only the main thread can."""
+        """Install the signal handlers, which only the main thread can do."""
         if threading.current_thread() is threading.main_thread():
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
@@ -75,9 +75,9 @@ class GracefulStop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Listen no more."""
+        """Restore the signal handlers."""
         self._ended.set()
-        self._interrupted.set()  # its thread waits for that, and has nothing left to do
+        self._interrupted.set()  # its thread waits for that, and then ends
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -108,7 +108,7 @@ class GracefulStop:
 
 
 def _interrupt_main() -> None:
-    """As Ctrl-C does: it wakes a main thread that waits, too."""
+    """Interrupt the main thread as Ctrl-C does, which also wakes it if it waits."""
     ident = threading.main_thread().ident
     assert ident is not None
     signal.pthread_kill(ident, signal.SIGINT)

@@ -13,7 +13,7 @@ from pipeline.run.directory import RunDirectory
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
-    """report.json: counts of the whole run, the rates they amount to, and what verification found."""
+    """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
     counts = check.counts
     return {
         "complete": check.is_complete,

@@ -26,23 +26,25 @@ _FORMAT_OF_EXTENSION: dict[str, Format] = {
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What a run reads. A row has a prompt or messages, never both; text files have prompts alone.
-
-    `override_column` holds a row's own sampling parameters: an object, or JSON text of one; it need not
-    exist. `carry_columns` are copied to the output. `template_columns` are those that the chat template's
-    variables come from: where it is set, also to (), Parquet reads them and the columns named above, and no
-    others (None reads all, and a row then fails by any cell that cannot be read). `prompt_template`, such as
-    "Question: {question}\\nAnswer:", makes the prompt from columns in place of `prompt_column`.
-    """
+    """What a run reads. A row has a prompt or messages, never both; text files have prompts alone."""
 
     format: Format = "auto"
+    """Format of the input; auto goes by file names."""
     prompt_column: str = "prompt"
+    """Column with the prompt as text."""
     messages_column: str = "messages"
-    id_column: str | None = None
-    override_column: str = "sampling"
-    carry_columns: tuple[str, ...] = ()
-    template_columns: tuple[str, ...] | None = None
+    """Column with chat messages; a row has a prompt or messages."""
     prompt_template: str | None = None
+    """Prompt made from columns, in place of prompt_column, such as "Question: {question}"."""
+    id_column: str | None = None
+    """Column with your own id of a row, copied to the output."""
+    override_column: str = "sampling"
+    """Column with a row's own sampling parameters, an object or JSON text of one; it need not exist."""
+    carry_columns: tuple[str, ...] = ()
+    """Columns copied to the output as they are."""
+    # The columns that the chat template's variables come from. Where this is set, also to (), Parquet reads them and
+    # the columns named above, and no others; None reads all, and a row then fails by any cell that cannot be read.
+    template_columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):

@@ -1,4 +1,4 @@
-"""What actors hold."""
+"""The device and the resources of actors."""
 
 import os
 
@@ -8,7 +8,8 @@ import ray.data
 import torch
 
 from actors.resources import settle_device
-from pipeline.streaming.stream import ActorPool, map_rows
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import map_rows
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
@@ -19,7 +20,7 @@ def test_auto_takes_one_gpu_an_actor_where_the_cluster_has_gpus() -> None:
     assert settle_device("auto", ActorPool(), num_cluster_gpus=8) == ("cuda", ActorPool(num_gpus=1.0))
 
 
-def test_a_share_of_a_gpu_that_is_asked_for_is_kept_even_before_the_cluster_has_any() -> None:
+def test_a_requested_share_of_a_gpu_is_kept_even_if_the_cluster_has_no_gpu_yet() -> None:
     assert settle_device("auto", ActorPool(num_gpus=0.5), num_cluster_gpus=0) == ("cuda", ActorPool(num_gpus=0.5))
 
 

@@ -1,4 +1,4 @@
-"""What a cluster lacks for a pool is said by name."""
+"""The message about what a cluster lacks for a pool."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from actors.resources import shortage
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
-from pipeline.streaming.stream import ActorPool
+from pipeline.streaming.pool import ActorPool
 
 H100, A100 = {"ray.io/accelerator-type": "H100"}, {"ray.io/accelerator-type": "A100"}
 
@@ -21,7 +21,7 @@ def test_a_cluster_with_room_lacks_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "nodes", "said"),
+    ("pool", "nodes", "message"),
     [
         (
             ActorPool(min_actors=1, max_actors=8, initial_actors=8, num_gpus=1),
@@ -54,12 +54,12 @@ def test_a_cluster_with_room_lacks_nothing() -> None:
         (ActorPool(min_actors=2, max_actors=2), [node(CPU=1), node(CPU=9, alive=False)], "room for 1 of 2 actors"),
     ],
 )
-def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], said: str) -> None:
-    assert said in str(shortage(pool, nodes))
+def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], message: str) -> None:
+    assert message in str(shortage(pool, nodes))
 
 
 @pytest.mark.parametrize(
-    ("settings", "nodes", "said"),
+    ("settings", "nodes", "message"),
     [
         (
             {"stages": StageSettings(count=4, num_gpus=1)},
@@ -84,15 +84,15 @@ def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], 
         ({"stages": StageSettings(count=3)}, [node(CPU=4), node(CPU=4)], "None"),
     ],
 )
-def test_stages_and_draft_actors_count(settings: dict[str, Any], nodes: list[dict[str, Any]], said: str) -> None:
+def test_stages_and_draft_actors_count(settings: dict[str, Any], nodes: list[dict[str, Any]], message: str) -> None:
     generator = GeneratorSettings(models=ModelSettings(target="t", draft="d"), **settings)
-    assert said in str(shortage(ActorPool(min_actors=2, max_actors=2), nodes, generator))
+    assert message in str(shortage(ActorPool(min_actors=2, max_actors=2), nodes, generator))
 
 
-def test_labels_to_fall_back_on_count() -> None:
+def test_nodes_with_fallback_labels_count() -> None:
     pool = ActorPool(min_actors=2, max_actors=2, label_selector=H100, fallback_label_selectors=(A100,))
     assert shortage(pool, [node(H100, CPU=1), node(A100, CPU=1)]) is None
 
 
-def test_a_selector_with_operators_is_not_judged() -> None:
+def test_a_selector_with_operators_fits_every_node() -> None:
     assert shortage(ActorPool(label_selector={"zone": "!in(a, b)"}), [node(CPU=1)]) is None

@@ -17,7 +17,7 @@ from tests.endpoint.on_serve.application import Served, serving
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
-SERVE_LIMITS = Limits(max_body_bytes=100_000, body_seconds=2.0)
+SERVE_LIMITS = Limits(max_body_bytes=100_000, body_timeout_s=2.0)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from endpoint.service.metrics import ServingMetrics
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"
 SECRET = "the-secret-words-of-a-prompt"
-LIMITS = Limits(max_body_bytes=20_000, max_header_bytes=4096, max_headers=20, max_json_depth=16, body_seconds=0.5)
+LIMITS = Limits(max_body_bytes=20_000, max_header_bytes=4096, max_headers=20, max_json_depth=16, body_timeout_s=0.5)
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 

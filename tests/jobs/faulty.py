@@ -1,4 +1,4 @@
-"""Generators that die where they are told to. They die for real: `os._exit` in the worker's process."""
+"""Generators that die at a given point, for real: by `os._exit` in the worker's process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ POINTS = (
 
 
 class Mortal(Generator):
-    """Dies at `points[k]` of unit k, once; `folder` remembers where. What else calls `here`, a subclass says."""
+    """Dies at `points[k]` of unit k, once; `folder` records where. Subclasses call `here` at other points."""
 
     points: tuple[str, ...]
     folder: Path
     _unit_id = -1
 
     def here(self, point: str) -> None:
-        """Die if this is where to."""
+        """Die if this is the point of the unit."""
         seen = self.folder / f"{point} {self._unit_id}"
         if 0 <= self._unit_id < len(self.points) and self.points[self._unit_id] == point and not seen.exists():
             seen.touch()
@@ -72,7 +72,7 @@ class Mortal(Generator):
 
 
 def dies_at_every_point(where: Path) -> type[Generator]:
-    """A generator that dies at POINTS[k] of unit k, once; the folder `where` remembers it."""
+    """Return a generator that dies at POINTS[k] of unit k, once; the folder `where` records it."""
 
     class Dying(Mortal):
         points, folder = POINTS, where
@@ -117,7 +117,7 @@ class _Call:
 
 
 def dies_over_poison(word: str) -> type[Generator]:
-    """A generator whose process dies when a row with this word in its prompt runs."""
+    """Return a generator whose process dies when a row with this word in its prompt runs."""
 
     class Poisoned(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
@@ -129,7 +129,7 @@ def dies_over_poison(word: str) -> type[Generator]:
 
 
 def hangs_once(folder: Path) -> type[Generator]:
-    """A generator whose engine hangs in its third step, in one process; `folder` remembers that it has."""
+    """Return a generator whose engine hangs in its third step, in one process; `folder` records it."""
 
     class Hanging(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
@@ -150,8 +150,8 @@ def hangs_once(folder: Path) -> type[Generator]:
     return Hanging
 
 
-def dawdles(folder: Path) -> type[Generator]:
-    """A generator that never finishes a row in the first process that has one; `folder` remembers which that is."""
+def never_finishes(folder: Path) -> type[Generator]:
+    """Return a generator that never finishes a row in the first process that has one; `folder` records which."""
 
     class Dawdling(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:

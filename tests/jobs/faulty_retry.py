@@ -1,4 +1,4 @@
-"""Generators whose rows fail, and retry generators that die where they are told to."""
+"""Generators whose rows fail, and retry generators that die at a given point."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RETRY_POINTS = (
 
 
 def fails_over(word: str) -> type[Generator]:
-    """A generator in which rows with this word in their prompt have no luck; the others do not notice."""
+    """Return a generator in which rows with this word in their prompt fail, and no others."""
 
     class Unlucky(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
@@ -43,7 +43,7 @@ def fails_over(word: str) -> type[Generator]:
 
 
 def retry_dies_over(word: str) -> type[RetryGenerator]:
-    """A retry generator whose process dies when a row with this word in its prompt runs."""
+    """Return a retry generator whose process dies when a row with this word in its prompt runs."""
 
     class Poisoned(RetryGenerator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
@@ -55,7 +55,7 @@ def retry_dies_over(word: str) -> type[RetryGenerator]:
 
 
 def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
-    """A retry generator that dies at RETRY_POINTS[k] of unit k, once; the folder `where` remembers it."""
+    """Return a retry generator that dies at RETRY_POINTS[k] of unit k, once; the folder `where` records it."""
 
     class Dying(Mortal, RetryGenerator):
         points, folder = RETRY_POINTS, where

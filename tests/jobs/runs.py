@@ -14,13 +14,13 @@ from pipeline.run.directory import RunDirectory
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
-    """The path, written: a string is a line as it is, anything else a line of JSON."""
+    """Write one line for each row, strings as they are and the rest as JSON, and return the path."""
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 
 def prompts(count: int) -> list[dict[str, Any]]:
-    """So many good rows, some of them chats."""
+    """Return `count` good rows, some of them chats."""
     return [
         {"id": f"row-{i}", "kind": "abc"[i % 3], "prompt": "hello world " * (1 + i % 4)}
         if i % 3
@@ -30,7 +30,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
 
 
 def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *more: str) -> list[str]:
-    """The command line of a small run."""
+    """Return the command line of a small run."""
     target, draft = pair
     return [
         f"--input.path={source}",
@@ -47,35 +47,35 @@ def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *mo
 
 
 def generations(output: Path) -> list[dict[str, Any]]:
-    """The rows in data/, in order."""
+    """Return the rows in data/, in order."""
     rows = ds.dataset(output / "data", format="parquet").to_table().to_pylist()
     return sorted(rows, key=lambda row: (row["row_id"], row["sample"]))
 
 
 def errors(output: Path) -> list[dict[str, Any]]:
-    """The rows in errors/, in order."""
+    """Return the rows in errors/, in order."""
     rows = [row for part in sorted(output.glob("errors/*.parquet")) for row in ds.dataset(part).to_table().to_pylist()]
     return sorted(rows, key=lambda row: row["row_id"])
 
 
 def problems(output: Path) -> list[str]:
-    """What verification finds."""
+    """Return the problems that verification finds."""
     return check_run(RunDirectory.open(str(output))).problems
 
 
 def content(output: Path) -> str:
-    """The content hash of all generations."""
+    """Return the content hash of all generations."""
     return content_hash(RunDirectory.open(str(output)))
 
 
 def commits(output: Path) -> dict[str, tuple[int, int]]:
-    """Each part's inode and time of change: equal only if nobody wrote it again."""
+    """Return each part's inode and time of change, which are equal only if the part was not written again."""
     return {part.name: (part.stat().st_ino, part.stat().st_mtime_ns) for part in output.glob("data/*.parquet")}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0, every_s: float = 0.02) -> None:
-    """Return when it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(every_s)  # between looks, not instead of one
+        time.sleep(every_s)

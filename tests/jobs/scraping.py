@@ -1,4 +1,4 @@
-"""Reads metrics as Prometheus does: from the port of each node, in its text format."""
+"""Metrics, read as Prometheus reads them: from the port of each node, in its text format."""
 
 from collections import Counter
 from urllib.request import urlopen
@@ -11,7 +11,7 @@ OWN = {"outcome", "stage", "position", "le"}  # our tags, less "run", and a hist
 
 
 def scrape(run: str) -> list[Sample]:
-    """The samples of one run that the cluster's nodes show."""
+    """Return the samples of one run that the cluster's nodes show."""
     samples = []
     for node in ray.nodes():
         with urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30) as page:
@@ -21,7 +21,7 @@ def scrape(run: str) -> list[Sample]:
 
 
 def sums(samples: list[Sample]) -> Counter[tuple[str, ...]]:
-    """Their values by name and our own tags, over processes and nodes."""
+    """Return the sums of samples by name and our own tags, over processes and nodes."""
     totals: Counter[tuple[str, ...]] = Counter()
     for sample in samples:
         totals[sample.name, *(value for tag, value in sorted(sample.labels.items()) if tag in OWN)] += sample.value

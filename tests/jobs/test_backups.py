@@ -1,18 +1,18 @@
-"""An actor that dawdles keeps nobody waiting: whoever is idle does its units, and each is there once."""
+"""A slow actor does not delay the run: idle actors do its units, and each unit is there once."""
 
 from pathlib import Path
 
 import pytest
 
 from jobs import generate
-from tests.jobs.faulty import dawdles
+from tests.jobs.faulty import never_finishes
 from tests.jobs.runs import arguments, commits, content, problems
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 
 
-def test_the_run_ends_without_the_actor_that_dawdles(
+def test_a_run_ends_without_its_slow_actor(
     tmp_path: Path,
     text_pair: Pair,
     plain_run: Path,
@@ -20,7 +20,7 @@ def test_the_run_ends_without_the_actor_that_dawdles(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source, output = plain_run / "in.jsonl", tmp_path / "out"
-    monkeypatch.setattr(generate, "Generator", dawdles(tmp_path))
+    monkeypatch.setattr(generate, "Generator", never_finishes(tmp_path))
     two = ("--actors.min_actors=2", "--actors.max_actors=2", "--run.no_progress_timeout_s=100")
     assert generate.main(arguments(source, output, text_pair, *two)) == 0
     said = capsys.readouterr().err

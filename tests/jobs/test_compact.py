@@ -20,7 +20,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_is_compacted_and_the_command_says_what_it_holds(
+def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     destination = tmp_path / "new" / "compact"
@@ -41,14 +41,14 @@ def test_a_run_is_compacted_and_the_command_says_what_it_holds(
     assert "holds a complete compaction of this run already" in capsys.readouterr().err
 
 
-def test_files_are_of_512_mb_unless_asked_otherwise(output: Path, tmp_path: Path) -> None:
+def test_files_have_512_mb_by_default(output: Path, tmp_path: Path) -> None:
     assert compact.main([str(output), str(tmp_path / "a")]) == 0
     assert json.loads((tmp_path / "a/_dray.json").read_text())["bytes_per_file"] == 512_000_000
     assert compact.main([str(output), str(tmp_path / "b"), "--bytes-per-file=1GiB"]) == 0
     assert json.loads((tmp_path / "b/_dray.json").read_text())["bytes_per_file"] == 1 << 30
 
 
-def test_an_incomplete_run_names_what_is_missing_and_the_option(
+def test_the_error_for_an_incomplete_run_names_missing_units_and_the_option(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (output / "data/part-000000000.parquet").unlink()
@@ -59,7 +59,7 @@ def test_an_incomplete_run_names_what_is_missing_and_the_option(
     assert compact.main([str(output), str(tmp_path / "out"), "--partial"]) == 0
 
 
-def test_a_damaged_part_is_one_line_and_leaves_no_file(
+def test_a_damaged_part_prints_one_line_and_leaves_no_file(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = output / "data/part-000000001.parquet"
@@ -102,7 +102,7 @@ def test_bad_places_are_refused_in_one_line(
         ["--rows-per-file=5", "--bytes-per-file=1MB"],
     ],
 )
-def test_a_cut_that_makes_no_sense_is_refused(
+def test_impossible_file_sizes_are_refused(
     output: Path, tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

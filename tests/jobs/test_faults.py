@@ -1,4 +1,4 @@
-"""Processes that die, rows that kill and runs that are stopped: nothing lost, nothing twice, the same corpus."""
+"""Processes that die, rows that kill their process and runs that are stopped lose nothing and repeat nothing."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
 
 
 @pytest.mark.slow
-def test_sigterm_commits_what_is_in_flight_and_begins_nothing_new(
+def test_sigterm_commits_units_in_flight_and_begins_no_new_unit(
     tmp_path: Path, text_pair: Pair, ray_address: str
 ) -> None:
     source, undisturbed, output = write_jsonl(tmp_path / "in.jsonl", prompts(96)), tmp_path / "u", tmp_path / "out"

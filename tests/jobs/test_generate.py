@@ -67,7 +67,7 @@ MIXED_ROWS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def mixed_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
-    """in.jsonl, whose rows are good, bad and odd, and the run over it in out/, with another seed."""
+    """Return a folder with in.jsonl, whose rows are good, bad and odd, and the run over it in out/."""
     folder = tmp_path_factory.mktemp("mixed")
     source = write_jsonl(folder / "in.jsonl", MIXED_ROWS)
     assert generate.main(arguments(source, folder / "out", text_pair, *MIXED)) == 0
@@ -101,7 +101,7 @@ def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path)
     assert (report["counts"]["num_generations"], report["counts"]["num_errors"]) == (len(data), len(dead))
 
 
-def test_another_seed_makes_another_corpus_and_its_second_run_does_nothing(
+def test_another_seed_writes_another_corpus_and_running_again_does_nothing(
     mixed_run: Path, text_pair: Pair, plain_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = mixed_run / "out"
@@ -115,7 +115,7 @@ def test_another_seed_makes_another_corpus_and_its_second_run_does_nothing(
     assert "Nothing left to do" in capsys.readouterr().out
 
 
-def test_a_damaged_part_is_not_called_complete_and_is_generated_again_and_nothing_else(
+def test_only_a_damaged_part_is_generated_again(
     tmp_path: Path, plain_run: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
@@ -261,7 +261,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(
         ("--models.device=cuda", "no GPU"),
     ],
 )
-def test_what_can_be_known_before_is_refused_before(
+def test_errors_that_are_known_in_advance_are_reported_before_anything_is_written(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str], flag: str, message: str
 ) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", prompts(3)), tmp_path / "out"
@@ -270,7 +270,7 @@ def test_what_can_be_known_before_is_refused_before(
     assert not output.exists()
 
 
-def test_too_many_errors_stop_the_run_and_say_why(
+def test_too_many_errors_stop_the_run_with_a_reason(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [*prompts(3), *["{not json"] * 300])
@@ -279,7 +279,7 @@ def test_too_many_errors_stop_the_run_and_say_why(
     assert len(commits(tmp_path / "out")) < 38, "it went on to the end"
 
 
-def test_a_small_run_of_which_many_rows_failed_is_no_success_until_they_are_accepted(
+def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(
     tmp_path: Path, mixed_run: Path, text_pair: Pair
 ) -> None:
     source, output = mixed_run / "in.jsonl", tmp_path / "out"
@@ -292,7 +292,7 @@ def test_a_small_run_of_which_many_rows_failed_is_no_success_until_they_are_acce
     assert (output / "_SUCCESS").exists()
 
 
-def test_a_model_that_cannot_load_is_one_readable_line(
+def test_a_model_that_cannot_load_prints_one_readable_line(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "broken"
@@ -306,7 +306,7 @@ def test_a_model_that_cannot_load_is_one_readable_line(
 
 
 @pytest.mark.slow
-def test_an_interrupted_driver_says_so_and_can_go_on(tmp_path: Path, text_pair: Pair, ray_address: str) -> None:
+def test_an_interrupted_run_can_be_resumed(tmp_path: Path, text_pair: Pair, ray_address: str) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", prompts(64)), tmp_path / "out"
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=2", "--actors.units_in_flight=1")
     command = [sys.executable, "-m", "jobs.generate", *arguments(source, output, text_pair, *slow)]

@@ -1,4 +1,4 @@
-"""What a run logs, where, and what it keeps to itself."""
+"""Logs of a run: which events they hold, where they go, and that they hold no prompt or output."""
 
 import json
 import os
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def secret_rows(secret: str) -> list[Any]:
-    """Rows that succeed, and rows that fail at every stage, most of them with messages that quote what they hold."""
+    """Return rows that succeed and rows that fail at every stage, most of them with messages that quote the row."""
     chat = [{"role": "user", "content": secret}]
     return [
         {"id": "good", "kind": secret, "prompt": f"hello {secret}"},
@@ -40,7 +40,7 @@ def secret_rows(secret: str) -> list[Any]:
 
 
 def dies_once(seen: Path) -> type[Generator]:
-    """A generator whose first process dies over its first unit."""
+    """Return a generator whose first process dies over its first unit."""
 
     class Dying(Generator):
         async def _finish(self, rows: list[Any]) -> None:
@@ -53,23 +53,23 @@ def dies_once(seen: Path) -> type[Generator]:
 
 
 def worker_logs() -> str:
-    """Everything in the session's log folder, Ray's own files included."""
+    """Return everything in the session's log folder, Ray's own files included."""
     folder = Path(ray._private.worker._global_node.get_logs_dir_path())
     return "\n".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
 def events(text: str, run: str) -> list[dict[str, Any]]:
-    """The JSON lines of one run."""
+    """Return the JSON lines of one run."""
     found = [json.loads(line) for line in text.splitlines() if line.startswith('{"time"')]
     return [event for event in found if event["run"] == run]
 
 
-def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
+def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = "Zq7secretXk"
     rows = [*secret_rows(secret), *prompts(5)]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "told-run"
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "logged-run"
     capsys.readouterr()
     assert generate.main(arguments(source, output, text_pair, JSON, "--run.max_error_rate=1")) == 0
 
@@ -86,18 +86,18 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
     assert (started["units"], started["rows"], started["units_to_do"]) == (2, 16, 2)
     assert len(started["identity"]) == 64
     report = json.loads((output / "report.json").read_text())["counts"]
-    told = (finished["rows"], finished["errors"], finished["tokens"], finished["accepted"])
-    assert told == (16, 9, report["num_output_tokens"], report["num_accepted_tokens"])
+    logged = (finished["rows"], finished["errors"], finished["tokens"], finished["accepted"])
+    assert logged == (16, 9, report["num_output_tokens"], report["num_accepted_tokens"])
     assert (ended["outcome"], ended["exit_code"]) == ("complete", 0)
 
     logs = worker_logs()
-    workers = events(logs, "told-run")
+    workers = events(logs, "logged-run")
     (loaded,) = [event for event in workers if event["event"] == "actor loaded"]
     assert (loaded["target"], loaded["draft"], loaded["drafter"], loaded["dtype"]) == (*text_pair, "model", "float32")
     assert all(seconds > 0 for table in ("target_ms", "draft_ms") for seconds in loaded[table].values())
     (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
-    ((facts, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
-    assert json.loads(facts) == {
+    ((engine, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
+    assert json.loads(engine) == {
         name: loaded[name] for name in ("device", "dtype", "is_batch_invariant", "placement", "stages", "ranks")
     }
     assert num_parts == 2
@@ -119,7 +119,7 @@ def test_a_run_tells_its_story_in_json_and_no_prompt_or_output_is_in_it(
     assert sum(secret in row["message"] for row in errors(output)) >= 3, "messages quote rows: this test needs some"
 
 
-def test_prompts_are_logged_when_somebody_asks_for_them(
+def test_prompts_are_logged_if_the_configuration_asks_for_them(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = "Wv3askedJh"
@@ -137,7 +137,7 @@ def test_prompts_are_logged_when_somebody_asks_for_them(
 
 
 @pytest.mark.slow
-def test_a_death_and_the_unit_that_was_begun_again_are_logged_and_counted(
+def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(
     tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", prompts(4)), tmp_path / "repeated-run"
@@ -152,16 +152,14 @@ def test_a_death_and_the_unit_that_was_begun_again_are_logged_and_counted(
     wait_until(lambda: expected.items() <= sums(scrape("repeated-run")).items())
 
 
-def test_in_text_the_driver_says_what_it_always_said_and_the_workers_log_lines(
-    plain_run: Path, text_pair: Pair
-) -> None:
+def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: Path, text_pair: Pair) -> None:
     assert (plain_run / "err.txt").read_text() == ""
     assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
     assert f"INFO actor loaded target={text_pair[0]}" in worker_logs()
     assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
 
 
-def test_what_goes_wrong_is_an_error_event_in_json_and_a_line_in_text(
+def test_an_error_is_an_event_in_json_and_a_line_in_text(
     tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", prompts(3)), tmp_path / "wrong-run"

@@ -1,4 +1,4 @@
-"""What Prometheus would read of a run: the run's own counts."""
+"""Metrics of a run: Prometheus reads the counts that the run wrote."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ GAUGES = {"ray_dray_engine_slots", "ray_dray_engine_running", "ray_dray_engine_w
 GAUGES |= {"ray_dray_units_left", "ray_dray_rows_left"}
 
 
-def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, text_pair: Pair) -> None:
+def test_prometheus_reads_the_counts_that_a_run_wrote(tmp_path: Path, text_pair: Pair) -> None:
     bad = [{"id": "a", "kind": "a"}, {"id": "b", "kind": "a", "prompt": ""}]
     bad += [{"id": "c", "kind": "a", "prompt": "hello " * 400}]
     source, output = write_jsonl(tmp_path / "in.jsonl", [*prompts(21), *bad]), tmp_path / "scraped-run"
@@ -52,7 +52,7 @@ def test_what_prometheus_reads_of_a_run_is_what_the_run_wrote(tmp_path: Path, te
         seen |= {name for name, *_ in totals}
         if {name: totals[name] for name in expected} == expected and seen >= GAUGES:
             break
-        time.sleep(0.3)  # between looks, not instead of one
+        time.sleep(0.3)
     assert {name: totals[name] for name in expected} == expected
     assert seen >= GAUGES
     samples = scrape("scraped-run")

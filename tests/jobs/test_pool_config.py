@@ -1,4 +1,4 @@
-"""The pool of actors from the configuration: what nodes it wants, and what is refused."""
+"""The actors section of the configuration: the pool that it becomes, and the values that are refused."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 
 from actors.units.ledger import start_ledger
 from jobs.config.run import load_config
-from jobs.driver.cluster import ShortageWatch
-from pipeline.streaming.stream import ActorPool
+from jobs.driver.watches import ShortageWatch
+from pipeline.streaming.pool import ActorPool
 from tests.jobs.runs import wait_until
 
 YAML = """
@@ -32,7 +32,7 @@ def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(YAML)
     config = load_config([f"--config={tmp_path / 'run.yaml'}"], prog="test")
     assert not config.run.backup_units
-    assert config.actor_pool() == ActorPool(
+    assert config.actors == ActorPool(
         min_actors=2,
         max_actors=64,
         initial_actors=16,
@@ -48,7 +48,7 @@ def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
 def test_flags_take_json() -> None:
     flags = ["--input.path=x", "--output.path=y", "--models.target=z", '--actors.label_selector={"zone": "a"}']
     config = load_config([*flags, '--actors.resources={"nvme": 1}'], prog="test")
-    assert config.actor_pool() == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
+    assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_flags_take_json() -> None:
         ("--actors.label_selector=5", "actors.label_selector"),
     ],
 )
-def test_what_no_scheduler_could_mean_is_refused(flag: str, message: str) -> None:
+def test_impossible_resources_are_refused(flag: str, message: str) -> None:
     flags = ["--input.path=x", "--output.path=y", "--models.target=z"]
     with pytest.raises(ValueError, match="actors") as error:
         load_config([*flags, flag], prog="test")
@@ -73,14 +73,14 @@ def test_what_no_scheduler_could_mean_is_refused(flag: str, message: str) -> Non
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_a_pool_that_the_cluster_has_no_room_for_is_not_waited_for_mutely(capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
+def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
 
-    def has_spoken() -> bool:
-        said.append(capsys.readouterr().err)
-        return "room for 3 of 4 actors" in "".join(said)
+    def has_reported() -> bool:
+        printed.append(capsys.readouterr().err)
+        return "room for 3 of 4 actors" in "".join(printed)
 
     pool = ActorPool(min_actors=1, max_actors=4, initial_actors=4, num_cpus=2)
     with ShortageWatch(pool, start_ledger(), patience_s=0.05):
-        wait_until(has_spoken)
-    assert "waiting for actors, 0 of 4 ready: there is room for 3 of 4 actors: each takes 2 CPU" in "".join(said)
+        wait_until(has_reported)
+    assert "waiting for actors, 0 of 4 ready: there is room for 3 of 4 actors: each takes 2 CPU" in "".join(printed)

@@ -23,7 +23,7 @@ FLAGS = ("--sampling.n=2", "--run.seed=3", "--run.max_error_rate=1")
 
 
 def input_rows() -> list[Any]:
-    """28 rows, units of 8: an unlucky one in units 0 and 2 (two there), two hopeless ones in unit 1, one in unit 2."""
+    """Return 28 rows for units of 8: unit 0 has one unlucky row, unit 2 two; unit 1 has two bad rows, unit 2 one."""
     rows: list[Any] = prompts(28)
     for index in (2, 17, 19):
         rows[index] = {"id": f"row-{index}", "kind": "a", "prompt": f"unlucky hello {index}"}
@@ -35,7 +35,7 @@ def input_rows() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
-    """in.jsonl, undisturbed/ (no row was unlucky) and failed/ (three were)."""
+    """Return a folder with in.jsonl, the run undisturbed/ and the run failed/, in which three unlucky rows failed."""
     folder = tmp_path_factory.mktemp("retry")
     source = write_jsonl(folder / "in.jsonl", input_rows())
     assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS)) == 0
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_addres
 
 @pytest.fixture
 def output(folder: Path, tmp_path: Path) -> Path:
-    """A copy of the run in which rows failed."""
+    """Return a copy of the run in which rows failed."""
     shutil.copytree(folder / "failed", tmp_path / "out")
     return tmp_path / "out"
 
@@ -60,12 +60,12 @@ def command(folder: Path, output: Path, pair: Pair, *more: str) -> list[str]:
 
 
 def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
-    """What the target wrote; how many drafts and rounds it took depends on the company that a row had."""
+    """Return what the target wrote, without drafts and rounds, which depend on the other rows of the batch."""
     work = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "accepted_per_position", "num_cached_tokens")
     return [{name: value for name, value in row.items() if name not in work} for row in generations(output)]
 
 
-def test_failed_rows_of_the_stages_that_are_asked_for_are_what_a_first_success_would_have_written(
+def test_retried_rows_equal_those_of_a_run_without_failures(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = commits(output)
@@ -111,7 +111,7 @@ def test_a_dry_run_lists_what_failed_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
 
 
-def test_where_no_failed_row_is_asked_for_nothing_is_done(
+def test_nothing_happens_if_no_failed_row_matches(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = commits(output)
@@ -121,7 +121,7 @@ def test_where_no_failed_row_is_asked_for_nothing_is_done(
     assert (output / "_SUCCESS").exists()
 
 
-def test_a_run_that_was_marked_by_nobody_is_verified_though_nothing_is_tried(
+def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (output / "_SUCCESS").unlink()
@@ -145,7 +145,7 @@ def test_a_run_that_was_marked_by_nobody_is_verified_though_nothing_is_tried(
         ("--output.path=/nowhere/at/all", "no run here; python -m jobs.generate makes one"),
     ],
 )
-def test_what_would_write_other_tokens_or_makes_no_sense_is_refused(
+def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str], flag: str, message: str
 ) -> None:
     before = commits(output)
@@ -154,7 +154,7 @@ def test_what_would_write_other_tokens_or_makes_no_sense_is_refused(
     assert commits(output) == before
 
 
-def test_a_second_driver_and_a_damaged_errors_file_are_one_line_each(
+def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with hold_lease(RunDirectory.open(str(output))):
@@ -166,7 +166,7 @@ def test_a_second_driver_and_a_damaged_errors_file_are_one_line_each(
     assert "errors/part-000000002.parquet: damaged" in capsys.readouterr().err
 
 
-def test_help_says_what_it_does_and_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_command_and_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         retry.main(["--help"])
     assert ended.value.code == 0
@@ -177,7 +177,7 @@ def test_help_says_what_it_does_and_what_may_change(capsys: pytest.CaptureFixtur
     assert "such as WorkerDied" in printed
 
 
-def test_too_many_failed_rows_name_the_command_that_tries_them_again(
+def test_the_error_for_too_many_failed_rows_names_the_retry_command(
     folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (output / "_SUCCESS").unlink()
@@ -236,7 +236,7 @@ def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come
 
 
 @pytest.mark.slow
-def test_a_retry_whose_driver_is_stopped_or_killed_goes_on(
+def test_a_stopped_or_killed_retry_can_be_resumed(
     tmp_path: Path, text_pair: Pair, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"id": f"row-{k}", "kind": "a", "prompt": f"{'unlucky' if k % 2 else 'lucky'} {k}"} for k in range(96)]
@@ -260,7 +260,7 @@ def test_a_retry_whose_driver_is_stopped_or_killed_goes_on(
 
 
 def _begin_and_end(command: list[str], output: Path, sent: signal.Signals, code: int) -> str:
-    """What a driver said that got a signal when it had done a unit, and ended with this code."""
+    """Return the stderr of a driver that gets a signal after its first unit and ends with this code."""
     num_left = len(list((output / "errors").iterdir()))
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(list((output / "errors").iterdir())) < num_left or driver.poll() is not None)

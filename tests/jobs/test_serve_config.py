@@ -1,4 +1,4 @@
-"""What `jobs.serve` is told."""
+"""The configuration of `jobs.serve`, and what it becomes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,11 @@ def test_the_configuration_reaches_every_part() -> None:
         "--serve.aliases=a",
         "--engine.num_slots=3",
     )
-    assert config.replica_settings().max_waiting == 7
-    deployment = config.deployment_settings(1.0)
+    replica, deployment, service = config.replica_settings("fp"), config.serve.deployment, config.serve.service
+    assert (replica.max_waiting, replica.probe_timeout_s, replica.fingerprint) == (7, 27.0, "fp")
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
-    assert deployment.num_gpus == 1.0
-    service = config.service_settings("name", "fp")
-    assert (service.model, service.aliases, service.fingerprint) == ("name", ("a",), "fp")
-    assert service.request_timeout_s == 11.0
-    assert config.generator_settings().engine.num_slots == 3
+    assert (service.aliases, service.request_timeout_s) == (("a",), 11.0)
+    assert config.generator.engine.num_slots == 3
 
 
 @pytest.mark.parametrize(
@@ -55,12 +52,12 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--placement=split"], "no draft model is named"),
         (["--serve.max_body_bytes=0"], "serve.max_body_bytes must be at least 1"),
         (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
-        (["--serve.key_variables=KEYS"], "serve.open lets everybody in, and there are serve.key_files"),
+        (["--serve.key_variables=KEYS"], "serve.open lets everyone in, and there are serve.key_files"),
         (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(flags: list[str], problem: str) -> None:
+def test_bad_values_are_refused_before_anything_starts(flags: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         load(*flags)
 
@@ -73,7 +70,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(flags: list[str], pr
         (["--serve.key_files=nowhere/keys"], "the API keys in nowhere/keys cannot be read"),
     ],
 )
-def test_that_everybody_may_ask_is_said_and_never_a_mistake(flags: list[str], problem: str) -> None:
+def test_an_endpoint_without_keys_must_be_open_explicitly(flags: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         load(*flags, is_open=False)
 
@@ -96,16 +93,16 @@ def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-first-key-of-all\n")
     (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
     config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
-    assert (config.serve.max_replicas, len(config.keys() or ())) == (4, 1)
+    assert (config.serve.deployment.max_replicas, len(config.keys() or ())) == (4, 1)
 
 
-def test_the_example_is_valid_and_open_on_this_machine_only() -> None:
+def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
-    assert config.service_settings("", "").model == "dray/tiny-pair"
+    assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
 
 
-def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = text_pair
     flags = ["--serve.open", "--dry-run"]
     assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
@@ -115,12 +112,12 @@ def test_a_dry_run_says_what_would_be_served(text_pair: tuple[str, str], capsys:
     assert "keys:    none: everybody who reaches the port may ask" in said
 
 
-def test_a_model_that_is_not_there_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
+def test_the_fingerprint_covers_the_model_and_all_that_changes_texts(
     text_pair: tuple[str, str], tmp_path: Path
 ) -> None:
     def fingerprint(target: str, *flags: str) -> str:
@@ -141,7 +138,7 @@ def test_the_fingerprint_is_that_of_the_model_and_of_what_changes_texts(
     assert fingerprint(str(copy)) != first
 
 
-def test_under_rejection_the_fingerprint_is_that_of_the_drafts_too(text_pair: tuple[str, str]) -> None:
+def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair: tuple[str, str]) -> None:
     def fingerprint(verification: str, *flags: str) -> str:
         pair = ("--models.target", text_pair[0], "--models.draft", text_pair[1], "--models.device=cpu")
         config = load(*pair, f"--engine.verification={verification}", *flags)

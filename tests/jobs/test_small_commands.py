@@ -16,18 +16,18 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 @pytest.fixture
 def output(plain_run: Path) -> Path:
-    """Of 30 rows that were generated, and one that could not be read."""
+    """Return a run of 30 generated rows and one that could not be read."""
     return plain_run / "out"
 
 
-def test_verify_prints_the_content_hash_and_agrees(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_accepts_a_complete_run_and_prints_its_hash(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(output), "--hash"]) == 0
     printed = capsys.readouterr().out
     assert "OK: 4 units, 31 rows, each in data or in errors exactly once" in printed
     assert "content " in printed
 
 
-def test_verify_of_no_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
 
@@ -64,7 +64,7 @@ def test_an_incomplete_run_is_not_exported(output: Path, tmp_path: Path) -> None
     assert not (tmp_path / "batch.jsonl").exists()
 
 
-def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
+def test_plain_lines_hold_every_generation_and_failed_rows_go_to_a_second_file(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.jsonl"
@@ -80,7 +80,7 @@ def test_plain_lines_hold_every_generation_and_failed_rows_stand_beside_them(
     assert (tmp_path / "failed").read_text() == (tmp_path / "out.errors.jsonl").read_text()
 
 
-def test_plain_lines_go_through_a_pipe_alone(output: Path) -> None:
+def test_plain_lines_go_through_a_pipe_without_failed_rows(output: Path) -> None:
     command = [sys.executable, "-m", "jobs.export", str(output), "/dev/stdout", "--format=jsonl"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(30)]
@@ -96,7 +96,7 @@ def test_plain_lines_go_through_a_pipe_alone(output: Path) -> None:
         (["--format=jsonl", "--errors=what://ever"], "cannot open 'what://ever'"),
     ],
 )
-def test_export_options_that_do_not_go_together_are_refused(
+def test_contradictory_export_options_are_refused(
     output: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert export.main([str(output), "out.jsonl", *options]) == 2
@@ -112,5 +112,5 @@ def test_export_options_that_do_not_go_together_are_refused(
         ("s3://bucket/out.jsonl?scheme=http", "s3://bucket/out.errors.jsonl?scheme=http"),
     ],
 )
-def test_failed_rows_have_a_name_of_their_own_beside_the_generations(file: str, beside: str) -> None:
+def test_failed_rows_go_to_a_file_named_after_that_of_the_generations(file: str, beside: str) -> None:
     assert export.errors_beside(file) == beside

@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_split_placement_writes_what_it_would_have_written(
+def test_a_run_resumed_with_split_placement_writes_the_same_corpus(
     tmp_path: Path, source: Path, text_pair: Pair
 ) -> None:
     output = tmp_path / "out"
@@ -71,7 +71,7 @@ def test_a_dry_run_prints_the_placement(
         ("--drafts.strategy=STRICT", "drafts.strategy"),
     ],
 )
-def test_nonsense_is_refused(
+def test_bad_values_are_refused(
     tmp_path: Path, source: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str], flag: str, message: str
 ) -> None:
     assert generate.main(arguments(source, tmp_path / "out", text_pair, "--placement=split", flag)) == 2

@@ -11,7 +11,7 @@ from actors.stages.target import ShardedModel
 from actors.workers.generator import Generator
 from decoding.sequence import Sequence
 from jobs import generate
-from jobs.driver.ending import Exit
+from jobs.driver.outcome import Exit
 from tests.jobs.runs import arguments, errors, generations, prompts, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -26,7 +26,7 @@ def tokens(output: Path) -> list[tuple[int, list[int]]]:
 
 
 @pytest.mark.slow
-def test_a_run_in_stages_is_the_same_and_may_go_on_without_them_or_with_a_draft_actor(
+def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placement(
     text_pair: Pair, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", prompts(24))
@@ -88,7 +88,7 @@ def test_a_row_that_kills_stages_becomes_an_error_row_and_its_neighbours_do_not(
         (("--stages.count=2", "--stages.start_timeout_s=600"), "an engine that replaces stages may need 960 seconds"),
     ],
 )
-def test_nonsense_is_refused_before_any_work(
+def test_bad_values_are_refused_before_any_work(
     flags: tuple[str, ...], message: str, text_pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", prompts(2))

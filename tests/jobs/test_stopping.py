@@ -1,4 +1,4 @@
-"""What signals do to a command, with no unit in flight."""
+"""Signals to a command that has no unit in flight."""
 
 import signal
 import subprocess
@@ -16,14 +16,14 @@ from jobs.driver.stopping import GracefulStop
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 
-def test_an_interrupt_that_something_swallowed_comes_again() -> None:
+def test_a_swallowed_interrupt_is_raised_again() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), GracefulStop(lambda: None, 60.0, insist_after_s=0.01):
         _swallow_one_and_wait()
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_nobody_is_interrupted_after_the_end() -> None:
+def test_nothing_is_interrupted_after_the_end() -> None:
     stopped = threading.Event()
     with GracefulStop(stopped.set, 60.0, insist_after_s=0.001):
         signal.raise_signal(signal.SIGTERM)
@@ -38,8 +38,8 @@ def _swallow_one_and_wait() -> None:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[int]]:
-    """SIGTERMs that nobody else took; without this listener they would end pytest."""
+def received() -> Iterator[list[int]]:
+    """Collect the SIGTERMs that no other handler took, which would end pytest otherwise."""
     taken: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: taken.append(number))
     yield taken
@@ -52,7 +52,7 @@ def test_sigterm_while_a_run_is_planned_is_exit_code_3(
     text_pair: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    heard: list[int],
+    received: list[int],
     command: Any,
 ) -> None:
     make_plan = command.make_plan
@@ -67,7 +67,7 @@ def test_sigterm_while_a_run_is_planned_is_exit_code_3(
     assert command.main(arguments(source, tmp_path / "out", text_pair)) == 3
     assert "interrupted; the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert heard == []
+    assert received == []
     assert signal.getsignal(signal.SIGTERM) is listener
 
 

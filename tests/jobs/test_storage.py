@@ -1,4 +1,4 @@
-"""What the commands say of a second driver, a lost lease and damaged files. No Ray is needed to find that out."""
+"""Messages of the commands about a second driver, a lost lease and damaged files, which need no Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 @pytest.fixture
 def command(tmp_path: Path, text_pair: Pair) -> list[str]:
-    """The command line of a small run whose directory exists."""
+    """Return the command line of a small run whose directory exists."""
     source = write_jsonl(tmp_path / "in.jsonl", prompts(9))
     command = arguments(source, tmp_path / "out", text_pair, "--models.device=cpu")
     config = load_config(command, prog="test")
@@ -91,7 +91,7 @@ def test_verify_names_damaged_files_and_repair_moves_them_away(
     assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
 
 
-def test_a_damaged_manifest_is_one_line_that_names_the_part(
+def test_a_damaged_manifest_prints_one_line_that_names_the_part(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (part,) = (tmp_path / "out" / "manifest").iterdir()
@@ -102,7 +102,7 @@ def test_a_damaged_manifest_is_one_line_that_names_the_part(
     assert f"{part.name}: damaged" in capsys.readouterr().err
 
 
-def test_a_part_without_a_byte_is_moved_away_and_its_unit_done_again(
+def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = []

@@ -16,7 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 from endpoint.gate.gate import environment
 from endpoint.http.limits import Limits
 from jobs import generate
-from jobs.config.sections import ServeSection
+from jobs.config.reference import fields
 from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
 from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys
@@ -169,10 +169,10 @@ def test_requests_have_the_time_they_are_promised(folder: str) -> None:
 def test_the_service_takes_its_keys_from_the_secret_that_it_mounts() -> None:
     config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
     serve = config["applications"][0]["args"]["serve"]
-    fields = [name for name in ServeSection.model_fields if "key" in name]
-    named = [name for name in fields if "/etc/dray-keys/keys" in str(serve.get(name))]
-    assert named or not fields, (
-        f"jobs.serve takes keys by {fields}: overlays/service must name /etc/dray-keys/keys there"
+    key_fields = [each.name.removeprefix("serve.") for each in fields("serve") if "key" in each.name]
+    named = [name for name in key_fields if "/etc/dray-keys/keys" in str(serve.get(name))]
+    assert named or not key_fields, (
+        f"jobs.serve takes keys by {key_fields}: overlays/service must name /etc/dray-keys/keys there"
     )
 
 

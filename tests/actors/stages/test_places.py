@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, placement_group_table
 from actors.settings import StageSettings
 from actors.stages import places as stage_places
 from actors.stages.places import give_back_orphans, take_places
-from jobs.driver.cluster import OrphanWatch
+from jobs.driver.watches import OrphanWatch
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

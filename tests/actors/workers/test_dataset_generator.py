@@ -11,7 +11,8 @@ from actors.workers.dataset_generator import DatasetGenerator
 from decoding import EngineOptions, SamplingParams
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
-from pipeline.streaming.stream import ActorPool, quiet_ray_data
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import quiet_ray_data
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]

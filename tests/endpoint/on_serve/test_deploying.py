@@ -16,13 +16,13 @@ from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdr
 from endpoint.gate.gate import INGRESS_NAME
 from jobs import serve as command
 from jobs.config.serve import load_serve_config
-from jobs.driver.ending import Exit
+from jobs.driver.outcome import Exit
 from tests.endpoint.conftest import SERVE_LIMITS
 
 pytestmark = pytest.mark.ray
 THE_LIMITS = (
     f"--serve.max_body_bytes={SERVE_LIMITS.max_body_bytes}",
-    f"--serve.body_timeout_s={SERVE_LIMITS.body_seconds}",
+    f"--serve.body_timeout_s={SERVE_LIMITS.body_timeout_s}",
 )
 
 

@@ -15,7 +15,8 @@ from pipeline.counts import Counts
 from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
 from pipeline.streaming import stream as dataset
-from pipeline.streaming.stream import ActorPool, UnitCall, UnitError, calls_in, outcomes_table, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import UnitCall, UnitError, calls_in, outcomes_table, stream_units
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 

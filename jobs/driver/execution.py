@@ -1,4 +1,4 @@
-"""Driving units through the pool: what commands that generate share, from the ledger to the last receipt."""
+"""Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from typing import Any, Protocol
 import ray
 
 from actors.drafts.roster import roster_of
+from actors.heartbeat import Heartbeat
+from actors.metric_table import ROWS_LEFT, UNITS_LEFT
+from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
 from actors.workers.generator import Generator
 from jobs.config.run import RunConfig
-from jobs.driver.cluster import OrphanWatch, ShortageWatch
-from jobs.driver.metrics import publish_progress
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import GracefulStop
+from jobs.driver.watches import OrphanWatch, ShortageWatch
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import ActorPool, UnitError, stream_units
+from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.stream import UnitError, stream_units
 
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
 _LOST_FOR_GOOD = (
@@ -38,15 +41,15 @@ _log = logging.getLogger(__name__)
 
 
 class Units(Protocol):
-    """Units that can be read as a stream, again and again in the same order, also in another process (pickled)."""
+    """Units that can be read as a stream, repeatedly in the same order, also in another process (pickled)."""
 
     @property
     def num_units(self) -> int:
-        """Return the number of units."""
+        """The number of units."""
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows in all units."""
+        """The number of rows in all units."""
 
     def __iter__(self) -> Iterator[WorkUnit]:
         """Yield each unit."""
@@ -61,7 +64,7 @@ class WorkerSpec:
     arguments: Mapping[str, Any]  # besides the settings
 
 
-def drive(
+def execute(
     units: Units, spec: WorkerSpec, pool: ActorPool, config: RunConfig, *, backups: bool = True
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run. Ray must have been started.
@@ -73,17 +76,17 @@ def drive(
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
-    is_repeatable = config.engine.verification == "coupled"
+    is_repeatable = config.generator.engine.verification == "coupled"
     feed = UnitFeed(
         units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     )
     stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     run = Location.parse(config.output.path).short_name
-    roster_context = roster_of(spec.settings, run, config.log_settings(), pool.num_at_once)
+    roster_context = roster_of(spec.settings, run, config.run.logs, pool.num_at_once)
     orphans = OrphanWatch() if spec.settings.stages.is_apart else nullcontext()
     shortages = ShortageWatch(pool, ledger, spec.settings)
-    with stop, progress, publish_progress(run, progress), roster_context as roster, shortages, orphans:
+    with stop, progress, _published(progress, run), roster_context as roster, shortages, orphans:
         arguments = {**spec.arguments, "settings": spec.settings, "ledger": ledger, "roster": roster}
         timeout_s = config.run.no_progress_timeout_s
         try:
@@ -96,6 +99,18 @@ def drive(
     repeats = describe_repeats(ray.get(ledger.summary.remote()))
     if repeats:
         print(repeats, file=sys.stderr)
+
+
+def _published(progress: Progress, run: str) -> Heartbeat:
+    """Return a context in which metrics tell how much of the run is left, and the driver's storage retries."""
+    metrics = Metrics(run)
+
+    def publish() -> None:
+        metrics.set(UNITS_LEFT, progress.num_units_left)
+        metrics.set(ROWS_LEFT, progress.num_rows_left)
+        metrics.add_storage_retries()
+
+    return Heartbeat(publish)
 
 
 def _receipts(
@@ -133,4 +148,4 @@ def describe_repeats(summary: Mapping[str, int]) -> str:
         "num_condemned_rows": "rows were given up because they kill their process",
         "num_backups": "units were also begun by idle actors (run.backup_units)",
     }
-    return ", ".join(f"{summary[name]} {said}" for name, said in words.items() if summary[name])
+    return ", ".join(f"{summary[name]} {text}" for name, text in words.items() if summary[name])

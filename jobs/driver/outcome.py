@@ -1,4 +1,4 @@
-"""How a command that generates ends: verified and reported, or with a line that says why not, and an exit code."""
+"""Outcome of a command that generates: a verified and reported run, or a line that says why not, and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.streaming.stream import NoProgress, UnitError
 
 
 class Exit(IntEnum):
-    """What the exit code says."""
+    """Exit codes and their meaning."""
 
     COMPLETE = 0
     FAILED = 1  # what is committed stays
@@ -32,8 +32,8 @@ class TooManyErrors(Exception):
     """More rows failed than run.max_error_rate allows."""
 
 
-def exit_of(work: Callable[[], Exit]) -> Exit:
-    """What the work comes to; if it fails, a line on stderr says why."""
+def outcome_of(work: Callable[[], Exit]) -> Exit:
+    """Do the work and return its exit code; if it raises, print a line that says why."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def exit_of(work: Callable[[], Exit]) -> Exit:
 
 
 def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, seconds: float) -> Exit:
-    """Verify the whole run, report on it, and mark it a success if it is one; `new` is what this command did.
+    """Verify the whole run, report on it, and mark it a success if it is one; `new` counts what this command did.
 
     Raises TooManyErrors.
     """
@@ -83,14 +83,14 @@ def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: 
 
 
 def bad_configuration(error: ValueError | OSError) -> Exit:
-    """What a run that cannot begin comes to."""
+    """Print why a run cannot begin, and return its exit code."""
     text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     print(f"error: {text}", file=sys.stderr)
     return Exit.BAD_CONFIGURATION
 
 
 def interrupted() -> Exit:
-    """What Ctrl-C comes to."""
+    """Print that the command was interrupted, and return its exit code."""
     print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
     return Exit.INCOMPLETE
 

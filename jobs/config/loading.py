@@ -1,0 +1,233 @@
+"""Loading of a configuration: a YAML file, the environment and the command line become one frozen dataclass.
+
+The command line wins over the environment, the environment over the file. Unknown names are refused in all three.
+pydantic-settings checks names and types; the dataclasses check their values, and know nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError, create_model
+from pydantic import Field as ModelField
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
+
+_ENV_PREFIX = "DRAY_"
+_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
+_UNION_MEMBERS = ("str", "list[str]", "tuple[str, ...]")  # which pydantic puts behind a field's name in errors
+_Config = TypeVar("_Config")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Settings(BaseSettings):
+    config: Path | None = ModelField(None, description="YAML file with the sections below.")
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=_ENV_PREFIX,
+        env_nested_delimiter="__",
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_enforce_required=False,
+        cli_exit_on_error=False,
+        nested_model_default_partial_update=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources, the strongest first; the command line goes before them."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
+    """Return the configuration that these command-line arguments ask for; `kind` is its dataclass.
+
+    Raises ValueError with every wrong name and type, or with the first wrong value. `--help` prints all fields, after
+    the docstring of `kind`, and exits.
+    """
+    sections = {each.name: each for each in level_fields(kind)}
+    arguments = [_with_underscores(argument, sections) for argument in arguments]
+    yaml_file = _config_file(arguments)
+    _check_environment(kind)
+    if yaml_file is not None:
+        _check_mapping(yaml_file)
+
+    class Base(_Settings):
+        __doc__ = kind.__doc__
+        model_config = SettingsConfigDict(cli_prog_name=prog, yaml_file=yaml_file)
+
+    settings = create_model(kind.__name__, __base__=Base, __doc__=kind.__doc__, **_model_fields(sections.values()))
+    try:
+        given = settings(_cli_parse_args=list(arguments))
+    except ValidationError as error:
+        raise ValueError(_explain(error, kind)) from error
+    except SettingsError as error:
+        raise ValueError(_explain_arguments(str(error), kind)) from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{yaml_file} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
+    return _value(kind, given)
+
+
+def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
+    """Return a configuration under the names that a YAML file has for it."""
+    values: dict[str, Any] = {}
+    for each in own_fields(type(config)):
+        value = getattr(config, each.name)
+        if each.flat is not None:
+            values |= as_dict(value, each.flat)
+        elif flat is None or each.name not in flat.without:
+            name = each.name if flat is None else flat.prefix + each.name
+            values[name] = as_dict(value) if each.is_section else value
+    return values
+
+
+def _model_fields(fields: Iterable[Field]) -> dict[str, Any]:
+    """Return the fields of a pydantic model, as `create_model` takes them."""
+    return {each.name: _model_field(each) for each in fields}
+
+
+def _model_field(field: Field) -> tuple[Any, Any]:
+    if field.is_section:
+        section = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
+        return section, ModelField(... if field.is_required else section(), description=field.help)
+    annotation: Any = field.annotation
+    default = ... if field.is_required else field.default
+    if field.unit == "bytes":
+        annotation = ByteSize if annotation is int else ByteSize | None
+    elif annotation == tuple[str, ...]:
+        annotation = tuple[str, ...] | str
+    return annotation, ModelField(default, description=field.help)
+
+
+def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _Config:
+    """Return the dataclass with the values of a pydantic model. Raises ValueError as the dataclass does."""
+    values: dict[str, Any] = {}
+    for each in own_fields(kind):
+        if each.flat is not None:
+            values[each.name] = _value(each.annotation, given, each.flat)
+        elif flat is None or each.name not in flat.without:
+            value = getattr(given, each.name if flat is None else flat.prefix + each.name)
+            values[each.name] = _value(each.annotation, value) if each.is_section else _plain(each, value)
+    return kind(**values)
+
+
+def _plain(field: Field, value: Any) -> Any:
+    """Return a value without pydantic's types; a single string stands for a list of one."""
+    if isinstance(value, ByteSize):
+        return int(value)
+    return (value,) if field.annotation == tuple[str, ...] and isinstance(value, str) else value
+
+
+def _with_underscores(argument: str, sections: Iterable[str]) -> str:
+    """Return `--dry-run` under the name of its field, and any other argument as it is."""
+    name, equals, value = argument.partition("=")
+    field = name.removeprefix("--").replace("-", "_")
+    return f"--{field}{equals}{value}" if name.startswith("--") and field in sections else argument
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    for index, argument in enumerate(arguments):
+        name, has_value, value = argument.partition("=")
+        if name == "--config":
+            value = value if has_value else next(iter(arguments[index + 1 :]), "")
+            if not Path(value).is_file():
+                raise ValueError(f"--config {value!r}: no such file")
+            return Path(value)
+    from_environment = os.environ.get(f"{_ENV_PREFIX}CONFIG")
+    if from_environment and not Path(from_environment).is_file():
+        raise ValueError(f"{_ENV_PREFIX}CONFIG={from_environment!r}: no such file")
+    return Path(from_environment) if from_environment else None
+
+
+def _check_mapping(yaml_file: Path) -> None:
+    try:
+        content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return  # reported where the settings read it
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
+
+
+def _check_environment(kind: type) -> None:
+    """Raise ValueError for a variable that begins as ours do and names no field."""
+    variables = {f"{_ENV_PREFIX}CONFIG", *_ENGINE_VARIABLES}
+    variables |= {f"{_ENV_PREFIX}{each.name.upper()}" for each in level_fields(kind)}
+    variables |= {f"{_ENV_PREFIX}{each.name.upper().replace('.', '__')}" for each in all_fields(kind)}
+    for name in os.environ:
+        # A part of a field may follow it: DRAY_ACTORS__LABEL_SELECTOR__ZONE.
+        if name.startswith(_ENV_PREFIX) and "__".join(name.upper().split("__")[:2]) not in variables:
+            near = get_close_matches(name, variables, n=1, cutoff=0.7)
+            raise ValueError(
+                f"environment variable {name} names no field{f'; did you mean {near[0]}?' if near else ''}; "
+                f"{_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
+            )
+
+
+def _explain(error: ValidationError, kind: type) -> str:
+    """Return a line for each field that is wrong: what is wrong with it, and what it got."""
+    names = [each.name for each in (*level_fields(kind), *all_fields(kind))]
+    problems: dict[str, list[str]] = {}
+    got: dict[str, str] = {}
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"] if part not in _UNION_MEMBERS)
+        match problem["type"]:
+            case "missing":
+                what = "is required"
+            case "extra_forbidden":
+                near = get_close_matches(name, names, n=1, cutoff=0.8)
+                what = f"is not a field{f'; did you mean {near[0]}?' if near else ''} (see --help)"
+            case "model_type":
+                what = f"is a section, whose fields are set one by one, such as {_first(kind, name)}"
+            case _:
+                what = problem["msg"].lower()
+        if problem["type"] not in ("missing", "extra_forbidden"):
+            got[name] = f", got {problem['input']!r}"
+        problems.setdefault(name, []).append(what)
+    lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]
+    return "\n".join(["the configuration is wrong:", *lines])
+
+
+def _first(kind: type, section: str) -> str:
+    """Return the name of a section's first field."""
+    return next(each.name for each in all_fields(kind) if each.name.startswith(f"{section}."))
+
+
+def _explain_arguments(message: str, kind: type) -> str:
+    """Return what is wrong with the command line, from the message of pydantic-settings."""
+    for section in (each.name for each in level_fields(kind) if each.is_section):
+        if f'error parsing value for field "{section}"' in message:
+            first = f"--{_first(kind, section)}"
+            return f"--{section} is a section; set its fields, such as {first} (--help lists them all)"
+    flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
+    for word in message.replace("=", " ").split():
+        if word.startswith("--") and word not in flags:
+            near = get_close_matches(word, flags, n=1, cutoff=0.5)
+            return f"{word} is not a flag" + (f"; did you mean {near[0]}?" if near else "") + " (--help lists them all)"
+    return message

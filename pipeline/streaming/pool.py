@@ -1,0 +1,87 @@
+"""ActorPool: how many actors Ray Data works with, and what each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ray.data import ActorPoolStrategy
+
+from pipeline.streaming.actor_resources import ActorResources
+
+# How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
+# that the ledger decides. Ray Data's default is for ever. Actors that died are replaced without limit.
+MAX_TASK_RETRIES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorPool(ActorResources):
+    """How many actors, what each holds and on which nodes, and how many calls it works on at once.
+
+    Beyond `initial_actors` Ray Data adds actors as the cluster grows, up to `max_actors`. The autoscaler of the
+    cluster sees all that were asked for at once, also while there is no room for them.
+    """
+
+    section: ClassVar[str] = "actors"
+
+    min_actors: int = 1
+    """Actors to keep while units wait."""
+    max_actors: int = 1
+    """Actors to grow to."""
+    initial_actors: int | None = None
+    """Actors to ask for at once, and to keep while units wait; min_actors unless given."""
+    fallback_label_selectors: tuple[Mapping[str, str], ...] = ()
+    """Labels of the nodes to use where no node has those of label_selector, in order of preference."""
+    units_in_flight: int = 2  # more than one leaves no gap between them
+    """Work units that an actor works on at once."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a pool that cannot be."""
+        super().__post_init__()
+        if not 1 <= self.min_actors <= self.max_actors:
+            raise ValueError(
+                "actors.min_actors and max_actors must satisfy 1 <= min <= max, "
+                f"got {self.min_actors} and {self.max_actors}"
+            )
+        if self.initial_actors is not None and not self.min_actors <= self.initial_actors <= self.max_actors:
+            raise ValueError(
+                f"actors.initial_actors must lie between min_actors {self.min_actors} and max_actors "
+                f"{self.max_actors}, got {self.initial_actors}"
+            )
+        if self.units_in_flight < 1:
+            raise ValueError(f"actors.units_in_flight must be at least 1, got {self.units_in_flight}")
+        if self.num_cpus <= 0:
+            raise ValueError(f"actors.num_cpus must be above 0, got {self.num_cpus}")
+        if self.fallback_label_selectors and not self.label_selector:
+            raise ValueError("actors.fallback_label_selectors come after actors.label_selector; set that one first")
+        if not all(self.fallback_label_selectors):
+            raise ValueError("actors.fallback_label_selectors: an empty selector fits every node; name a label")
+
+    @property
+    def num_at_once(self) -> int:
+        """Actors that are asked for at the start."""
+        return self.initial_actors or self.min_actors
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """What the scheduler sets aside for an actor: Ray Data adds one CPU to an actor that holds GPUs."""
+        return super().demand | ({"CPU": 1.0} if self.num_gpus else {})
+
+    @property
+    def map_options(self) -> dict[str, Any]:
+        """Options for `Dataset.map_batches`."""
+        strategy = ActorPoolStrategy(
+            # Ray Data takes back what a pool has above its minimum and the cluster has no room for yet, ten seconds
+            # after asking for it, so an initial size only holds as a minimum. At the end it goes below any minimum.
+            min_size=self.num_at_once,
+            max_size=self.max_actors,
+            max_concurrent_calls_per_actor=self.units_in_flight,
+            # The pool grows while tasks in flight exceed 1.75 times the concurrent calls.
+            max_tasks_in_flight_per_actor=2 * self.units_in_flight,
+        )
+        options = self.actor_options
+        del options["num_cpus" if self.num_gpus else "num_gpus"]  # Ray Data warns about an actor with both
+        fallback = [{"label_selector": dict(labels)} for labels in self.fallback_label_selectors]
+        options |= {"fallback_strategy": fallback} if fallback else {}
+        return {"compute": strategy, "batch_format": "pyarrow", "max_task_retries": MAX_TASK_RETRIES, **options}
