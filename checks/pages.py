@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 _CONFIGURATION_HEAD = """\
-A field is a line of the YAML file (`engine: {num_slots: 32}`), a flag (`--engine.num_slots 32`) and an environment variable
-(`DRAY_ENGINE__NUM_SLOTS=32`). Flags override the environment, and the environment overrides the file. Unknown names are refused.
-`python -m jobs.generate --help` prints the same list. [Your own run](running.md) has an example.
+A field is a line of the YAML file (`engine: {num_slots: 32}`), a flag (`--engine.num_slots 32`) and an environment
+variable (`DRAY_ENGINE__NUM_SLOTS=32`). Flags override the environment, and the environment overrides the file. Unknown
+names are refused. `python -m jobs.generate --help` prints the same list. [Your own run](running.md) has an example.
 """
 _GENERATE_HEAD = "## A run: `jobs.generate`\n"
 _RETRY_HEAD = """\
