@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address"), pytest.ma
 ROOT = Path(__file__).parents[2]
 WAYS = {
     "model, adaptive draft lengths, 1 actor": "--engine.draft_length=adaptive --actors.max_actors=1",
-    "none": "--engine.drafter=none",
+    "none, 12 slots, units of 11 rows": "--engine.drafter=none --engine.num_slots=12 --run.rows_per_unit=11",
     "ngram": "--engine.drafter=ngram",
     "model, 1 draft token": "--engine.draft_length=fixed --engine.num_speculative_tokens=1",
     "model, 4 draft tokens, 2 actors": (
@@ -29,7 +29,7 @@ WAYS = {
     "model, 1 slot": "--engine.num_slots=1",
 }
 AS_DOCUMENTED = "model, 4 draft tokens, 2 actors"
-FEW = ("none", AS_DOCUMENTED)
+FEW = ("none, 12 slots, units of 11 rows", AS_DOCUMENTED)
 # Processors add floats in different orders. That can change a row of float32 numbers, but hardly ever does.
 MAX_SHARE_OF_OTHER_ROWS = 0.02
 

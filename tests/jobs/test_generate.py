@@ -159,11 +159,12 @@ def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text
     assert {name: after[name] for name in before} == before, "what was committed was generated again"
 
 
+@pytest.mark.slow  # tests/jobs/test_demo.py compares runs that differ in all of these in every run of the tests
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param(("--engine.drafter=none",), marks=pytest.mark.slow),  # tests/jobs/test_demo.py has it in every run
-        pytest.param(("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"), marks=pytest.mark.slow),
+        ("--engine.drafter=none",),
+        ("--engine.drafter=ngram", "--engine.num_speculative_tokens=8"),
         (
             *("--engine.num_speculative_tokens=1", "--engine.num_slots=3", "--run.rows_per_unit=5"),
             *("--actors.min_actors=2", "--actors.max_actors=2", "--actors.units_in_flight=4"),
