@@ -18,7 +18,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: the ledger and the feed live in processes of their own, which need no torch."""
+    """Import a public name when it is asked for: the ledger and the feed run in processes that need no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'actors' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

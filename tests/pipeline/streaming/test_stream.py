@@ -1,4 +1,4 @@
-"""Units stream through Ray Data one a call, and each is counted once, whoever does it."""
+"""Units stream through Ray Data, one in a call, and each is counted once, whichever actor commits it."""
 
 import os
 from collections.abc import Callable, Iterator
