@@ -166,7 +166,7 @@ def test_another_processs_exception_is_a_failure_and_its_loss_is_raised_unchange
         asyncio.run(last_item(RayActorError()))
 
 
-def test_an_engine_that_cannot_be_rebuilt_is_logged_without_the_errors_message(
+def test_an_engine_that_cannot_be_resized_is_logged_without_the_errors_message(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -174,8 +174,8 @@ def test_an_engine_that_cannot_be_rebuilt_is_logged_without_the_errors_message(
 
     replica = Replica(settings_of(text_pair))
     monkeypatch.setattr(Engine, "prompt_logprobs", broken)
-    monkeypatch.setattr(Engine, "_over", broken)
+    monkeypatch.setattr(Engine, "resize", broken)
     scored = asyncio.run(replica.score_or_refuse(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
     assert isinstance(scored, FailedError)
-    assert "engine not made anew" in caplog.text
+    assert "engine not resized" in caplog.text
     assert MARKER not in caplog.text + str(scored)
