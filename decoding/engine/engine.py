@@ -86,7 +86,11 @@ class Engine:
         loaded and checked already; it keeps `num_lanes` lanes busy.
         """
         options = options or EngineOptions()
-        parts = load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes)
+        return cls.over(load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes), options)
+
+    @classmethod
+    def over(cls, parts: Parts, options: EngineOptions) -> "Engine":
+        """Make an engine over models that are loaded, which it then owns; costs are measured where drafts adapt."""
         pairs, costs = _measured(parts, options)
         engine = cls(pairs, options, parts.max_model_len, costs)
         engine._parts = parts

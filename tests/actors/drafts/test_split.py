@@ -111,7 +111,7 @@ class Run:
         self.links.connect(target)
         drafter = settings.engine.pick_drafter(settings.models.draft)
         parts = Parts(target, None, drafter, MAX_LEN, self.links.num_lanes, self.links)
-        self.engine = Engine._over(parts, settings.engine)
+        self.engine = Engine.over(parts, settings.engine)
 
     @property
     def pid(self) -> int:
