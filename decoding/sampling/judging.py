@@ -52,7 +52,7 @@ class ScoreRequest:
 
 
 class RowVerdict(NamedTuple):
-    """What the target decided about one row's draft. If the logits are not finite, nothing but `failure` has a meaning.
+    """What the target decided about one row's draft. If the logits are not finite, nothing else has a meaning.
 
     `first_close_call` is the first position where rounding could decide, or the number of positions if there is none.
     """

@@ -86,7 +86,7 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
         rows = Rows((sequence,), sampling_batch((sequence,), frozenset(), whole.device), (0,), "coupled")
         expected = whole.decide(rows, [4, 2], 1, in_slot)
         found = model.decide(rows, [4, 2], 1, in_slot)
-        assert (found.token_id, found.is_finite) == (expected.token_id, True)
+        assert (found.next_token, found.is_finite) == (expected.next_token, True)
         assert found.logprobs[0].logprob == pytest.approx(expected.logprobs[0].logprob, abs=1e-4)
 
 
