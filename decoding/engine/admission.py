@@ -87,17 +87,17 @@ class Admission:
         free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
         num_kept_free = max(0, len(self._residents) - max_rows)
         while len(free) > num_kept_free and self._waiting:
-            newcomer = Resident(self._waiting.popleft(), self._num_seated)
-            self._num_seated += 1
+            newcomer = Resident(self._waiting[0], self._num_seated)
             newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
             if newcomer.leader is not None:
-                slot = free.pop(0)
-                self._residents[slot] = newcomer
-                continue
-            donor, num_shared = self._donor_of(newcomer, free)
-            slot = donor if donor in free else free[0]
-            free.remove(slot)
-            self._begin(slot, newcomer, donor, num_shared)
+                self._residents[free.pop(0)] = newcomer
+            else:
+                donor, num_shared = self._donor_of(newcomer, free)
+                slot = donor if donor in free else free[0]
+                free.remove(slot)
+                self._begin(slot, newcomer, donor, num_shared)
+            self._waiting.popleft()  # not before it has its slot: what raises until then must not lose the row
+            self._num_seated += 1
 
     def _release_followers(self) -> None:
         """Begin with the rows whose leaders have read what they wait for; where a leader is gone, look for another."""

@@ -1,6 +1,8 @@
 """A row that loses its slot goes on where it was: the same tokens, the same finish, counts that add up."""
 
 import random
+from collections.abc import Set
+from unittest.mock import Mock
 
 import pytest
 
@@ -154,35 +156,55 @@ def test_an_evicted_row_that_is_dropped_is_not_read_again(models):
     assert len(kept.output_token_ids) == 8
 
 
-class Processes:
-    """The processes of a target that are lost at every n-th call, and with them what all slots held."""
+USES = {"prefill", "score", "decide", "logprobs", "is_finite"}  # what needs slots, or decides
 
-    def __init__(self, engine: Engine, every: int) -> None:
+
+class Processes:
+    """The processes of a target that are lost at every n-th call, and with them what all slots held.
+
+    `counted` are the calls of which every n-th is a loss, until there were `max_losses`; without slots all of them fail.
+    """
+
+    def __init__(self, engine: Engine, every: int, counted: Set[str] = USES, max_losses: int = 1000) -> None:
         self.num_losses = 0
-        self._num_uses, self._every = 0, every
+        self._num_uses, self._every, self._counted, self._max_losses = 0, every, counted, max_losses
         for lane in engine.lanes:
             self._hold(lane.target)
 
     def _hold(self, target) -> None:
-        num_seen, allocate = self.num_losses, target.allocate
+        num_seen, allocate, share = self.num_losses, target.allocate, target.share
 
         def allocate_and_hold(num_slots, num_positions):
             nonlocal num_seen
             allocate(num_slots, num_positions)
             num_seen = self.num_losses
+            hold_cache()
+
+        def hold_cache():
+            target.cache.is_finite = losing(target.cache.is_finite)
+
+        def share_and_hold():
+            twin = share()
+            for name in ("allocate", "share", *USES):
+                vars(twin).pop(name, None)  # a copy of what holds the other one
+            self._hold(twin)
+            return twin
 
         def losing(method):
             def use(*args, **kwargs):
-                self._num_uses += 1
-                self.num_losses += self._num_uses % self._every == 0
+                if method.__name__ in self._counted and self.num_losses < self._max_losses:
+                    self._num_uses += 1
+                    self.num_losses += self._num_uses % self._every == 0
                 if num_seen != self.num_losses:
                     raise SlotsLostError("planted")
                 return method(*args, **kwargs)
 
             return use
 
-        target.allocate = allocate_and_hold
-        for name in ("prefill", "score", "decide"):
+        target.allocate, target.share = allocate_and_hold, share_and_hold
+        if target.cache is not None:
+            hold_cache()
+        for name in USES - {"is_finite"}:
             setattr(target, name, losing(getattr(target, name)))
 
 
@@ -198,6 +220,26 @@ def test_a_target_that_loses_its_slots_changes_no_token(
     run(engine, found)
     assert processes.num_losses >= 2
     assert_same(found, undisturbed[temperature])
+
+
+def test_a_row_that_is_being_seated_when_the_target_is_lost_is_not_forgotten(models, undisturbed):
+    engine = engine_over(models.target.share(), num_slots=4, max_prefill_tokens=5)
+    processes, found = Processes(engine, every=1, counted={"is_finite"}, max_losses=2), sequences(0.8)
+    run(engine, found)
+    assert processes.num_losses == 2
+    assert_same(found, undisturbed[0.8])
+
+
+def test_a_row_that_is_being_seated_when_memory_runs_out_still_waits(models, undisturbed, monkeypatch):
+    engine, found = engine_over(models.target, models.good_draft, "model", num_slots=2), sequences(0.8)
+    engine.submit(found)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.lanes[0].drafter, "begin", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert engine.up_next(()) == set(found[:2])
+    assert sorted(map(id, engine.stream([]))) == sorted(map(id, found))
+    assert_same(found, undisturbed[0.8])
 
 
 def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(models):
