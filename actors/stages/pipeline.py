@@ -13,7 +13,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
@@ -42,9 +43,11 @@ class StagesGoneError(RuntimeError):
 class Step:
     """Work that all stages were sent."""
 
-    references: list[list[Any]]  # to what each stage's ranks answer
+    session: int | None  # whose slots it uses
+    references: list[list[Any]] = field(default_factory=list)  # to what each stage's ranks answer
     answer: Any = None  # of the last stage, when it is settled
     is_settled: bool = False
+    error: Exception | None = None  # its own, or that of an earlier step that failed
 
 
 class StagePipeline:
@@ -91,6 +94,14 @@ class StagePipeline:
         facts: list[StageFacts] = self.ask_all("facts")[:: self.group.settings.tensor_parallel]
         return facts
 
+    def tell_all(self, method: str, *args: Any) -> None:
+        """Call this on every actor, now and later (`StageGroup.tell_all`). A stage that is lost over it is replaced."""
+        try:
+            self.group.tell_all(method, *args)
+        except StageLostError as lost:
+            with suppress(SlotsLostError):  # the new stage has been told; sessions find at their next use what is lost
+                self._bring_up(lost)
+
     def plain_eager(self, token_ids: list[int], num_logits: int) -> Any:
         """Return the last logits of a text, packed, by a forward without slots (`Stage.plain_eager`)."""
         self.drain()
@@ -116,7 +127,7 @@ class StagePipeline:
         while len(self._flying) >= _MAX_FLYING:
             self._settle_oldest()
         fed: Any = list(chain.from_iterable(token_ids))
-        step, last = Step([]), len(self.group.ranks) - 1
+        step, last = Step(work.session), len(self.group.ranks) - 1
         for stage in range(last + 1):
             to_first = (finish or Nothing(),) if stage == last else ()
             step.references.append(self.group.run(stage, "do", work, fed, to_first=to_first))
@@ -134,8 +145,11 @@ class StagePipeline:
         Raises StagesGoneError if lost stages cannot be replaced.
         """
         while not step.is_settled:
-            if step not in self._flying:
-                raise RuntimeError("this step was dropped when another one failed")
+            if step.error is not None:
+                raise step.error
+            if step not in self._flying:  # dropped with all others when a stage was lost
+                assert step.session is not None, "a step without slots is settled before anything else is asked"
+                self._check(step.session)
             self._settle_oldest()
         return step.answer
 
@@ -164,7 +178,9 @@ class StagePipeline:
             step.answer = answer_of(self.group, step.references)
         except StageLostError as lost:
             self._bring_up(lost)
-        except Exception:
+        except Exception as error:
+            for dropped in self._flying:
+                dropped.error = error
             self._flying.clear()
             self._is_whole = self.group.settings.tensor_parallel == 1  # ranks that raised were ended (`answer_of`)
             raise

@@ -27,9 +27,9 @@ def check_chain(model: ShardedModel, name: str) -> float:
 
     Stages that can be made faster (`Stage.speed_up`) are then made so, and measured again, against the same forwards.
     """
-    group, first = model.pipeline.group, model.facts_of_stages[0]
+    pipeline, first = model.pipeline, model.facts_of_stages[0]
     rows = ProbeRows.of(model.vocab_size, first.window, model.max_positions)
-    repeat = model.pipeline.repeat  # where a stage is lost meanwhile
+    repeat = pipeline.repeat  # where a stage is lost meanwhile
 
     def measure() -> float:
         return repeat(partial(_measured, model, rows, plain))
@@ -38,7 +38,7 @@ def check_chain(model: ShardedModel, name: str) -> float:
         plain = [repeat(partial(_plain, model, text)) for text in rows.texts]
         deviation = measure()
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
-            group.tell_all("set_packs_rows", False)
+            pipeline.tell_all("set_packs_rows", False)
             deviation = measure()
     except StagesGoneError:
         raise
@@ -50,11 +50,11 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"off by {deviation:.1e} of their size, where {TOLERANCE[model.dtype]:.0e} is rounding; run it whole "
             "(stages.count 1, stages.tensor_parallel 1)"
         )
-    group.tell_all("speed_up")
+    pipeline.tell_all("speed_up")
     fused = measure()
     if not fused <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
         _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
-        group.tell_all("slow_down")
+        pipeline.tell_all("slow_down")
         fused = measure()
     if not fused <= TOLERANCE[model.dtype]:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from copy import copy
 from functools import partial
 from itertools import count
 
@@ -69,7 +70,7 @@ class ShardedModel:
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
         """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
         self.pipeline = pipeline
-        self.facts_of_stages = pipeline.group.facts()
+        self.facts_of_stages = pipeline.repeat(pipeline.facts)
         first, last = self.facts_of_stages[0], self.facts_of_stages[-1]
         assert last.vocab_size is not None, "the last stage has the head"
         self.device = device or torch.device("cpu")
@@ -108,8 +109,8 @@ class ShardedModel:
 
     def share(self) -> ShardedModel:
         """Make another session on the same stages, with slots of its own."""
-        twin = ShardedModel(self.pipeline, self.device)
-        twin._sessions, twin._session = self._sessions, next(self._sessions)
+        twin = copy(self)  # asks the stages nothing: one of them may be lost
+        twin.cache, twin._size, twin._session = None, (0, 0), next(self._sessions)
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:

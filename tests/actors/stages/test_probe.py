@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from actors.stages.actor import StageActor
@@ -56,3 +57,18 @@ class PeepingGroup(StageGroup):
 def test_stages_that_compute_something_else_are_refused(kind: type[StageGroup], pair: Pair) -> None:
     with pytest.raises(ValueError, match="does not compute the same in stages"), sharded(pair[0], 1, kind):
         raise AssertionError("they were let through")
+
+
+class DyingGroup(StageGroup):
+    """A stage dies before it is told to become faster."""
+
+    def tell_all(self, method: str, *args: Any) -> None:
+        if method == "speed_up":
+            ray.kill(self.actors[0], no_restart=True)
+        super().tell_all(method, *args)
+
+
+def test_a_stage_that_dies_before_it_is_made_faster_is_replaced_by_one_that_is(pair: Pair) -> None:
+    with sharded(pair[0], 2, DyingGroup) as model:
+        assert model.pipeline.group.num_replaced == 1
+        assert all(facts.is_fused for facts in model.pipeline.facts())

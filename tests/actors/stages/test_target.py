@@ -173,6 +173,30 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
     assert (found - expected).abs().max() < 1e-4 < (expected[0] - expected[1]).abs().max()
 
 
+def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model: ShardedModel) -> None:
+    ray.kill(model.pipeline.group.actors[0], no_restart=True)
+    other = model.share()
+    other.allocate(1, 60)
+    other.prefill([0], [[1, 2, 3]])
+    assert other.logits([0], [3], [[5]]).isfinite().all()
+
+
+def test_a_loss_that_another_session_found_is_a_loss_of_every_step_that_was_in_flight(
+    pair: Pair, model: ShardedModel
+) -> None:
+    expected = texts(make_engine(pair, None, "none"), make_sequences(SAMPLED))
+    engine, sequences = make_engine(pair, model, "none"), make_sequences(SAMPLED)
+
+    def lose(step: int) -> None:
+        if step == 8:
+            assert model.pipeline._flying, "a lane waits in the middle of its round"
+            ray.kill(model.pipeline.group.actors[1], no_restart=True)
+            other = model.share()
+            other.allocate(1, 60)  # replaces the stage
+
+    assert texts(engine, sequences, lose) == expected
+
+
 class GoneGroup(StageGroup):
     """There is no room for a second actor."""
 
