@@ -91,8 +91,10 @@ def _default(field: Field) -> str:
     """Return the default of a field as the page shows it."""
     if field.is_required:
         return "required"
-    if field.default in (None, "", (), {}):
-        return "none"
+    if field.default in (None, ""):
+        return "not set"
+    if field.default in ((), {}):
+        return "empty"
     return f"`{_cell(str(field.default).lower() if isinstance(field.default, bool) else str(field.default))}`"
 
 

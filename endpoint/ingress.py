@@ -46,7 +46,7 @@ class Ingress:
             fingerprint=engine_fingerprint,
             max_requests=max_requests,
         )
-        metrics = ServingMetrics(service_settings.model, to_ray=True)
+        metrics = ServingMetrics(service_settings.names[0], to_ray=True)
         codec = load_codec(settings)
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))

@@ -3,7 +3,8 @@
 DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows
 that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read.
 At the end all files are read back, their counts and content are compared with the run's, and "complete" becomes true
-in _dray.json. If the command is interrupted, give it again: it starts from the beginning.
+in _dray.json. If the command is interrupted, give it again: it starts from the beginning. Given again after that, it
+says that the compaction is there, and does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pipeline.export.compacted_file import Cut
-from pipeline.export.compaction import CompactedFile, Compaction
+from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import IncompleteRunError
 from pipeline.storage.location import Location
@@ -26,7 +27,7 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the files hold the run, 1 if not or it is incomplete, 2 if it cannot begin, 3 if interrupted."""
+    """Return 0 if the files hold the run, 1 if not or if it is incomplete, 2 if it cannot begin, 3 if interrupted."""
     options = _parser().parse_args(arguments)
     by_bytes = None if options.rows_per_file is not None else options.bytes_per_file or _DEFAULT_BYTES
     try:
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except IncompleteRunError as error:
         print(f"error: {error}; --partial compacts what there is", file=sys.stderr)
         return 1
+    except AlreadyCompacted as there:
+        print(f"OK: {there}")
+        return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -26,12 +26,12 @@ _PACKAGES = ("actors", "decoding", "endpoint", "jobs", "pipeline")  # whose logg
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """How a run's processes log."""
+    """How the processes of a run or an endpoint log."""
 
     format: LogFormat = "text"
-    """Log lines as text, or as JSON objects, which then are all that the driver's stderr has."""
+    """Form of log lines: text, or JSON objects."""
     level: LogLevel = "info"
-    """Least level of logged events. In text the driver logs warnings and errors only: it prints."""
+    """Least level of the events that are logged."""
     prompts: bool = False
     """Log the message of a failed row and how its prompt begins."""
 

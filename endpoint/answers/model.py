@@ -12,13 +12,12 @@ from endpoint.service.service import Service, ServiceSettings, unknown_model
 
 def list_models(settings: ServiceSettings, facts: EngineFacts) -> dict[str, Any]:
     """Return the one model that is served, under each of its names."""
-    names = (settings.model, *settings.aliases)
-    return {"object": "list", "data": [_card(settings, facts, name) for name in names]}
+    return {"object": "list", "data": [_card(settings, facts, name) for name in settings.names]}
 
 
 def one_model(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict[str, Any]:
     """Return the model of this name, which may hold slashes. Raises ApiError."""
-    if name not in (settings.model, *settings.aliases):
+    if name not in settings.names:
         raise unknown_model(name)
     return _card(settings, facts, name)
 

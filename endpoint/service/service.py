@@ -21,20 +21,20 @@ from endpoint.service.meter import RequestMeter
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly
-_TELL_WHOLE_EVERY_S = 0.5  # for a request that is not streamed, whose tokens are not seen before the end
+_SEND_WHOLE_EVERY_S = 0.5  # for a request that is not streamed, whose tokens are not seen before the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
     """What the application says about its model, and how much one request may ask for."""
 
-    model: str = ""
+    model: str | None = None
     """The model's name in requests, which may hold slashes; that of the target's folder unless given."""
     aliases: tuple[str, ...] = ()
     """Other names of the model in requests."""
     max_choices: int = 128
     """Samples that one request may ask for, over all of its prompts."""
-    request_timeout_s: float | None = 600.0
+    request_timeout_s: float = 600.0
     """Seconds from a request's arrival to its last token, waiting included; then 504."""
     owned_by: str = "dray"
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
@@ -42,13 +42,19 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in (self.model, *self.aliases):
-            if len(name) > 512 or (not name and name != self.model):
-                raise ValueError(f"serve.model: expected a name of 1 to 512 characters, got {name!r}")
+        for name in self.names:
+            if not 1 <= len(name) <= 512:
+                field = "model" if name == self.model else "aliases"
+                raise ValueError(f"serve.{field}: expected a name of 1 to 512 characters, got {name!r}")
         if self.max_choices < 1:
             raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+        if not self.request_timeout_s > 0:
             raise ValueError(f"serve.request_timeout_s must be above 0 seconds, got {self.request_timeout_s}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a request may call the model, its own first."""
+        return self.aliases if self.model is None else (self.model, *self.aliases)
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Service:
             seeds=tuple(secrets.randbelow(_SAFE_SEEDS) if request.seed is None else request.seed for _ in prompts),
             params=params,
             deadline=deadline,
-            send_every_s=0.0 if request.stream else _TELL_WHOLE_EVERY_S,
+            send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
         )
         return PreparedRequest(prompts, generation, facts)
 
@@ -116,7 +122,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model; a request need not name one."""
-        if name is not None and name not in (self.settings.model, *self.settings.aliases):
+        if name is not None and name not in self.settings.names:
             raise unknown_model(name)
 
     async def encode(

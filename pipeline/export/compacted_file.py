@@ -89,7 +89,7 @@ def write_file(location: Location, schema: pa.Schema, rows: RowQueue, cut: Cut) 
             writer.write_table(group, row_group_size=group.num_rows)
             num_rows += group.num_rows
             is_full = cut.num_bytes is not None and stream.tell() >= cut.num_bytes
-            tables = [] if is_full else rows.take(cut.row_group_bytes, max_rows - num_rows)
+            tables = [] if is_full else rows.take(cut.row_group_bytes, max(0, max_rows - num_rows))
     return num_rows
 
 

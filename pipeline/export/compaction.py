@@ -33,6 +33,7 @@ from pipeline.storage.whole_file import replacement
 
 _NOTE = "_dray.json"
 _FILE_NAME = re.compile(r"(_dray\.json|(data|errors)/part-\d{5,}\.parquet)(\.[0-9a-f]{32})?")  # also unfinished ones
+_COMPARED = ("run", "state", "rows_per_file", "bytes_per_file", "include_errors", "partial")  # fields of the note
 _CHECKED_COLUMNS = [*dict.fromkeys([*HASHED_COLUMNS, *COUNTED_COLUMNS])]
 
 
@@ -43,6 +44,10 @@ class CompactedFile:
     name: str
     num_rows: int
     num_bytes: int
+
+
+class AlreadyCompacted(Exception):
+    """The destination holds this very compaction, complete: same run, same state of it, same options."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +72,26 @@ class Compaction:
     ) -> None:
         """Delete what an interrupted compaction of the same run left in the destination, and mark it as begun.
 
-        Raises IncompleteRunError if units are missing, unless it `is_partial`; ValueError, and nothing is touched, if
-        the destination holds anything else, a finished compaction included; OSError.
+        Raises IncompleteRunError if units are missing, unless it `is_partial`; AlreadyCompacted if nothing is left to
+        do; ValueError, and nothing is touched, if the destination holds anything else; OSError.
         """
         if not is_partial:
             refuse_incomplete(run_directory)
         _refuse_inside(run_directory, destination)
         self.run_directory, self.destination, self.include_errors = run_directory, destination, include_errors
-        self._cut, self._state = cut, _state(run_directory, include_errors)
+        self._cut = cut
         self._counts, self._content = Counts(), ContentHash()  # of the rows that were read from the run
         self._note = {
             "source": run_directory.location.name,
             "run": run_directory.manifest.token,
             "identity": run_directory.run["identity"],
+            "state": _state(run_directory, include_errors),
             "rows_per_file": cut.max_rows,
             "bytes_per_file": cut.num_bytes,
             "include_errors": include_errors,
             "partial": is_partial,
         }
-        _clear(destination, run_directory)
+        _clear(destination, self._note)
         self._write_note({"complete": False})
 
     def files(self) -> Iterator[CompactedFile]:
@@ -102,7 +108,7 @@ class Compaction:
 
         Raises ValueError if they differ, the run changed meanwhile, or the destination has files besides; and OSError.
         """
-        if _state(self.run_directory, self.include_errors) != self._state:
+        if _state(self.run_directory, self.include_errors) != self._note["state"]:
             raise ValueError(
                 f"{self.run_directory.location.name} changed while it was compacted (is jobs.generate or jobs.retry at "
                 f"work on it?); delete {self.destination.name}, and compact it when they are done"
@@ -177,8 +183,10 @@ def _read_back(location: Location, columns: list[str] | None) -> Iterator[pa.Tab
 def _state(run_directory: RunDirectory, include_errors: bool) -> str:
     """Return a digest of which files the run has and how old they are: it changes when the run does."""
     folders = ["data", "errors"] if include_errors else ["data"]
-    files = [info for folder in folders for info in run_directory.location.child(folder).list() if info.is_file]
-    lines = sorted(f"{info.path} {info.size} {file_version(info)}\n" for info in files)
+    listed = [(folder, info) for folder in folders for info in run_directory.location.child(folder).list()]
+    lines = sorted(
+        f"{folder}/{info.base_name} {info.size} {file_version(info)}\n" for folder, info in listed if info.is_file
+    )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -190,11 +198,14 @@ def _refuse_inside(run_directory: RunDirectory, destination: Location) -> None:
         raise ValueError(f"{destination.name} is inside the run; compact it to a folder of its own")
 
 
-def _clear(destination: Location, run_directory: RunDirectory) -> None:
-    """Delete what an interrupted compaction of this run left. Raises ValueError if anything else is there."""
+def _clear(destination: Location, note: Mapping[str, Any]) -> None:
+    """Delete what an interrupted compaction of this note's run left.
+
+    Raises AlreadyCompacted if its complete compaction is there, and ValueError if anything else is.
+    """
     if destination.info().type == fs.FileType.File:
         raise ValueError(f"{destination.name} is a file; the destination must be a folder")
-    names = _names(destination)
+    names = _sizes(destination)
     foreign = sorted(name for name in names if not _FILE_NAME.fullmatch(name))
     if foreign or (_NOTE not in names and any(name.endswith(".parquet") for name in names)):
         raise ValueError(
@@ -202,32 +213,44 @@ def _clear(destination: Location, run_directory: RunDirectory) -> None:
             "use a new destination (nothing here was touched)"
         )
     if _NOTE in names:
-        _refuse_another(destination, run_directory)
+        _refuse_another(destination, note, names)
     for name in sorted(names, key=lambda name: name == _NOTE):  # the note last: it says whose files these are
         destination.child(name).remove()
 
 
-def _refuse_another(destination: Location, run_directory: RunDirectory) -> None:
-    """Raise ValueError if the destination's note is of another run, or of a compaction that is complete."""
+def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Mapping[str, int]) -> None:
+    """Raise AlreadyCompacted or ValueError, unless the files found are of an interrupted compaction of this run."""
     try:
         note = json.loads(destination.child(_NOTE).read_bytes())
-        run, source, is_complete = note["run"], note["source"], note["complete"]
+        differing = [name for name in _COMPARED if note[name] != wanted[name]]
+        source, is_complete = note["source"], note["complete"]
+        files = {(file["name"], file["num_bytes"]) for file in note["files"]} if is_complete else set()
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{destination.name}: its {_NOTE} is not of this version, or damaged; use a new destination"
         ) from error
-    if run != run_directory.manifest.token:
+    if "run" in differing:
         raise ValueError(f"{destination.name} holds another run, {source}; use a new destination")
-    if is_complete:
+    if not is_complete:
+        return
+    changed = sorted({name for name, _ in files ^ set(found.items())} - {_NOTE})
+    if differing or changed:
+        what = "its files are not as they were written: " + ", ".join(changed[:5])
+        if differing:
+            options = ", ".join(name for name in differing if name != "state")
+            what = f"with other options ({options})" if options else "the run has changed since"
         raise ValueError(
-            f"{destination.name} holds a complete compaction of this run already; "
+            f"{destination.name} holds a complete compaction of this run already, but {what}; "
             "use a new destination, or delete this one to compact the run again"
         )
+    raise AlreadyCompacted(
+        f"{destination.name} holds this compaction already, complete in {len(files)} files; nothing was written"
+    )
 
 
 def _refuse_others(destination: Location, names: set[str]) -> None:
     """Raise ValueError if the destination has other files than these and the note: readers would read them, too."""
-    others = sorted(_names(destination) - names - {_NOTE})
+    others = sorted(_sizes(destination).keys() - names - {_NOTE})
     if others:
         raise ValueError(
             f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
@@ -235,7 +258,7 @@ def _refuse_others(destination: Location, names: set[str]) -> None:
         )
 
 
-def _names(destination: Location) -> set[str]:
-    """Return the files below the destination, as paths from there."""
+def _sizes(destination: Location) -> dict[str, int]:
+    """Return the size of each file below the destination, by its path from there."""
     root = destination.path.rstrip("/") + "/"
-    return {info.path.removeprefix(root) for info in destination.list(recursive=True) if info.is_file}
+    return {info.path.removeprefix(root): info.size for info in destination.list(recursive=True) if info.is_file}

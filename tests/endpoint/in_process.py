@@ -102,7 +102,7 @@ def running_server(
         model=MODEL, aliases=("tiny",), fingerprint="fp_1", max_choices=16
     )
     edge_settings = edge_settings or EdgeSettings(keys=None, has_docs=True)
-    metrics = ServingMetrics(service_settings.model)
+    metrics = ServingMetrics(service_settings.names[0])
     backend = backend or Replica(settings)
     service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
     app = create_app(service, has_docs=edge_settings.has_docs)

@@ -38,7 +38,18 @@ def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
     assert printed[5] == f"content {content_hash(RunDirectory.open(str(output)))}"
     assert sum(pq.read_table(path).num_rows for path in (destination / "data").iterdir()) == 10
     assert compact.main([str(output), str(destination)]) == 2
-    assert "holds a complete compaction of this run already" in capsys.readouterr().err
+    assert "holds a complete compaction of this run already, but with other options" in capsys.readouterr().err
+
+
+def test_the_same_command_again_says_that_the_compaction_is_there(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(output), str(tmp_path / "out"), "--include-errors"]
+    assert compact.main(command) == 0
+    capsys.readouterr()
+    assert compact.main(command) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"OK: {tmp_path / 'out'} holds this compaction already, complete in 2 files")
 
 
 def test_files_have_512_mb_by_default(output: Path, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--serve.max_waiting=-1"], "serve.max_waiting must not be negative"),
         (["--serve.max_surge_percent=0"], "serve.max_surge_percent must be above 0"),
         (["--serve.port=0"], "serve.port"),
+        (["--serve.model="], "serve.model: expected a name of 1 to 512 characters, got ''"),
+        (["--serve.aliases=" + "a" * 513], "serve.aliases: expected a name of 1 to 512 characters"),
         (["--serve.max_choices=0"], "serve.max_choices must be at least 1"),
         (["--serve.request_timeout_s=0"], "serve.request_timeout_s must be above 0"),
         (["--serve.health_timeout_s=0"], "must be above 0 seconds"),
@@ -100,6 +102,23 @@ def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
     assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
+
+
+def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
+    text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"models: {{target: {text_pair[0]}, device: cpu}}\nserve: {{model: null, open: true}}\n")
+    assert load_serve_config([f"--config={path}"], PROG).serve.service == load().serve.service
+    assert serve.main([f"--config={path}", "--dry-run"]) == 0
+    assert "Serving 'target' at" in capsys.readouterr().out
+
+
+def test_no_limit_for_a_request_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("models: {target: t}\nserve: {open: true, request_timeout_s: null}\n")
+    with pytest.raises(ValueError, match=r"serve.request_timeout_s: input should be a valid number, got None"):
+        load_serve_config([f"--config={path}"], PROG)
 
 
 def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.export.compacted_file import Cut, RowQueue
-from pipeline.export.compaction import CompactedFile, Compaction, Totals
+from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction, Totals
 from pipeline.run.amend import amend_part
 from pipeline.run.check import check_run
 from pipeline.run.content_hash import content_hash
@@ -85,6 +85,18 @@ def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(
     assert all(len({row["row_id"] for row in part}) * 2 == len(part) for part in parts)
     assert min(map(len, parts[:-1]), default=max_rows) >= max(max_rows - 1, 2), "a file could have held another row"
     assert totals == Totals(check_run(run_directory).counts, content_hash(run_directory))
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 5])
+def test_an_input_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(
+    tmp_path: Path, max_rows: int
+) -> None:
+    run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0)])
+    nums_samples = (5, 4, 1)
+    rows = [generation(unit(0).row_id(i), sample) for i in range(3) for sample in range(nums_samples[i])]
+    commit_rows(run_directory, unit(0), rows, [])
+    files, _ = compact(run_directory, tmp_path / "out", Cut(max_rows=max_rows))
+    assert [file.num_rows for file in files] == ([5, 5] if max_rows == 5 else [5, 4, 1])
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9000, 20_000, 10**9])
@@ -231,13 +243,35 @@ def test_a_destination_with_foreign_files_is_refused_and_not_touched(
             compact(run_directory, tmp_path / place, cut)
 
 
-def test_a_destination_of_another_run_or_of_a_complete_compaction_is_refused(
+def test_a_complete_compaction_is_there_already_and_is_left_as_it_is(
+    run_directory: RunDirectory, tmp_path: Path
+) -> None:
+    out, cut = tmp_path / "out", Cut(max_rows=10)
+    compact(run_directory, out, cut, include_errors=True)
+    before, note = written(out), (out / "_dray.json").read_bytes()
+    with pytest.raises(AlreadyCompacted, match="holds this compaction already, complete in 5 files"):
+        compact(run_directory, out, cut, include_errors=True)
+    assert (written(out), (out / "_dray.json").read_bytes()) == (before, note)
+    (out / "data/part-00001.parquet").write_bytes(b"shorter")
+    (out / "data/part-00002.parquet").rename(out / "data/part-00099.parquet")
+    changed = "but its files are not as they were written: .*part-00001.parquet, .*part-00002.*, .*part-00099.*;"
+    with pytest.raises(ValueError, match=changed):
+        compact(run_directory, out, cut, include_errors=True)
+
+
+def test_a_destination_of_another_run_or_of_another_complete_compaction_is_refused(
     run_directory: RunDirectory, tmp_path: Path
 ) -> None:
     out, note = tmp_path / "out", tmp_path / "out/_dray.json"
     compact(run_directory, out, Cut(max_rows=10))
     before = written(out)
-    with pytest.raises(ValueError, match="holds a complete compaction of this run already"):
+    refusal = "holds a complete compaction of this run already, but "
+    with pytest.raises(ValueError, match=refusal + r"with other options \(rows_per_file\)"):
+        compact(run_directory, out, Cut(max_rows=9))
+    with pytest.raises(ValueError, match=refusal + r"with other options \(include_errors\)"):
+        compact(run_directory, out, Cut(max_rows=10), include_errors=True)
+    amend_part(run_directory, unit(5), generations(sound_rows(unit(5), [1])), [])
+    with pytest.raises(ValueError, match=refusal + "the run has changed since"):
         compact(run_directory, out, Cut(max_rows=10))
     other = make_run(str(tmp_path / "other"))
     note.write_text(json.dumps(json.loads(note.read_text()) | {"complete": False}))
