@@ -162,7 +162,7 @@ USES = {"prefill", "score", "decide", "logprobs", "is_finite"}  # what needs slo
 class Processes:
     """The processes of a target that are lost at every n-th call, and with them what all slots held.
 
-    `counted` are the calls of which every n-th is a loss, until there were `max_losses`; without slots all of them fail.
+    `counted` are the calls of which every n-th is a loss, until there were `max_losses`. Without slots all fail.
     """
 
     def __init__(self, engine: Engine, every: int, counted: Set[str] = USES, max_losses: int = 1000) -> None:
