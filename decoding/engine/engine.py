@@ -199,7 +199,7 @@ class Engine:
                     raise TargetLostError(f"the target was lost over a prompt that is scored, twice: {lost}") from lost
                 continue
             yield scores
-            start = end
+            start, num_losses = end, 0
 
     def _make_scorer(self, token_ids: Seq[int]) -> Target:
         """Share the target for prompts that are scored, of which one has come as far as these tokens."""
@@ -309,6 +309,7 @@ class Engine:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
         self._waiting.clear()
         self._ended.clear()
+        self._losses.clear()
         for lane in self.lanes:
             lane.clear()
 

@@ -255,6 +255,17 @@ def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(mo
     assert processes.num_losses == 3
 
 
+def test_losses_between_which_a_scored_prompt_went_on_are_not_its_fault(models, monkeypatch):
+    monkeypatch.setattr("decoding.engine.engine._SCORED_AT_ONCE", 5 * models.target.vocab_size)
+    (prompt,) = random_prompts([40], seed=7)
+    expected = [entry for chunk in lanes_over(models)[0].prompt_logprobs(prompt, 1) for entry in chunk]
+    engine, _ = lanes_over(models)
+    processes = Processes(engine, every=3, counted={"logprobs"})
+    found = [entry for chunk in engine.prompt_logprobs(prompt, 1) for entry in chunk]
+    assert processes.num_losses >= 3
+    assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in expected], abs=1e-4)
+
+
 @pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])
 def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturbed, drafter, draft_length):
     options = EngineOptions(num_slots=4, max_model_len=80, drafter=drafter, draft_length=draft_length)
