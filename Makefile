@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := actors benchmarks decoding endpoint jobs pipeline
 BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 PEER_PIP := -m pip install --quiet --disable-pip-version-check
 
@@ -72,6 +71,7 @@ test-kubernetes: setup $(if $(shell command -v promtool),,.promtool/unpacked)  #
 
 .promtool/unpacked:
 	mkdir -p .promtool
+	rm -f .promtool/*.deb
 	cd .promtool && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
 	touch $@
 

@@ -115,7 +115,7 @@ ENGINE_SLOTS = _run.gauge("dray_engine_slots", "samples", "Samples that an engin
 ENGINE_RUNNING = _run.gauge("dray_engine_running", "samples", "Samples that an engine runs.")
 ENGINE_WAITING = _run.gauge("dray_engine_waiting", "samples", "Samples that wait for a slot of an engine.")
 DRAFT_LOSSES = _run.counter(
-    "dray_draft_actor_losses", "times", "A generator lost its draft actor, and went on without drafts."
+    "dray_draft_actor_losses", "times", "An engine lost its draft actor, and went on without drafts."
 )
 DRAFT_TIMEOUTS = _run.counter("dray_draft_timeouts", "drafts", "Drafts of draft actors that came too late, or never.")
 DRAFT_BYTES_SENT = _run.counter(

@@ -56,6 +56,7 @@ class DraftSettings(ActorResources):
     """Draft actors, for placement "split": how many, what each holds and where, and how long engines wait for them."""
 
     section: ClassVar[str] = "drafts"
+    actor: ClassVar[str] = "draft actor"
 
     per_target: float = 1.0
     """Draft actors for an engine: 2 are two for each engine, 0.5 is one for two engines."""
@@ -78,7 +79,7 @@ class DraftSettings(ActorResources):
         whole = self.per_target if self.per_target >= 1 else 1 / self.per_target if self.per_target > 0 else 0.0
         if not whole or abs(whole - round(whole)) > 1e-2:
             raise ValueError(
-                "drafts.per_target must be a whole number of draft actors for a generator, or 1 over the generators "
+                "drafts.per_target must be a whole number of draft actors for an engine, or 1 over the engines "
                 f"that share one (0.5, 0.25, ...), got {self.per_target}"
             )
         for name in ("most_reconnects", "most_candidates"):
@@ -106,6 +107,7 @@ class StageSettings(ActorResources):
     """How the target is cut, and what each process of a stage holds. A ValueError says which value is wrong."""
 
     section: ClassVar[str] = "stages"
+    actor: ClassVar[str] = "process of a stage"
 
     count: int = 1
     """Stages of each engine's target: ranges of its layers."""

@@ -16,7 +16,7 @@ VERBS = frozenset((Path(__file__).parent / "verbs.txt").read_text().split())
 _HEADLESS = frozenset(
     ("as", "for", "it", "its", "of", "so", "that", "they", "those", "where", "who", "whoever", "whose")
 )
-_RIDDLES = re.compile(r"\b(whoever|whomever|nobody|somebody|so many|of that kind)\b", re.IGNORECASE)
+_RIDDLES = re.compile(r"\b(whoever|whomever|nobody|somebody|anybody|everybody|so many|of that kind)\b", re.IGNORECASE)
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

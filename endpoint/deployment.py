@@ -36,6 +36,7 @@ class DeploymentSettings(ActorResources):
     """How many processes, what each holds, and how they come and go."""
 
     section: ClassVar[str] = "serve"
+    actor: ClassVar[str] = "engine"
 
     min_replicas: int = 1
     """Engines to keep."""

@@ -108,7 +108,7 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
 
 def _keys_line(config: ServeConfig) -> str:
     keys = config.keys()
-    return "none: everybody who reaches the port may ask" if keys is None else str(len(keys))
+    return "none: everyone who can reach the port is answered" if keys is None else str(len(keys))
 
 
 def _application(

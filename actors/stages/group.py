@@ -221,7 +221,7 @@ class StageGroup:
         settings = self.settings
         options: dict[str, Any] = {
             **settings.resource_options,
-            "max_restarts": 0,  # a new one starts empty: only we know what stood in it
+            "max_restarts": 0,  # a new actor starts with empty slots, and only this process knows the rows
             "max_task_retries": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=stage),
         }
@@ -229,7 +229,7 @@ class StageGroup:
         arguments = (path, stage, count, device, dtype)
         if settings.tensor_parallel == 1:
             return [make(*arguments)]
-        # Longer than we wait for anything: it is we who find out which stage hangs.
+        # Longer than any wait of this process, which finds out which stage hangs.
         patience_s = 2 * max(settings.timeout_s, settings.start_timeout_s)
         share = partial(make, *arguments, num_ranks=settings.tensor_parallel, timeout_s=patience_s)
         first = share(rank=0)

@@ -43,7 +43,7 @@ class Result:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted_per_position: tuple[int, ...] = ()  # rounds with at least this many draft tokens
-    tried_per_position: tuple[int, ...] = ()  # those of them in which all draft tokens before stood
+    tried_per_position: tuple[int, ...] = ()  # those in which all earlier draft tokens were accepted
     accepted_per_position: tuple[int, ...] = ()
     raw_prefill: tuple[float, ...] = ()  # seconds of the forwards alone, of each repeat
     raw_target: tuple[float, ...] = ()

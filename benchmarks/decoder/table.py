@@ -28,8 +28,8 @@ LEGEND = (
     "tokens/s: output tokens by the median repeat; spread: (slowest - fastest) / median; x plain: over our plain "
     "decoding at this batch, paired by repeat",
     "ideal: the run's own forwards back to back and nothing else (prefill included); efficiency: their share of time",
-    "a round: output tokens of a row for each target forward; accepted: of all drafted tokens; by position: given that "
-    "those before stood",
+    "a round: output tokens of a row for each target forward; accepted: of all drafted tokens; by position: of those "
+    "that follow accepted ones only",
     "bandwidth: time to read the weights as fast as a copy moves bytes (read + written) / time of a plain step; "
     "memory: peak / (weights + KV slots)",
     "= hf, = plain: share of rows that equal transformers' greedy text, and our plain text",

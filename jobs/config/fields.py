@@ -5,6 +5,7 @@ A field of such a dataclass belongs to the configuration if a docstring follows 
     num_slots: int = 16
     \"\"\"Rows that an engine works on at once.\"\"\"
 
+In the docstring of a field that several classes inherit, `{kind.actor}` is the class variable `actor` of each of them.
 A field without a docstring is set by code alone. A field that holds another dataclass is a section, or is `Flat`.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from itertools import pairwise
@@ -32,6 +34,7 @@ _UNITS = {  # by the last word of a field's name
     "replicas": "engines",
     "slots": "rows",
 }
+_CLASS_VARIABLE = re.compile(r"\{kind\.(\w+)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,11 @@ class Field:
         return _UNITS.get(self.name.replace(".", "_").rpartition("_")[2], "")
 
     @property
+    def description(self) -> str:
+        """The help text, with the unit behind it unless the text names it."""
+        return f"{self.help} ({self.unit})" if self.unit and self.unit.lower() not in self.help.lower() else self.help
+
+    @property
     def type(self) -> str:
         """The type of its values for a reader, such as `int`, `list of str` or `coupled | rejection`."""
         return "int, or text such as 8GiB" if self.unit == "bytes" else _type_name(self.annotation)
@@ -84,7 +92,7 @@ def own_fields(kind: type) -> Iterator[Field]:
                 name=each.name,
                 annotation=get_args(annotation)[0] if flat else annotation,
                 default=each.default if each.default_factory is MISSING else each.default_factory(),
-                help=docstrings.get(each.name, ""),
+                help=_CLASS_VARIABLE.sub(lambda found: getattr(kind, found[1]), docstrings.get(each.name, "")),
                 flat=flat,
             )
 

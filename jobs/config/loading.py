@@ -7,10 +7,11 @@ pydantic-settings checks names and types; the dataclasses check their values, an
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError, create_model
@@ -27,7 +28,8 @@ from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
-_UNION_MEMBERS = ("str", "list[str]", "tuple[str, ...]")  # which pydantic puts behind a field's name in errors
+# What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
+_SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _Config = TypeVar("_Config")
 
 
@@ -116,14 +118,20 @@ def _model_fields(fields: Iterable[Field]) -> dict[str, Any]:
 def _model_field(field: Field) -> tuple[Any, Any]:
     if field.is_section:
         section = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
-        return section, ModelField(... if field.is_required else section(), description=field.help)
+        return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
     default = ... if field.is_required else field.default
     if field.unit == "bytes":
         annotation = ByteSize if annotation is int else ByteSize | None
-    elif annotation == tuple[str, ...]:
-        annotation = tuple[str, ...] | str
-    return annotation, ModelField(default, description=field.help)
+    elif _may_be_single(field):
+        annotation = annotation | get_args(annotation)[0]
+    return annotation, ModelField(default, description=field.description)
+
+
+def _may_be_single(field: Field) -> bool:
+    """Tell whether the field is a list of strings, for which one string may be given."""
+    member = get_args(field.annotation)[0] if get_origin(field.annotation) is tuple else None
+    return member is str or get_origin(member) is Literal
 
 
 def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _Config:
@@ -142,7 +150,7 @@ def _plain(field: Field, value: Any) -> Any:
     """Return a value without pydantic's types; a single string stands for a list of one."""
     if isinstance(value, ByteSize):
         return int(value)
-    return (value,) if field.annotation == tuple[str, ...] and isinstance(value, str) else value
+    return (value,) if _may_be_single(field) and isinstance(value, str) else value
 
 
 def _with_underscores(argument: str, sections: Iterable[str]) -> str:
@@ -196,7 +204,10 @@ def _explain(error: ValidationError, kind: type) -> str:
     problems: dict[str, list[str]] = {}
     got: dict[str, str] = {}
     for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"] if part not in _UNION_MEMBERS)
+        loc = [str(part) for part in problem["loc"]]
+        if _SINGLE.fullmatch(loc[-1]) and isinstance(problem["input"], list | tuple):
+            continue  # the error of the list says which of its values is wrong
+        name = ".".join(part for part in loc if not (_SINGLE.fullmatch(part) or _LIST.fullmatch(part)))
         match problem["type"]:
             case "missing":
                 what = "is required"
@@ -220,9 +231,12 @@ def _first(kind: type, section: str) -> str:
 
 
 def _explain_arguments(message: str, kind: type) -> str:
-    """Return what is wrong with the command line, from the message of pydantic-settings."""
+    """Return what is wrong with the command line or the environment, from the message of pydantic-settings."""
+    unparsed = re.search(r'error parsing value for field "(\w+)" from source "(\w+)"', message)
+    if unparsed is not None and unparsed[2] == "EnvSettingsSource":
+        return _explain_variables(unparsed[1], kind)
     for section in (each.name for each in level_fields(kind) if each.is_section):
-        if f'error parsing value for field "{section}"' in message:
+        if unparsed is not None and unparsed[1] == section:
             first = f"--{_first(kind, section)}"
             return f"--{section} is a section; set its fields, such as {first} (--help lists them all)"
     flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
@@ -231,3 +245,19 @@ def _explain_arguments(message: str, kind: type) -> str:
             near = get_close_matches(word, flags, n=1, cutoff=0.5)
             return f"{word} is not a flag" + (f"; did you mean {near[0]}?" if near else "") + " (--help lists them all)"
     return message
+
+
+def _explain_variables(name: str, kind: type) -> str:
+    """Return which environment variables of a section, or of a field outside of sections, should hold JSON."""
+    variable = f"{_ENV_PREFIX}{name.upper()}"
+    section = next((each.name for each in level_fields(kind) if each.is_section and each.name == name), None)
+    if section is not None and variable in os.environ:
+        first = f"{_ENV_PREFIX}{_first(kind, section).upper().replace('.', '__')}"
+        return f"environment variable {variable} is a section; set its fields, such as {first}"
+    of_json = {
+        f"{_ENV_PREFIX}{each.name.upper().replace('.', '__')}"
+        for each in all_fields(kind)
+        if each.name.partition(".")[0] == name and each.type.startswith(("list of", "map from"))
+    }
+    given = [f"{each}={os.environ[each]}" for each in sorted(of_json & os.environ.keys())]
+    return f'expected JSON, such as ["a"] or {{"a": "b"}}, in the environment: got {" and ".join(given)}'

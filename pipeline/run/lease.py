@@ -23,6 +23,7 @@ from pipeline.storage.whole_file import replace_file
 _RENEWALS_PER_TIMEOUT = 6
 _LOOKS_PER_TIMEOUT = 40
 _LONGEST_LOOK_S = 1.0
+_GONE = "no other driver: the file _LEASE is gone"
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +32,7 @@ class LeaseHeld(Exception):
 
 
 class LeaseLost(Exception):
-    """Another driver took over, because this one was silent for longer than the timeout."""
+    """Another driver took over, because this one was silent for longer than the timeout, or the file is gone."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ class Lease:
             content = _read(self.location)
             found = Holder.from_bytes(content or b"")
             if found is None or found.token != self.holder.token:
-                self.lost_to = "no other driver: the file _LEASE is gone"
-                if content is not None:
-                    self.lost_to = str(found or "an unknown driver, whose file is damaged")
+                self.lost_to = _GONE if content is None else str(found or "an unknown driver, whose file is damaged")
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
             self.holder = replace(self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1)
@@ -99,7 +98,13 @@ class Lease:
         replace_file(self.location, self.holder.to_bytes(), self.temporary)
 
     def refuse_if_lost(self) -> None:
-        """Raise LeaseLost if another driver took over."""
+        """Raise LeaseLost if another driver took over, or the file of the lease was deleted."""
+        if self.lost_to == _GONE:
+            raise LeaseLost(
+                f"the lease {self.location.name} of this driver is gone: the file was deleted, or another driver took "
+                "over and has ended since. This driver stops here; what is committed stays, and the same command "
+                "goes on with it"
+            )
         if self.lost_to is not None:
             raise LeaseLost(
                 f"this driver gave no sign of life for over {self.holder.timeout_s:g} s (suspended, or cut off from "
@@ -128,6 +133,8 @@ def hold_lease(
         if not is_locked:  # two drivers may have come this far at once: the file of the later one stays
             time.sleep(min(_LONGEST_LOOK_S, timeout_s / _LOOKS_PER_TIMEOUT))
             lease.renew()
+            if lease.lost_to == _GONE:
+                lease.refuse_if_lost()
             if lease.lost_to is not None:
                 raise LeaseHeld(_held(location, lease.lost_to, timeout_s))
         end = threading.Event()

@@ -14,19 +14,20 @@ class ActorResources:
     """What each actor of a kind holds. Subclasses are the kinds; a ValueError names the field with their section."""
 
     section: ClassVar[str] = "actors"  # of the configuration
+    actor: ClassVar[str] = "actor"  # what such an actor is called in that section
 
     num_cpus: float = 1.0
-    """Logical CPUs that each actor holds; its threads on CPU."""
+    """Logical CPUs that each {kind.actor} holds; its threads on CPU."""
     num_gpus: float = 0.0
-    """GPUs that each actor holds; 1 when the device is cuda and this is 0."""
+    """GPUs that each {kind.actor} holds; 1 when the device is cuda and this is 0."""
     memory: int | None = None
-    """Memory that each actor holds, such as 80GiB."""
+    """Memory that each {kind.actor} holds, such as 80GiB."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom resources that each actor holds, by their names."""
+    """Custom resources that each {kind.actor} holds, by their names."""
     accelerator_type: str | None = None
-    """Kind of GPU, as Ray names it, such as H100."""
+    """Kind of the GPUs that each {kind.actor} holds, as Ray names it, such as H100."""
     label_selector: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the nodes that these actors may run on."""
+    """Labels of the nodes on which each {kind.actor} may run."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what Ray would let no actor hold."""

@@ -8,8 +8,9 @@ import pytest
 
 from decoding import EngineOptions, SamplingParams
 from jobs.config.loading import as_dict
+from jobs.config.loading import load as load_any
 from jobs.config.reference import fields
-from jobs.config.run import RunConfig, load_config
+from jobs.config.run import RetryConfig, RunConfig, load_config
 
 COMMANDS: tuple[Literal["generate", "serve"], ...] = ("generate", "serve")
 DESCRIBED = {  # type, default and unit
@@ -89,6 +90,55 @@ def test_a_list_may_be_given_as_its_only_string(yaml_file: Path, monkeypatch: py
     config = load(yaml_file)
     assert config.input.options.carry_columns == ("kind",)
     assert config.generator.sampling.stop == ("END",)
+
+
+def test_one_stage_may_be_given_alone_or_stages_as_a_list(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stages(*flags: str) -> tuple[str, ...]:
+        return load_any(RetryConfig, [f"--config={yaml_file}", *flags], prog="test").stage
+
+    assert stages("--stage=read") == ("read",)
+    assert stages("--stage=read", "--stage=encode") == stages("--stage=read,encode") == ("read", "encode")
+    monkeypatch.setenv("DRAY_STAGE", "read")
+    assert stages() == ("read",)
+    monkeypatch.setenv("DRAY_STAGE", '["read", "params"]')
+    assert stages() == ("read", "params")
+    monkeypatch.delenv("DRAY_STAGE")
+    yaml_file.write_text(f"{YAML}stage: generate\n")
+    assert stages() == ("generate",)
+    with pytest.raises(ValueError, match=r"  stage.0: input should be 'read', 'template'.*, got 'reading'$"):
+        stages("--stage=reading")
+    monkeypatch.setenv("DRAY_STAGE", "reading")
+    with pytest.raises(ValueError, match=r"  stage: input should be a valid tuple or .* 'read', .*, got 'reading'$"):
+        stages()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DRAY_ACTORS__LABEL_SELECTOR", "abc", "expected JSON.*: got DRAY_ACTORS__LABEL_SELECTOR=abc$"),
+        ("DRAY_SAMPLING__LOGIT_BIAS", "{5: 1}", r"expected JSON.*: got DRAY_SAMPLING__LOGIT_BIAS=\{5: 1\}$"),
+        ("DRAY_ACTORS", "abc", "DRAY_ACTORS is a section; set its fields, such as DRAY_ACTORS__MIN_ACTORS"),
+    ],
+)
+def test_a_variable_that_should_hold_json_is_named(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv("DRAY_ACTORS__MIN_ACTORS", "1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message) as error:
+        load(yaml_file)
+    assert "--" not in str(error.value)
+
+
+def test_the_help_of_a_shared_field_names_what_has_it_and_says_its_unit() -> None:
+    described = {each.name: each.description for command in COMMANDS for each in fields(command)}
+    nouns = {"actors": "actor", "drafts": "draft actor", "stages": "process of a stage", "serve": "engine"}
+    for section, noun in nouns.items():
+        assert described[f"{section}.memory"] == f"Memory that each {noun} holds, such as 80GiB. (bytes)"
+        assert described[f"{section}.label_selector"] == f"Labels of the nodes on which each {noun} may run."
+    assert [text for text in described.values() if "{kind" in text] == []
+    assert described["run.hang_timeout_s"].startswith("Seconds ")
+    assert not described["run.hang_timeout_s"].endswith("(seconds)")
 
 
 def test_a_run_stores_the_configuration_under_its_own_names(yaml_file: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsy
     said = capsys.readouterr().out
     assert "Serving 'target' at http://127.0.0.1:8000/v1" in said
     assert "drafter: model, coupled" in said
-    assert "keys:    none: everybody who reaches the port may ask" in said
+    assert "keys:    none: everyone who can reach the port is answered" in said
 
 
 def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Command that takes the picture of the page for the README: the real page over the bundled pair, after a text.
+"""Command that takes the picture of the page for docs/serving.md: the real page over the bundled pair, after a text.
 
 python -m tests.endpoint.page.picture docs/pictures/page.png
 """

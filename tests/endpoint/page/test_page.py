@@ -132,7 +132,7 @@ def num_cancelled(port: int) -> float:
 def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) -> None:
     before = num_cancelled(whole)
     page.fill(key=KEY, prompt="The", max_tokens=400, temperature="1.5")
-    for _ in range(8):  # a drawn text may end by itself before anybody can stop it
+    for _ in range(8):  # a drawn text may end by itself before it is stopped
         page.send()
         page.until(lambda: page.text("output"), "no text")
         if how == "the button":

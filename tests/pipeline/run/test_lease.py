@@ -178,8 +178,9 @@ def test_a_driver_whose_lease_file_was_deleted_stops(run_directory: RunDirectory
         give_up = time.monotonic() + 20
         while lease.lost_to is None and time.monotonic() < give_up:
             time.sleep(0.02)  # until the thread looks
-        with pytest.raises(LeaseLost, match="the file _LEASE is gone"):
+        with pytest.raises(LeaseLost, match="_LEASE of this driver is gone: the file was deleted, or ") as lost:
             lease.refuse_if_lost()
+        assert "sign of life" not in str(lost.value)
 
 
 def test_a_store_that_is_down_for_a_while_costs_no_lease(
