@@ -11,7 +11,6 @@ all depends on those, too, but not on itself; losslessness asks for no more.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import torch
 
@@ -23,21 +22,6 @@ from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 
-@dataclass
-class SourceCounts:
-    """How much was drafted by one source, and how much of it was accepted."""
-
-    num_drafts: int = 0  # rows and rounds
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one draft."""
-        self.num_drafts += num_drafted > 0
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-
-
 class HybridDrafter(Drafter):
     """A lookup and a draft model, side by side and one behind the other."""
 
@@ -46,7 +30,6 @@ class HybridDrafter(Drafter):
         self._lookup, self._model = lookup, model
         self.is_remote = model.is_remote
         self._extensions: dict[int, tuple[int, Offer]] = {}  # by slot: length of the model's draft, the rest
-        self.counts = {"lookup": SourceCounts(), "model": SourceCounts(), "extension": SourceCounts()}
 
     @property
     def has_model(self) -> bool:
@@ -106,17 +89,9 @@ class HybridDrafter(Drafter):
         """Teach the lookup all new tokens, and the acceptance of its own drafts."""
         own_drafted = [n if up else 0 for up, n in zip(rows.uses_lookup, num_drafted, strict=True)]
         self._lookup.observe(rows, own_drafted, num_accepted)
-        for slot, (uses_lookup, drafted, accepted) in enumerate(
-            zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
-        ):
-            if uses_lookup:
-                self.counts["lookup"].add(drafted, accepted)
-                continue
-            by_model, extension = self._extensions.get(slot, (drafted, None))
-            self.counts["model"].add(min(drafted, by_model), min(accepted, by_model))
-            if extension is not None and accepted >= by_model:
-                self.counts["extension"].add(drafted - by_model, accepted - by_model)
-                self._lookup.learn_acceptance(extension, drafted - by_model, accepted - by_model)
+        for slot, (by_model, extension) in self._extensions.items():
+            if num_accepted[slot] >= by_model:
+                self._lookup.learn_acceptance(extension, num_drafted[slot] - by_model, num_accepted[slot] - by_model)
 
     def rest(self) -> None:
         """Postpone reading prompts in the draft model; the lookup has no need to."""

@@ -1,7 +1,7 @@
 """The hybrid drafter: a source for each row, looked-up tokens behind the model's, caches that stay right."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -34,6 +34,40 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]
 def adaptive(engine: Engine, costs: CostTable = CHEAP) -> Engine:
     engine.lanes[0].schedule = AdaptiveSchedule(costs, engine.options.num_speculative_tokens)
     return engine
+
+
+@dataclass
+class Drafted:
+    """What one source drafted, in tokens."""
+
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+
+
+def drafted_by_source(engine: Engine) -> dict[str, Drafted]:
+    """Return counts of what each source of the engine's drafter drafts from now on."""
+    drafter = engine.lanes[0].drafter
+    counts = {name: Drafted() for name in ("lookup", "model", "extension")}
+    observe = drafter.observe
+
+    def record(rows, num_drafted, num_accepted):
+        for slot, (uses_lookup, length, accepted) in enumerate(
+            zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
+        ):
+            if uses_lookup:
+                counts["lookup"].add(length, accepted)
+                continue
+            by_model, _ = drafter._extensions.get(slot, (length, None))
+            counts["model"].add(min(length, by_model), min(accepted, by_model))
+            counts["extension"].add(max(0, length - by_model), max(0, accepted - by_model))
+        observe(rows, num_drafted, num_accepted)
+
+    drafter.observe = record
+    return counts
 
 
 def at_random(monkeypatch, seed: int) -> None:
@@ -70,12 +104,12 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
         engine = engine_over(
             models.target, getattr(models, draft), "hybrid", num_slots=num_slots, num_speculative_tokens=8
         )
+        counts = drafted_by_source(engine)
         sequences = adaptive(engine, costs).generate(PROMPTS, params, seed=2)
         assert outputs(sequences) == expected
         assert engine.num_rechecks == 0
         for sequence in sequences:
             check_counts(sequence)
-        counts = engine.lanes[0].drafter.counts
         assert sum(c.num_draft_tokens for c in counts.values()) <= sum(s.num_draft_tokens for s in sequences)
         assert sum(c.num_accepted_tokens for c in counts.values()) == pytest.approx(
             sum(s.num_accepted_tokens for s in sequences), rel=0.02
@@ -85,10 +119,9 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
 def test_tokens_of_all_sources_are_accepted(models):
     engine = engine_over(models.target, models.good_draft, "hybrid", num_slots=8, num_speculative_tokens=8)
     params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
+    counts = drafted_by_source(engine)
     adaptive(engine).generate(PROMPTS, params, seed=2)
-    assert {name: c.num_accepted_tokens > 0 for name, c in engine.lanes[0].drafter.counts.items()} == dict.fromkeys(
-        ("lookup", "model", "extension"), True
-    )
+    assert [name for name, source in counts.items() if not source.num_accepted_tokens] == []
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
@@ -133,8 +166,8 @@ def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, 
     monkeypatch.setattr("decoding.drafters.model._CHUNK", 4)
     engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
     prompts = random_prompts([5, 1, 12, 3, 20, 2, 8, 1, 15, 6, 30, 4], seed=6)
+    model = drafted_by_source(engine)["model"]
     run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    model = engine.lanes[0].drafter.counts["model"]
     assert model.num_accepted_tokens == model.num_draft_tokens > 100
 
 
@@ -152,8 +185,8 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
     monkeypatch.setattr(ModelDrafter, "propose", skip)
     engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
     prompts = random_prompts([5, 1, 12, 3, 20, 2], seed=6)
+    model = drafted_by_source(engine)["model"]
     run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    model = engine.lanes[0].drafter.counts["model"]
     assert model.num_accepted_tokens < model.num_draft_tokens
 
 
