@@ -17,7 +17,7 @@ from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowU
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.prefix import common_prefix
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Draft, Verification
 from decoding.sampling_params import SamplingParams

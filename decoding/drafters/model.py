@@ -17,7 +17,7 @@ import torch
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.batch import keep_best, probabilities, process_logits
+from decoding.sampling.distribution import keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft, draw_draft
 from decoding.sequence import Sequence

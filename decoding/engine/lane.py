@@ -25,7 +25,7 @@ from decoding.engine.admission import Admission
 from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
-from decoding.sampling.batch import SamplingBatch, first_stop
+from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Verification

@@ -3,7 +3,7 @@
 Every cut keeps the best tokens down to some rank, so one sorted list serves all cuts. The list is short at first; only
 positions for which it is too short get a longer one, at last the whole vocabulary. What is kept does not depend on the
 length of the list that found it. The results equal transformers' logits processors
-(tests/decoding/sampling/test_batch.py).
+(tests/decoding/sampling/test_distribution.py).
 
 Shapes: P positions, V vocabulary, M listed tokens. The parameters of a position are its row's.
 """

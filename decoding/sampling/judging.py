@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from decoding.device import to_device
-from decoding.sampling.batch import process_logits
+from decoding.sampling.distribution import process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
 from decoding.sequence import TokenLogprobs

@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 import torch
 
 from decoding.noise import BLOCK, GumbelNoise
-from decoding.sampling.batch import SamplingBatch, truncate
 from decoding.sampling.cuts import Support, find_supports
+from decoding.sampling.distribution import SamplingBatch, truncate
 from decoding.sampling.scores import NEVER, Scores
 
 _NUM_LEADERS = 8  # blocks whose best tokens set the score to beat

@@ -12,7 +12,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream
-from decoding.sampling.batch import SamplingBatch, TokenHistory, shape_logits
+from decoding.sampling.distribution import SamplingBatch, TokenHistory, shape_logits
 from decoding.sampling.picks import Picks, pick_tokens
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
-from decoding.sampling.batch import SamplingBatch, probabilities
+from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
 
 Verification = Literal["coupled", "rejection"]

@@ -6,7 +6,7 @@ import torch
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, make_drafter
 from decoding.drafters.ngram import NGramDrafter
-from decoding.sampling.batch import probabilities, process_logits
+from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Draft
 from tests.decoding.tiny import drafted

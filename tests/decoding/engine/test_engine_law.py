@@ -15,7 +15,7 @@ from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.batch import keep_best
+from decoding.sampling.distribution import keep_best
 from decoding.sampling.verify import Draft, draw_draft
 from tests.decoding.tiny import build, engine_over, llama_config, noised, save
 from tests.decoding.toy import Distribution, is_plausible

@@ -6,7 +6,7 @@ import torch
 
 from decoding import SamplingParams
 from decoding.noise import GumbelNoise, Stream, noise_key
-from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.picks import Picks, pick_plain, pick_tokens
 
 NEVER = -torch.inf

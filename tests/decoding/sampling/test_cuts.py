@@ -8,8 +8,8 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling import cuts
-from decoding.sampling.batch import SamplingBatch, process_logits, truncate
 from decoding.sampling.cuts import find_supports
+from decoding.sampling.distribution import SamplingBatch, process_logits, truncate
 from decoding.sampling.picks import pick_tokens
 from decoding.sampling.scores import Scores
 from decoding.sampling.verify import Draft, verify_coupled

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding import SamplingParams
-from decoding.sampling.batch import probabilities
+from decoding.sampling.distribution import probabilities
 from decoding.sampling.verify import Draft, rejection_rule
 from tests.decoding.toy import Language, difference, speculative_distribution
 

@@ -9,7 +9,7 @@ import torch
 from decoding import SamplingParams, noise
 from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import verify
-from decoding.sampling.batch import first_stop, probabilities
+from decoding.sampling.distribution import first_stop, probabilities
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.verify import BatchVerdict, Draft, draw_draft, verify_coupled, verify_rejection
 from tests.decoding.toy import PROMPT, Language, is_plausible

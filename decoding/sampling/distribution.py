@@ -2,7 +2,7 @@
 
 A distribution is represented by *scores*: log-probabilities up to a constant, -inf where a token cannot be drawn. The
 drafter and the target both compute theirs here, so the q that was sampled is the q that is verified.
-The results equal transformers' logits processors where one exists (tests/decoding/sampling/test_batch.py).
+The results equal transformers' logits processors where one exists (tests/decoding/sampling/test_distribution.py).
 
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from decoding import SamplingParams
-from decoding.sampling.batch import SamplingBatch, TokenHistory, probabilities, process_logits
+from decoding.sampling.distribution import SamplingBatch, TokenHistory, probabilities, process_logits
 
 VOCAB_SIZE = 23
 CPU = torch.device("cpu")
