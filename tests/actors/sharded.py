@@ -7,6 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
 from actors.drafts.links import DraftLinks
 from actors.settings import StageSettings
 from actors.stages.actor import StageActor
@@ -119,3 +123,11 @@ def texts(engine: Engine, sequences: list[Sequence], each_step: Callable[[int], 
         engine.step()
         number += 1
     return [sequence.error or sequence.output_token_ids for sequence in sequences]
+
+
+def kill_stage(actor: Any) -> None:
+    """Kill a stage, and return when its process has ended: a call that was made before that may still be answered."""
+    ray.kill(actor, no_restart=True)
+    with pytest.raises(RayActorError):
+        while True:
+            ray.get(actor.pid.remote())

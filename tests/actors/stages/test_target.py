@@ -23,6 +23,7 @@ from tests.actors.sharded import (
     SAMPLED,
     Pair,
     PoisonedGroup,
+    kill_stage,
     make_engine,
     make_sequences,
     sharded,
@@ -162,7 +163,7 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
     found = model.logits(*places)
     other = model.share()
     other.allocate(1, 60)
-    ray.kill(model.pipeline.group.actors[1], no_restart=True)
+    kill_stage(model.pipeline.group.actors[1])
     with pytest.raises(SlotsLostError):
         model.logits(*places)
     with pytest.raises(SlotsLostError):
@@ -174,7 +175,7 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
 
 
 def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model: ShardedModel) -> None:
-    ray.kill(model.pipeline.group.actors[0], no_restart=True)
+    kill_stage(model.pipeline.group.actors[0])
     other = model.share()
     other.allocate(1, 60)
     other.prefill([0], [[1, 2, 3]])
