@@ -30,11 +30,11 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
 
-test: setup  ## run all default tests: no network, no GPU, about 12 minutes on 2 cores
+test: setup  ## run all default tests: no network, no GPU, about 20 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
 
-test-fast: setup  ## run the default tests that need no Ray, about 5 minutes on 2 cores
+test-fast: setup  ## run the default tests that need no Ray, about 10 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, and with kernels that use AVX2 alone.
