@@ -231,7 +231,7 @@ BAD_COMPLETIONS = [
     completion("suffix", "suffix", *UNSUPPORTED, suffix="end"),
     completion("tools in a completion", "tools", *UNSUPPORTED, tools=[{"type": "function"}]),
     completion("response_format", "response_format", *UNSUPPORTED, response_format={"type": "json_object"}),
-    completion("a field that nobody knows", "temprature", *UNKNOWN, temprature=0.5),
+    completion("a field that does not exist", "temprature", *UNKNOWN, temprature=0.5),
     completion(
         "a field with a long name",
         "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
