@@ -6,11 +6,12 @@ Properties, classes and modules are things, so their docstrings begin with a nou
 import ast
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+
+from checks import ROOT, print_violations, tracked_files
 
 VERBS = frozenset((Path(__file__).parent / "verbs.txt").read_text().split())
 _HEADLESS = frozenset(
@@ -22,13 +23,9 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def main(paths: list[str]) -> int:
     """Print each violation in the tracked Python files under the paths; return 1 if there is one, else 0."""
-    tracked = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.split()
-    tracked = [
-        name for name in tracked if name.endswith(".py") and name.startswith(tuple(paths)) and Path(name).is_file()
-    ]
-    found = [line for file in tracked for line in violations(file, Path(file).read_text())]
-    print("\n".join(found) or f"{len(tracked)} files say what they do")
-    return bool(found)
+    files = [name for name in tracked_files("*.py") if name.startswith(tuple(paths))]
+    found = (line for file in files for line in violations(file, (ROOT / file).read_text()))
+    return print_violations(found, f"{len(files)} files say what they do")
 
 
 def violations(file: str, text: str) -> Iterator[str]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from jobs.driver.progress import format_length, format_rate
+from checks import ROOT
+from jobs.report import cells
 from pipeline.counts import Counts
 
-ROOT = Path(__file__).parents[1]
 LINES = ROOT / "examples/demo.csv"
 README = ROOT / "README.md"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo -->\n"
@@ -76,12 +76,7 @@ def table(lines: Iterable[dict[str, str]]) -> str:
             num_generations=1, accepted_per_position=per_position, **{name: int(line[name]) for name in _COUNTED}
         )
         kinds[line["kind"]] = kinds.get(line["kind"], Counts()) + counts
-    return _HEAD + "".join(
-        f"| {kind} | {counts.num_generations} | {counts.num_output_tokens:,} | {format_rate(counts.acceptance_rate)} "
-        f"| {format_length(counts.mean_acceptance_length)} "
-        f"| {' '.join(f'{accepted / counts.num_rounds:.2f}' for accepted in counts.accepted_per_position)} |\n"
-        for kind, counts in sorted(kinds.items())
-    )
+    return _HEAD + "".join(f"| {' | '.join([kind, *cells(counts)])} |\n" for kind, counts in sorted(kinds.items()))
 
 
 def _parts(readme: str) -> tuple[str, str, str]:

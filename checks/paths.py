@@ -5,12 +5,11 @@ it is. Decision records, the lab book and the changelog describe it as it was.
 """
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from checks import ROOT, print_violations, tracked_files
+
 _HISTORY = ("CHANGELOG.md", "docs/adr/0", "docs/log.md", "benchmarks/results/")
 _PATH = re.compile(
     r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|sh|svg|png|csv|jsonl)|(?:{})/(?:[\w-]+/)*)`".format(
@@ -23,11 +22,9 @@ _FILE = re.compile(r"`(\w+\.py)`")
 
 def main() -> int:
     """Print each path that a document names and that does not exist; return 1 if there is one, else 0."""
-    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    documents = [name for name in tracked.splitlines() if not name.startswith(_HISTORY) and (ROOT / name).is_file()]
-    found = [line for name in documents for line in missing(name, (ROOT / name).read_text())]
-    print("\n".join(found) or f"all paths in {len(documents)} documents exist")
-    return bool(found)
+    documents = [name for name in tracked_files("*.md") if not name.startswith(_HISTORY)]
+    found = (line for name in documents for line in missing(name, (ROOT / name).read_text()))
+    return print_violations(found, f"all paths in {len(documents)} documents exist")
 
 
 def missing(document: str, text: str) -> Iterator[str]:

@@ -10,11 +10,12 @@ says that the compaction is there, and does nothing.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
+from pydantic import ByteSize, TypeAdapter
 
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction
@@ -23,7 +24,6 @@ from pipeline.run.unit_rows import IncompleteRunError
 from pipeline.storage.location import Location
 
 _DEFAULT_BYTES = 512 * 1000**2
-_UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,10 +107,10 @@ def _count(text: str) -> int:
 
 def _size(text: str) -> int:
     """Read a number of bytes from a text such as "200MB"."""
-    parts = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    if parts is None or parts[2].upper() not in _UNITS or int(parts[1]) < 1:
-        raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")
-    return int(parts[1]) * _UNITS[parts[2].upper()]
+    with suppress(ValueError):
+        if (size := TypeAdapter(ByteSize).validate_python(text)) >= 1:
+            return int(size)
+    raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")
 
 
 if __name__ == "__main__":

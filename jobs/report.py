@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for heading in ("rows", "tokens", "rate", "length", "stood, by draft position"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, counts in groups.items():
-        table.add_row(name, *_cells(counts))
+        table.add_row(name, *cells(counts))
     if options.by:
-        table.add_row("all", *_cells(sum(groups.values(), Counts())), style="bold")
+        table.add_row("all", *cells(sum(groups.values(), Counts())), style="bold")
     console = Console()
     console.print(table)
     console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
@@ -56,7 +56,8 @@ def acceptance_by(run_directory: RunDirectory, column: str | None) -> Iterator[t
     yield from sorted(groups.items())
 
 
-def _cells(counts: Counts) -> list[str]:
+def cells(counts: Counts) -> list[str]:
+    """Return generations, tokens, acceptance rate, mean acceptance length and acceptance by draft position as text."""
     rounds = max(counts.num_rounds, 1)
     by_position = " ".join(f"{accepted / rounds:.2f}" for accepted in counts.accepted_per_position)
     return [
