@@ -28,13 +28,11 @@ class Step:
 
 def steps_of(dockerfile: str) -> list[Step]:
     """Return the instructions of a Dockerfile."""
-    steps: list[Step] = []
-    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
-    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
-        if line.strip():
-            name, _, arguments = line.strip().partition(" ")
-            stage = sum(step.name == "FROM" for step in steps) - 1 + (name.upper() == "FROM")
-            steps.append(Step(name.upper(), arguments.strip(), stage))
+    steps, stage = [], -1
+    text = re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.MULTILINE).replace("\\\n", " ")
+    for name, arguments in re.findall(r"^\s*(\w+) +(.*\S)", text, flags=re.MULTILINE):
+        stage += name.upper() == "FROM"
+        steps.append(Step(name.upper(), arguments, stage))
     return steps
 
 
@@ -64,27 +62,18 @@ def _base_images(steps: list[Step]) -> Iterator[str]:
 
 
 def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
-    installs = [
-        part
-        for step in steps
-        if step.name == "RUN"
-        for part in re.split(r"&&|;;|;", step.arguments)
-        if "pip install" in part
-    ]
+    commands = [part for step in steps if step.name == "RUN" for part in re.split("&&|;", step.arguments)]
+    installs = [command for command in commands if "pip install" in command]
     if not installs:
         yield "no pip install"
     for install in installs:
         if "-c constraints.txt" not in install:
             yield f"{install.strip()!r} does not keep to constraints.txt"
-    pinned = {
-        line.partition("==")[0].lower().replace("_", "-")
-        for line in (root / "constraints.txt").read_text().splitlines()
-        if "==" in line
-    }
+    pinned = {_canonical(name) for name in re.findall(r"(.*)==", (root / "constraints.txt").read_text())}
     project = tomllib.loads((root / "pyproject.toml").read_text())
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[\[<>=~ ]", requirement)[0]
-        if name.lower().replace("_", "-") not in pinned:
+        if _canonical(name) not in pinned:
             yield f"{name} is a dependency and not in constraints.txt"
     copied = {word for step in steps if step.name == "COPY" for word in step.arguments.split()}
     for package in (name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]):
@@ -92,10 +81,13 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
             yield f"the package {package} is not copied"
 
 
+def _canonical(package: str) -> str:
+    return package.lower().replace("_", "-")
+
+
 def _debian_packages(steps: list[Step], last: int) -> Iterator[str]:
-    installed = {
-        word for step in steps if step.name == "RUN" and step.stage == last for word in shlex.split(step.arguments)
-    }
+    commands = [step.arguments for step in steps if step.name == "RUN" and step.stage == last]
+    installed = {word for command in commands for word in shlex.split(command)}
     yield from (f"{package} is not installed" for package in _NEEDED if package not in installed)
 
 

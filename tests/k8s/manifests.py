@@ -22,6 +22,8 @@ GROUND = (
 OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
 FOLDERS = (*GROUND, *OVERLAYS)
 Object = dict[str, Any]
+IMAGE_HOME = "/opt/dray"  # where the image has the repository
+CONFIG_HOME = "/etc/dray"  # where pods have their ConfigMap
 
 _CLUSTER_SPEC = {
     "RayCluster": ("spec",),
@@ -73,6 +75,21 @@ def render(folder: str) -> list[Object]:
 def ground() -> list[Object]:
     """Return the objects that are there before an overlay is applied."""
     return [each for folder in GROUND for each in render(folder)]
+
+
+def run_config(folder: str) -> Object:
+    """Return the configuration of an overlay's run."""
+    return dict(yaml.safe_load(of_kind(render(folder), "ConfigMap")["data"]["run.yaml"]))
+
+
+def serve_config(folder: str) -> Object:
+    """Return the configuration of Ray Serve in an overlay's service."""
+    return dict(yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"]))
+
+
+def as_here(text: str, config_home: Path) -> str:
+    """Return a text of a pod with the paths of this machine."""
+    return text.replace(IMAGE_HOME, str(ROOT)).replace(CONFIG_HOME, str(config_home))
 
 
 def of_kind(objects: list[Object], kind: str) -> Object:

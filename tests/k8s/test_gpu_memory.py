@@ -11,27 +11,20 @@ from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
-from tests.k8s.lint import GPU_KIND
-from tests.k8s.manifests import K8S, ROOT, groups, of_kind, ray_object, render
+from tests.k8s.manifests import K8S, ROOT, groups, ray_object, render, run_config, serve_config
+from tests.k8s.rules.lint import GPU_KIND
 
-_COMMON: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
-MODELS: dict[str, PretrainedConfig] = {  # as their config.json on the hub says
-    "Qwen/Qwen3-8B": Qwen3Config(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        tie_word_embeddings=False,
-        **_COMMON,
-    ),
-    "Qwen/Qwen3-0.6B": Qwen3Config(
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        tie_word_embeddings=True,
-        **_COMMON,
-    ),
+
+def qwen3(width: int, layers: int, heads: int, *, tied: bool) -> PretrainedConfig:
+    """Return a model as its config.json on the hub describes it."""
+    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+    heads_and_words = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+    return Qwen3Config(**sizes, **heads_and_words, tie_word_embeddings=tied)
+
+
+MODELS = {
+    "Qwen/Qwen3-8B": qwen3(4096, 36, 32, tied=False),
+    "Qwen/Qwen3-0.6B": qwen3(1024, 28, 16, tied=True),
 }
 LARGE, SMALL = (GPU_GIB[name] * GIB for name in ("H100, A100 (80 GB)", "L4, A10G (24 GB)"))
 KINDS = {"NVIDIA-H100-80GB-HBM3": LARGE, "NVIDIA-L4": SMALL}  # as GPU feature discovery says, in bytes
@@ -41,11 +34,7 @@ PAIR = [MODELS["Qwen/Qwen3-8B"], MODELS["Qwen/Qwen3-0.6B"]]
 def config_of(folder: str) -> dict[str, Any]:
     if folder.endswith(".yaml"):
         return dict(yaml.safe_load((ROOT / folder).read_text()))
-    objects = render(folder)
-    if folder == "overlays/service":
-        serve = yaml.safe_load(of_kind(objects, "RayService")["spec"]["serveConfigV2"])
-        return dict(serve["applications"][0]["args"])
-    return dict(yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["run.yaml"]))
+    return serve_config(folder)["applications"][0]["args"] if folder == "overlays/service" else run_config(folder)
 
 
 def footprints(folder: str) -> tuple[Footprint, Footprint]:

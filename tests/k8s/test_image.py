@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 
 from k8s.check_image import is_ignored, problems_with, steps_of
-from tests.k8s.lint import pinned
-from tests.k8s.manifests import FOLDERS, ROOT, cluster_spec, pod_templates, ray_object, render
+from tests.k8s.manifests import FOLDERS, ROOT, Object, cluster_spec, pod_templates, ray_object, render
+from tests.k8s.rules.lint import pinned
 
 DOCKERFILE = (ROOT / "k8s" / "Dockerfile").read_text()
 IGNORED = (ROOT / ".dockerignore").read_text()
+
+
+def pods() -> list[tuple[str, Object]]:
+    """Return the spec of every pod in k8s/ and the folder that makes it."""
+    return [
+        (folder, template["spec"])
+        for folder in FOLDERS
+        for each in render(folder)
+        for _, template in pod_templates(each)
+    ]
 
 
 def test_the_image_has_no_problem() -> None:
@@ -67,12 +77,10 @@ def test_the_image_has_every_path_that_pods_name() -> None:
 @pytest.mark.kubernetes
 def test_every_image_is_the_project_at_its_version() -> None:
     (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    for folder in FOLDERS:
-        for each in render(folder):
-            for _, template in pod_templates(each):
-                for container in template["spec"]["containers"]:
-                    device = "cpu" if folder == "overlays/cpu-demo" else "cuda"
-                    assert container["image"].endswith(f"dray:{version}-{device}")
+    for folder, pod in pods():
+        for container in pod["containers"]:
+            device = "cpu" if folder == "overlays/cpu-demo" else "cuda"
+            assert container["image"].endswith(f"dray:{version}-{device}")
 
 
 @pytest.mark.kubernetes
@@ -85,8 +93,6 @@ def test_ray_is_one_version_everywhere() -> None:
 @pytest.mark.kubernetes
 def test_pods_run_as_the_user_of_the_image() -> None:
     (user,) = [step.arguments for step in steps_of(DOCKERFILE) if step.name == "USER"]
-    for folder in FOLDERS:
-        for each in render(folder):
-            for _, template in pod_templates(each):
-                context = template["spec"]["securityContext"]
-                assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    for _, pod in pods():
+        context = pod["securityContext"]
+        assert f"{context['runAsUser']}:{context['runAsGroup']}" == user

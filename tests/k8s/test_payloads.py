@@ -16,10 +16,20 @@ from ray.serve.schema import ServeDeploySchema
 from endpoint.gate.gate import environment
 from endpoint.http.limits import Limits
 from jobs import generate
-from jobs.config.reference import fields
+from jobs.config.fields import all_fields
+from jobs.config.serve import ServeConfig
 from tests.jobs.runs import prompts, write_jsonl
-from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, pod_templates, ray_object, render
-from tests.k8s.payloads import CONFIG_HOME, as_here, unknown_keys
+from tests.k8s.manifests import (
+    CONFIG_HOME,
+    OVERLAYS,
+    as_here,
+    cluster_spec,
+    of_kind,
+    pod_templates,
+    render,
+    run_config,
+    serve_config,
+)
 
 pytestmark = pytest.mark.kubernetes
 Pair = tuple[str, str]
@@ -43,8 +53,8 @@ def command(folder: str, home: Path) -> list[str]:
     """The command line of a job, with its ConfigMap's files in `home`."""
     objects = render(folder)
     for name, text in of_kind(objects, "ConfigMap")["data"].items():
-        (home / name).write_text(as_here(text, str(home)))
-    return shlex.split(as_here(of_kind(objects, "RayJob")["spec"]["entrypoint"], str(home)))
+        (home / name).write_text(as_here(text, home))
+    return shlex.split(as_here(of_kind(objects, "RayJob")["spec"]["entrypoint"], home))
 
 
 def elsewhere(tmp_path: Path, pair: Pair) -> list[str]:
@@ -98,17 +108,14 @@ def test_a_job_that_is_stopped_has_time_to_stop(folder: str) -> None:
     spec = of_kind(objects, "RayJob")["spec"]
     environment = RuntimeEnv(**yaml.safe_load(spec["runtimeEnvYAML"]))
     wait_s = int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
-    run = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["run.yaml"])["run"]
+    run = run_config(folder)["run"]
     head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     assert run.get("grace_period_s", 120) < wait_s < head["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("folder", SERVICES)
 def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: Pair, tmp_path: Path) -> None:
-    text = of_kind(render(folder), "RayService")["spec"]["serveConfigV2"]
-    config = yaml.safe_load(text)
-    assert unknown_keys(config) == []
-    (application,) = ServeDeploySchema.model_validate(config).applications
+    (application,) = ServeDeploySchema.model_validate(serve_config(folder), extra="forbid").applications
     assert application.route_prefix == "/"
     module, _, name = application.import_path.partition(":")
     sections: dict[str, Any] = application.args
@@ -133,18 +140,18 @@ def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section: s
 
 @pytest.mark.parametrize("place", ["", "http_options", "applications.0"])
 def test_a_key_that_serve_would_pass_over_is_noticed(place: str) -> None:
-    config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
-    inner = config
+    config = inner = serve_config("overlays/service")
     for key in filter(None, place.split(".")):
         inner = inner[int(key)] if isinstance(inner, list) else inner[key]
     inner["max_queued_request"] = 5
     ServeDeploySchema.model_validate(config)  # Serve takes it
-    assert unknown_keys(config)[0].endswith("max_queued_request")
+    with pytest.raises(ValueError, match="max_queued_request"):
+        ServeDeploySchema.model_validate(config, extra="forbid")
 
 
 @pytest.mark.parametrize("folder", SERVICES)
 def test_the_gate_that_jobs_serve_would_put_before_serve_is_there(folder: str) -> None:
-    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    config = serve_config(folder)
     variables = config["controller_options"]["runtime_env"]["env_vars"]
     # Not its limits: a variable DRAY_... reaches the application, too, which refuses it. So they are the gate's own.
     expected = {name: value for name, value in environment(Limits()).items() if not name.startswith("DRAY_")}
@@ -167,27 +174,20 @@ def test_requests_have_the_time_they_are_promised(folder: str) -> None:
 
 
 def test_the_service_takes_its_keys_from_the_secret_that_it_mounts() -> None:
-    config = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
-    serve = config["applications"][0]["args"]["serve"]
-    key_fields = [each.name.removeprefix("serve.") for each in fields("serve") if "key" in each.name]
+    serve = serve_config("overlays/service")["applications"][0]["args"]["serve"]
+    key_fields = [each.name.removeprefix("serve.") for each in all_fields(ServeConfig) if "key" in each.name]
     named = [name for name in key_fields if "/etc/dray-keys/keys" in str(serve.get(name))]
     assert named or not key_fields, (
         f"jobs.serve takes keys by {key_fields}: overlays/service must name /etc/dray-keys/keys there"
     )
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+@pytest.mark.parametrize("folder", JOBS)
 def test_nothing_is_written_where_it_is_lost(folder: str) -> None:
-    objects = render(folder)
-    configs = [each for each in objects if each["kind"] == "ConfigMap"]
-    if not configs:
-        return
-    output = yaml.safe_load(configs[0]["data"]["run.yaml"])["output"]["path"]
+    output = run_config(folder)["output"]["path"]
     if "://" in output:
         return
-    ray = ray_object(objects)
-    assert ray is not None
-    for name, template in pod_templates(ray):
+    for name, template in pod_templates(of_kind(render(folder), "RayJob")):
         if name != "submitter":
             mounts = {each["name"]: each["mountPath"] for each in template["spec"]["containers"][0]["volumeMounts"]}
             claims = [each["name"] for each in template["spec"]["volumes"] if "persistentVolumeClaim" in each]

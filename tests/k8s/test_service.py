@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults.cluster import ROOT, RayCluster, free_port, running_cluster
 from tests.jobs.runs import wait_until
-from tests.k8s.exported_names import names_in
-from tests.k8s.manifests import K8S, of_kind, render
+from tests.k8s.manifests import K8S, of_kind, render, serve_config
+from tests.k8s.monitoring.exported_names import names_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 PATIENCE_S = 600.0
@@ -86,7 +85,7 @@ def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
 
 def config_here(folder: Path, port: int) -> dict[str, Any]:
     """Return serveConfigV2 with the bundled pair on CPU and paths of this machine; all else is as in the manifest."""
-    config: dict[str, Any] = yaml.safe_load(of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"])
+    config = serve_config("overlays/service")
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
     sections = config["applications"][0]["args"]
     pair = ROOT / "examples" / "tiny_pair"

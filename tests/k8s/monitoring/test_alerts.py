@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.k8s.promtool import alert_groups, promtool
+from tests.k8s.monitoring.promtool import alert_groups, promtool
 
 pytestmark = pytest.mark.kubernetes
 FAILURES = "ray_serve_health_check_failures_total"

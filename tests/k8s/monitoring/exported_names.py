@@ -35,17 +35,13 @@ def names_in(query: str) -> set[str]:
 def unknown_labels(query: str) -> set[str]:
     """Return the labels that a query asks of Dray's metrics, in braces or in `by`, and that they do not have."""
     found: set[str] = set()
-
-    def visit(node: promql.Expr) -> None:
-        selector = _selector(node)
-        if selector is not None:
-            found.update(_missing({each.name for each in selector.matchers.matchers}, selector.name))
+    for selector in _selectors(promql.parse(query)):
+        found |= _missing({each.name for each in selector.matchers.matchers}, selector.name)
+    for node in _nodes(promql.parse(query)):
         if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
             assert node.modifier.type == promql.AggModifierType.By, "`without` keeps labels that no query names"
             for inner in _selectors(node.expr):
-                found.update(_missing(set(node.modifier.labels), inner.name))
-
-    promql.walk(promql.parse(query), visit)
+                found |= _missing(set(node.modifier.labels), inner.name)
     return found
 
 
@@ -58,20 +54,15 @@ def _missing(asked: set[str], name: str | None) -> set[str]:
 
 
 def _selectors(expression: promql.Expr) -> list[promql.VectorSelector]:
-    found: list[promql.VectorSelector] = []
+    inside = [each.vector_selector if isinstance(each, promql.MatrixSelector) else each for each in _nodes(expression)]
+    return [each for each in inside if isinstance(each, promql.VectorSelector)]
 
-    def visit(node: promql.Expr) -> None:
-        selector = _selector(node)
-        if selector is not None:
-            found.append(selector)
 
-    promql.walk(expression, visit)
+def _nodes(expression: promql.Expr) -> list[promql.Expr]:
+    """Return an expression and all that is inside it."""
+    found: list[promql.Expr] = []
+    promql.walk(expression, found.append)
     return found
-
-
-def _selector(node: promql.Expr) -> promql.VectorSelector | None:
-    selector = node.vector_selector if isinstance(node, promql.MatrixSelector) else node
-    return selector if isinstance(selector, promql.VectorSelector) else None
 
 
 def _of_dray() -> set[str]:

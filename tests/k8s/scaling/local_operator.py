@@ -8,14 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 
-from tests.k8s.fake_kubernetes import FakeKubernetes
 from tests.k8s.manifests import Object
+from tests.k8s.scaling.fake_kubernetes import FakeKubernetes
 
 psutil = ray._private.utils.psutil  # the copy that comes with Ray
 HEAD_POD = "dray-head"
@@ -43,9 +42,7 @@ class LocalOperator:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End all pods."""
         self._ended.set()
         self._thread.join()

@@ -21,19 +21,34 @@ from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until
-from tests.k8s.demo import demo_cluster, demo_config
-from tests.k8s.fake_kubernetes import FakeKubernetes, serving
-from tests.k8s.local_operator import HEAD_POD, LocalOperator, autoscaler
-from tests.k8s.manifests import K8S, of_kind, render
-from tests.k8s.payloads import as_here
+from tests.k8s.manifests import K8S, Object, as_here, cluster_spec, of_kind, render
+from tests.k8s.scaling.fake_kubernetes import FakeKubernetes, serving
+from tests.k8s.scaling.local_operator import HEAD_POD, LocalOperator, autoscaler
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(2400)]
+IDLE_S = 8  # of a node until it goes; the manifest's 30 would only make the test longer
 PATIENCE_S = 600.0  # only a run that hangs takes so long; a machine with much else to do takes minutes
 # Else units that run together end together, and none is in hand for a moment.
 UNIT_BY_UNIT = ("--engine.num_slots=2", "--actors.units_in_flight=1")
 # On a machine that is busy with other things a node that is slow to start, or to answer, is not to be lost; one that
 # does not answer at all is noticed as soon as elsewhere.
 PATIENT = {"RAY_raylet_start_wait_time_s": "180", "RAY_health_check_timeout_ms": "15000"}
+
+
+def demo_config(folder: Path) -> Path:
+    """Write the demo's ConfigMap as a file of this machine and return its path."""
+    path = folder / "run.yaml"
+    path.write_text(as_here(of_kind(render("overlays/cpu-demo"), "ConfigMap")["data"]["run.yaml"], folder))
+    return path
+
+
+def demo_cluster() -> Object:
+    """Return the RayCluster that the operator would make of the demo's RayJob."""
+    spec = cluster_spec(of_kind(render("overlays/cpu-demo"), "RayJob"))
+    for group in spec["workerGroupSpecs"]:
+        group["idleTimeoutSeconds"] = IDLE_S
+    metadata = {"name": "demo", "namespace": "dray"}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
 
 
 @dataclass
@@ -54,7 +69,7 @@ class Demo:
     def submit(self, *flags: str, **environment: str) -> subprocess.Popen[str]:
         """Submit the demo's job as KubeRay's submitter does."""
         entrypoint = of_kind(render("overlays/cpu-demo"), "RayJob")["spec"]["entrypoint"]
-        words = shlex.split(as_here(entrypoint, str(self.folder)))
+        words = shlex.split(as_here(entrypoint, self.folder))
         return self._submit([], [*words, f"--output.path={self.output}", *flags], environment)
 
     def hold_a_pod(self, until: Path) -> subprocess.Popen[str]:

@@ -10,9 +10,9 @@ import pytest
 
 from actors.workers.replica import Replica
 from endpoint.deployment import APP_NAME
-from tests.k8s.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
-from tests.k8s.promtool import alert_groups
+from tests.k8s.monitoring.exported_names import exported_names, names_in, unknown_labels
+from tests.k8s.monitoring.promtool import alert_groups
 
 DASHBOARDS = sorted((K8S / "base" / "monitoring" / "dashboards").glob("*.json"))
 

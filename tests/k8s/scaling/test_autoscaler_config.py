@@ -10,12 +10,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from endpoint.gate.gate import INGRESS_NAME
-from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render
+from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render, run_config, serve_config
 
 GIB = 2**30
 # What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
@@ -89,7 +88,7 @@ def room(folder: str, demand: dict[str, float], labels: dict[str, str]) -> float
 
 @pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/split", "overlays/cpu-demo"])
 def test_all_actors_of_a_run_find_room(folder: str) -> None:
-    run = yaml.safe_load(of_kind(render(folder), "ConfigMap")["data"]["run.yaml"])
+    run = run_config(folder)
     actors = run["actors"]
     is_gpu = run["models"]["device"] == "cuda"
     demand = {"GPU": actors["num_gpus"]} if is_gpu else {"CPU": actors.get("num_cpus", 1)}
@@ -103,7 +102,7 @@ def test_all_actors_of_a_run_find_room(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
 def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder: str) -> None:
-    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    config = serve_config(folder)
     serve = config["applications"][0]["args"]["serve"]
     assert room(folder, {"GPU": serve["num_gpus"]}, {}) > serve["max_replicas"]
     assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
@@ -111,7 +110,7 @@ def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder: str)
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
 def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: str) -> None:
-    config = yaml.safe_load(of_kind(render(folder), "RayService")["spec"]["serveConfigV2"])
+    config = serve_config(folder)
     (application,) = config["applications"]
     (ingress,) = application["deployments"]
     assert ingress["name"] == INGRESS_NAME
@@ -153,10 +152,9 @@ def test_the_demo_and_kind_itself_need_what_the_readme_says() -> None:
 
 
 def test_a_queued_job_has_as_many_machines_as_actors() -> None:
-    objects = render("overlays/kueue")
-    (group,) = of_kind(objects, "RayJob")["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    actors = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["run.yaml"])["actors"]
-    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == actors["max_actors"]
+    (group,) = cluster_spec(of_kind(render("overlays/kueue"), "RayJob"))["workerGroupSpecs"]
+    max_actors = run_config("overlays/kueue")["actors"]["max_actors"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == max_actors
 
 
 def test_the_quota_of_the_namespace_allows_the_largest_overlay() -> None:

@@ -8,8 +8,8 @@ import yaml
 from packaging.version import InvalidVersion, Version
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s import lint_network, schemas
 from tests.k8s.manifests import ROOT, Object, cluster_spec, groups, name_of, pod_templates, ray_object
+from tests.k8s.rules import network, schemas
 
 GPU_KIND = "nvidia.com/gpu.product"
 _OUR_SECRETS = {"dray-object-store", "dray-hub", "dray-api-keys", "dray-redis"}  # made by the reader of k8s/README.md
@@ -26,7 +26,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     by_schema = [f"{name_of(each)}: {problem}" for each in objects for problem in schemas.problems_with(each)]
     if by_schema:
         return by_schema
-    found = [*_names(objects), *lint_network.problems_with(objects, ground)]
+    found = [*_names(objects), *network.problems_with(objects, ground)]
     for each in objects:
         found += [f"{name_of(each)}: {problem}" for problem in schemas.problems_with_ours(each["kind"], each)]
         for name, template in pod_templates(each):

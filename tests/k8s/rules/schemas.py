@@ -22,7 +22,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from tests.k8s.manifests import Object, pod_templates
-from tests.k8s.promtool import problems_with_rules
+from tests.k8s.monitoring.promtool import problems_with_rules
 
 KUBERNETES = "1.34.0"
 VARIABLE = "KUBERAY_CRDS"

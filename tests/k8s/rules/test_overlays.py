@@ -12,9 +12,9 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from tests.k8s import schemas
-from tests.k8s.lint import problems_with
 from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, cluster_spec, ground, load_objects, name_of, of_kind, render
+from tests.k8s.rules import schemas
+from tests.k8s.rules.lint import problems_with
 
 pytestmark = pytest.mark.kubernetes
 
