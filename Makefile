@@ -46,8 +46,8 @@ test-processors: setup  ## run tests/decoding four times, as four kinds of proce
 	DRAY_KERNELS_MARCH=x86-64-v3 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
-	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py tests/jobs/test_backups.py \
-	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/drafts/test_split.py \
+	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
+	  tests/jobs/test_placements.py tests/jobs/driver/test_stopping.py tests/actors/drafts/test_split.py \
 	  tests/actors/stages/test_target.py tests/actors/stages/test_ranks.py tests/actors/stages/test_lost_rows.py
 
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
@@ -77,7 +77,7 @@ test-kubernetes: setup $(if $(shell command -v promtool),,.promtool/unpacked)  #
 
 # Clusters of Ray with its own autoscaler, driven through an API like that of Kubernetes; no Kubernetes is needed.
 test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, and its endpoint: about ten minutes
-	$(BIN)/python -m pytest --durations 0 tests/k8s/test_autoscaling.py tests/k8s/test_service.py
+	$(BIN)/python -m pytest --durations 0 tests/k8s/scaling/test_autoscaling.py tests/k8s/test_service.py
 
 test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes" -n auto --maxprocesses 4 --dist loadgroup

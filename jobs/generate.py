@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -15,13 +15,11 @@ from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
-from jobs.config.run import RunConfig, load_config
-from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.execution import WorkerSpec, execute
-from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
-from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of, refuse_too_many_errors
-from jobs.driver.plan import Plan, create_run, make_plan, worker_arguments
-from jobs.driver.stopping import sigterm_interrupts
+from jobs.config.run import RunConfig
+from jobs.driver.execution import execute
+from jobs.driver.logs import log_run_started
+from jobs.driver.outcome import Exit, conclude, refuse_too_many_errors, run_command, stopped
+from jobs.driver.plan import Plan, create_run, worker_arguments
 from jobs.driver.summary import print_summary
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
@@ -30,91 +28,58 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import Lease, hold_lease
 from pipeline.run.missing import MissingUnits
 from pipeline.run.quarantine import quarantine
-from pipeline.storage.location import Location
-from pipeline.streaming.pool import ActorPool
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate, and return the exit code."""
-    with DriverLogs() as logs, sigterm_interrupts():
-        exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
-        logs.ended(exit_code.name.lower(), exit_code)
-        return exit_code
+    return run_command(RunConfig, arguments, "python -m jobs.generate", _begin)
 
 
-def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
-    try:
-        config = load_config(arguments, prog="python -m jobs.generate")
-        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
-        plan = make_plan(config, device)
-        if config.dry_run:
-            print_plan(plan, config, pool)
-            return Exit.COMPLETE
-        run_directory = create_run(plan, config)
-    except (ValueError, OSError) as error:
-        return bad_configuration(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    return outcome_of(lambda: _run(plan, config, pool, run_directory))
+def _begin(config: RunConfig, plan: Plan) -> Callable[[], Exit]:
+    if config.dry_run:
+        print_plan(plan)
+        return lambda: Exit.COMPLETE
+    run_directory = create_run(plan)
+    return lambda: _run(plan, run_directory)
 
 
-def _run(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory) -> Exit:
+def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
     if run_directory.is_success() and not any(run_directory.missing_units()):
         check = check_run(run_directory)
         if check.is_complete:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
             return Exit.COMPLETE
-    with hold_lease(run_directory, config.run.lease_timeout_s) as lease:
-        return _run_alone(plan, config, pool, run_directory, lease)
+    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
+        return _run_alone(plan, run_directory, lease)
 
 
-def _run_alone(plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, lease: Lease) -> Exit:
+def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
     """Generate what is missing, as the only driver, and verify the whole."""
-    started = time.monotonic()
+    started, new, num_done = time.monotonic(), Counts(), 0
     run_directory.unmark_success()
     for name in quarantine(run_directory, run_directory.truncated_parts()):
         print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
-    new = Counts()
-    num_done = 0
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     log_run_started(run_directory, missing.num_units)
-    for counts in _generate(plan, config, pool, run_directory, missing):
+    for receipt in execute(missing, Generator, worker_arguments(plan, run_directory), plan):
         lease.refuse_if_lost()
-        new += counts
+        new += receipt.counts
         num_done += 1
         if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
-            refuse_too_many_errors(run_directory, new, config)
+            refuse_too_many_errors(run_directory, new, plan.config)
     if num_done < missing.num_units:
-        log_run_stopped(missing.num_units - num_done)
-        print(
-            f"stopped with {missing.num_units - num_done} units to go; the same command goes on from what is committed",
-            file=sys.stderr,
-        )
-        return Exit.INCOMPLETE
-    return conclude(run_directory, config, new, time.monotonic() - started)
+        return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
+    return conclude(run_directory, plan.config, new, started)
 
 
-def _generate(
-    plan: Plan, config: RunConfig, pool: ActorPool, run_directory: RunDirectory, missing: MissingUnits
-) -> Iterator[Counts]:
-    """Yield the counts of each unit as it is committed."""
-    if not missing.num_units:
-        return
-    start_ray(config.run.ray_address)
-    spec = WorkerSpec(Generator, plan.settings, worker_arguments(plan, config, run_directory))
-    for receipt in execute(missing, spec, pool, config):
-        yield receipt.counts
-
-
-def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
+def print_plan(plan: Plan) -> None:
     """Print what the run would do."""
-    console, path = Console(), config.output.path
+    console, path = Console(), plan.config.output.path
     if plan.run_directory is None:
-        units, committed = plan.new_units(config.run.rows_per_unit), IdSet()
+        units, committed = plan.new_units(), IdSet()
         console.print(f"New run in {path}")
     else:
         units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
@@ -131,7 +96,7 @@ def print_plan(plan: Plan, config: RunConfig, pool: ActorPool) -> None:
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
-    console.print(f"  placement: {describe_placement(plan.settings, pool.max_actors)}")
+    console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -13,54 +13,36 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.workers.retrier import RetryGenerator
-from jobs.config.loading import load
 from jobs.config.run import RetryConfig
-from jobs.driver.cluster import pick_device, start_ray
-from jobs.driver.execution import WorkerSpec, execute
-from jobs.driver.logs import DriverLogs, log_run_started, log_run_stopped
-from jobs.driver.outcome import Exit, bad_configuration, conclude, interrupted, outcome_of
-from jobs.driver.plan import Plan, make_plan, worker_arguments
-from jobs.driver.stopping import sigterm_interrupts
+from jobs.driver.execution import execute
+from jobs.driver.logs import log_run_started
+from jobs.driver.outcome import Exit, conclude, run_command, stopped
+from jobs.driver.plan import Plan, worker_arguments
 from pipeline.counts import Counts
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import Lease, hold_lease
-from pipeline.storage.location import Location
-from pipeline.streaming.pool import ActorPool
 
 _LONGEST_EXAMPLE = 100  # characters of a message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Retry, and return the exit code, which means what it does for jobs.generate."""
-    with DriverLogs() as logs, sigterm_interrupts():
-        exit_code = _main(sys.argv[1:] if arguments is None else arguments, logs)
-        logs.ended(exit_code.name.lower(), exit_code)
-        return exit_code
+    return run_command(RetryConfig, arguments, "python -m jobs.retry", _begin)
 
 
-def _main(arguments: Sequence[str], logs: DriverLogs) -> Exit:
-    try:
-        config = load(RetryConfig, arguments, prog="python -m jobs.retry")
-        logs.set_up(config.run.logs, Location.parse(config.output.path).short_name)
-        device, pool = pick_device(config.generator, config.actors, config.run.ray_address)
-        plan = make_plan(config, device)
-        run_directory = plan.run_directory
-        if run_directory is None:
-            raise ValueError(f"{config.output.path}: no run here; python -m jobs.generate makes one")
-        wanted = Wanted(config.stage, config.error_type)
-        if config.dry_run:
-            print_dead_letters(find_dead_letters(run_directory, wanted))
-            return Exit.COMPLETE
-    except (ValueError, OSError) as error:
-        return bad_configuration(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    return outcome_of(lambda: _run(plan, config, pool, run_directory, wanted))
+def _begin(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
+    run_directory, wanted = plan.run_directory, Wanted(config.stage, config.error_type)
+    if run_directory is None:
+        raise ValueError(f"{config.output.path}: no run here; python -m jobs.generate makes one")
+    if config.dry_run:
+        print_dead_letters(find_dead_letters(run_directory, wanted))
+        return lambda: Exit.COMPLETE
+    return lambda: _run(plan, run_directory, wanted)
 
 
-def _run(plan: Plan, config: RetryConfig, pool: ActorPool, run_directory: RunDirectory, wanted: Wanted) -> Exit:
-    with hold_lease(run_directory, config.run.lease_timeout_s) as lease:
+def _run(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Exit:
+    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
         letters = find_dead_letters(run_directory, wanted)
         if not letters.num_wanted:
             why = "none of the failed rows is asked for" if letters.num_rows else "no row failed"
@@ -69,41 +51,28 @@ def _run(plan: Plan, config: RetryConfig, pool: ActorPool, run_directory: RunDir
                 print_dead_letters(letters)
             if run_directory.is_success():
                 return Exit.COMPLETE
-        return _run_alone(plan, config, pool, run_directory, wanted, letters, lease)
+        return _run_alone(plan, run_directory, wanted, letters, lease)
 
 
-def _run_alone(
-    plan: Plan,
-    config: RetryConfig,
-    pool: ActorPool,
-    run_directory: RunDirectory,
-    wanted: Wanted,
-    letters: DeadLetters,
-    lease: Lease,
-) -> Exit:
+def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters: DeadLetters, lease: Lease) -> Exit:
     """Try the wanted rows again, as the only driver, and verify the whole."""
-    started = time.monotonic()
+    started, tried, num_done = time.monotonic(), Counts(), 0
     run_directory.unmark_success()
     log_run_started(run_directory, len(letters.num_wanted))
-    units, num_done, tried = FailedUnits(run_directory.location.name, letters.num_wanted), 0, Counts()
-    if units.num_units:
-        start_ray(config.run.ray_address)
-        arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
-        if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
-            pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
-        spec = WorkerSpec(RetryGenerator, plan.settings, arguments)
-        for receipt in execute(units, spec, pool, config, backups=False):
-            lease.refuse_if_lost()
-            tried += receipt.counts
-            num_done += 1
+    units = FailedUnits(run_directory.location.name, letters.num_wanted)
+    if units.num_units and not letters.wants("WorkerDied"):  # units beside a row that kills would share its deaths
+        plan = _with_full_slots(plan, units.num_rows / units.num_units)
+    arguments = {**worker_arguments(plan, run_directory), "wanted": wanted}
+    for receipt in execute(units, RetryGenerator, arguments, plan, backups=False):
+        lease.refuse_if_lost()
+        tried += receipt.counts
+        num_done += 1
     if num_done < units.num_units:
-        log_run_stopped(units.num_units - num_done)
-        print(
-            f"stopped with {units.num_units - num_done} units to go ({tried.num_rows} of {units.num_rows} rows tried, "
-            f"{tried.num_errors} of them failed again); the same command goes on with what is left in errors/",
-            file=sys.stderr,
+        return stopped(
+            units.num_units - num_done,
+            f" ({tried.num_rows} of {units.num_rows} rows tried, {tried.num_errors} of them failed again); the same "
+            "command goes on with what is left in errors/",
         )
-        return Exit.INCOMPLETE
     if units.num_units:
         # Not from the receipts: a worker that died after its commit has sent none.
         num_failing = count_still_failing(run_directory, letters)
@@ -114,14 +83,14 @@ def _run_alone(
             file=sys.stderr,
         )
         return Exit.INCOMPLETE
-    return conclude(run_directory, config, tried, time.monotonic() - started)
+    return conclude(run_directory, plan.config, tried, started)
 
 
-def _with_full_slots(pool: ActorPool, plan: Plan, rows_per_unit: float) -> ActorPool:
-    """Return the pool with enough units at once in an actor that their few failed rows fill the engine's slots."""
+def _with_full_slots(plan: Plan, rows_per_unit: float) -> Plan:
+    """Return the plan with enough units at once in an actor that their few failed rows fill the engine's slots."""
     sequences_per_unit = rows_per_unit * plan.settings.sampling.n
     num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
-    return replace(pool, units_in_flight=max(pool.units_in_flight, num_units))
+    return replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_units)))
 
 
 def print_dead_letters(letters: DeadLetters) -> None:

@@ -9,8 +9,8 @@ import hashlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -37,9 +37,9 @@ from endpoint.deployment import (
     withdraw,
 )
 from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.cluster import pick_device, start_ray, starts_own_ray
+from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.outcome import Exit, bad_configuration
-from jobs.driver.plan import check_models, settled_models, settled_stages
+from jobs.driver.plan import check_models, settled
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
@@ -48,22 +48,17 @@ _LOOK_EVERY_S = 5.0  # between looks whether the application still runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve, and return the exit code."""
-    with sigterm_interrupts():
+    with sigterm_interrupts(), suppress(KeyboardInterrupt):
         try:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
-            settings, deployment = settled(config)
-            check_models(settings)
+            settings, deployment = settled_engine(config)
             mark = uuid4().hex
             application = _application(config, settings, deployment, mark) if not config.dry_run else None
         except (ValueError, OSError) as error:
             return bad_configuration(error)
-        except KeyboardInterrupt:
-            return Exit.INCOMPLETE
         print(describe(config, settings), flush=True)
-        try:
-            return Exit.COMPLETE if application is None else _serve(config, application, mark)
-        except KeyboardInterrupt:  # a second one: requests in flight are dropped
-            return Exit.INCOMPLETE
+        return Exit.COMPLETE if application is None else _serve(config, application, mark)
+    return Exit.INCOMPLETE  # a signal came before the start, or a second one, which drops requests in flight
 
 
 def application(sections: dict[str, Any]) -> Any:
@@ -76,22 +71,19 @@ def application(sections: dict[str, Any]) -> Any:
         yaml.safe_dump(sections, file)
         file.flush()
         config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
-    settings, deployment = settled(config)
+    return _application(config, *settled_engine(config))
+
+
+def settled_engine(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
+    """Return the engine's settings as they will be, and what each engine then holds; the models fit together."""
+    settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
     check_models(settings)
-    return _application(config, settings, deployment)
-
-
-def settled(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
-    """Return the engine's settings with device, folders and dtype as they will be, and what each engine then holds."""
-    settings = config.generator
-    device, deployment = pick_device(settings, config.serve.deployment, config.serve.ray_address)
-    models, stages = settled_models(settings.models, device), settled_stages(settings.stages, device)
-    return replace(settings, models=models, stages=stages), deployment
+    return settings, deployment
 
 
 def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
     """Return what is served, as lines for a reader."""
-    models, deployment = settings.models, config.serve.deployment
+    models, deployment, keys = settings.models, config.serve.deployment, config.keys()
     engines = f"{deployment.min_replicas}"
     if deployment.max_replicas > deployment.min_replicas:
         engines += f" to {deployment.max_replicas}"
@@ -99,16 +91,11 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
         f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
-        f"  keys:    {_keys_line(config)}",
+        f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
     ]
     return "\n".join(lines)
-
-
-def _keys_line(config: ServeConfig) -> str:
-    keys = config.keys()
-    return "none: everyone who can reach the port is answered" if keys is None else str(len(keys))
 
 
 def _application(
@@ -148,8 +135,13 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
             check_gate(config.serve.limits)
         except ValueError as error:
             return bad_configuration(error)
-        with _removed_unless_deployed(is_own_ray):
+        stays = is_own_ray or is_deployed()  # an application of this name that was there before
+        try:
             deploy(application)
+        except BaseException:
+            if not stays:
+                withdraw(drain_timeout_s=0.0)
+            raise
         return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
     except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -157,21 +149,6 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
     finally:
         if is_own_ray and ray.is_initialized():
             ray.shutdown()  # this ends Serve, too, without its message that the controller did not end well
-
-
-@contextmanager
-def _removed_unless_deployed(is_own_ray: bool) -> Iterator[None]:
-    """Remove the application from the cluster if the block raises before the application is up.
-
-    An application that was there before stays as it is, and so do all others.
-    """
-    was_there = is_deployed()
-    try:
-        yield
-    except BaseException:
-        if not was_there and not is_own_ray:
-            withdraw(drain_timeout_s=0.0)
-        raise
 
 
 def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
@@ -208,9 +185,12 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
     """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
     models, engine = settings.models, settings.engine
     tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
-    drafts = _drafts(settings) if engine.verification == "rejection" else ()  # else the text does not depend on them
     target = quick_model_fingerprint(models.target)
-    return target, tokenizer, models.dtype, engine.verification, engine.max_model_len, *drafts
+    parts = (target, tokenizer, models.dtype, engine.verification, engine.max_model_len)
+    if engine.verification == "coupled":
+        return parts  # the text does not depend on the drafts
+    draft = models.draft and quick_model_fingerprint(models.draft)
+    return *parts, draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
 
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
@@ -221,17 +201,6 @@ def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple
 
 def _fingerprint(parts: tuple[Any, ...]) -> str:
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
-
-
-def _drafts(settings: GeneratorSettings) -> tuple[object, ...]:
-    """Return everything that decides what is drafted."""
-    draft, engine = settings.models.draft, settings.engine
-    return (
-        draft and quick_model_fingerprint(draft),
-        engine.pick_drafter(draft),
-        engine.num_speculative_tokens,
-        engine.draft_length,
-    )
 
 
 if __name__ == "__main__":

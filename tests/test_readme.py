@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from checks import figures
-from jobs.config.run import load_config
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -47,7 +48,7 @@ def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
     (example,) = _blocks("yaml")
     path = tmp_path / "run.yaml"
     path.write_text(example)
-    config = load_config([f"--config={path}"], prog="test")
+    config = load(RunConfig, [f"--config={path}"], prog="test")
     assert config.generator.models.target == yaml.safe_load(example)["models"]["target"]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from actors.workers.generator import Generator
 from benchmarks.scale.actors import Spread, measure_actors
-from jobs.config.run import load_config
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan, worker_arguments
 from pipeline.run.missing import MissingUnits
 
@@ -20,12 +21,9 @@ def run_engines(num_actors: int, folder: Path) -> Spread:
     flags = [f"--input.path={folder / 'prompts.jsonl'}", f"--output.path={folder / 'run'}", "--run.rows_per_unit=25"]
     flags += [f"--models.target={pair / 'target'}", f"--models.draft={pair / 'draft'}", "--engine.draft_length=fixed"]
     flags += ["--models.device=cpu", "--sampling.max_tokens=100", "--engine.num_speculative_tokens=4"]
-    config = load_config(
-        [*flags, *(f"--actors.{size}_actors={num_actors}" for size in ("max", "min"))], "benchmarks.scale"
-    )
-    plan = make_plan(config, "cpu")
-    run_directory = create_run(plan, config)
+    flags += [f"--actors.{size}_actors={num_actors}" for size in ("max", "min")]
+    plan = make_plan(load(RunConfig, flags, "benchmarks.scale"))
+    run_directory = create_run(plan)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
-    arguments = {**worker_arguments(plan, config, run_directory), "settings": plan.settings}
-    seconds, counts = measure_actors(missing, Generator, arguments, config.actors)
+    seconds, counts = measure_actors(missing, Generator, worker_arguments(plan, run_directory), plan.pool)
     return Spread(num_actors, missing.num_units, seconds, counts)

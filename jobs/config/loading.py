@@ -83,7 +83,8 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
         __doc__ = kind.__doc__
         model_config = SettingsConfigDict(cli_prog_name=prog, yaml_file=yaml_file)
 
-    settings = create_model(kind.__name__, __base__=Base, __doc__=kind.__doc__, **_model_fields(sections.values()))
+    model_fields = {name: _model_field(each) for name, each in sections.items()}
+    settings = create_model(kind.__name__, __base__=Base, __doc__=kind.__doc__, **model_fields)
     try:
         given = settings(_cli_parse_args=list(arguments))
     except ValidationError as error:
@@ -110,14 +111,11 @@ def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
     return values
 
 
-def _model_fields(fields: Iterable[Field]) -> dict[str, Any]:
-    """Return the fields of a pydantic model, as `create_model` takes them."""
-    return {each.name: _model_field(each) for each in fields}
-
-
-def _model_field(field: Field) -> tuple[Any, Any]:
+def _model_field(field: Field) -> Any:
+    """Return the field of a pydantic model, as `create_model` takes it."""
     if field.is_section:
-        section = create_model(field.name, __base__=_Section, **_model_fields(level_fields(field.annotation)))
+        inside = {each.name: _model_field(each) for each in level_fields(field.annotation)}
+        section = create_model(field.name, __base__=_Section, **inside)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
     default = ... if field.is_required else field.default
@@ -168,9 +166,10 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
             if not Path(value).is_file():
                 raise ValueError(f"--config {value!r}: no such file")
             return Path(value)
-    from_environment = os.environ.get(f"{_ENV_PREFIX}CONFIG")
+    variable = _variable("config")
+    from_environment = os.environ.get(variable)
     if from_environment and not Path(from_environment).is_file():
-        raise ValueError(f"{_ENV_PREFIX}CONFIG={from_environment!r}: no such file")
+        raise ValueError(f"{variable}={from_environment!r}: no such file")
     return Path(from_environment) if from_environment else None
 
 
@@ -185,16 +184,14 @@ def _check_mapping(yaml_file: Path) -> None:
 
 def _check_environment(kind: type) -> None:
     """Raise ValueError for a variable that begins as ours do and names no field."""
-    variables = {f"{_ENV_PREFIX}CONFIG", *_ENGINE_VARIABLES}
-    variables |= {f"{_ENV_PREFIX}{each.name.upper()}" for each in level_fields(kind)}
-    variables |= {f"{_ENV_PREFIX}{each.name.upper().replace('.', '__')}" for each in all_fields(kind)}
+    fields = (*level_fields(kind), *all_fields(kind))
+    variables = {_variable("config"), *_ENGINE_VARIABLES, *(_variable(each.name) for each in fields)}
     for name in os.environ:
         # A part of a field may follow it: DRAY_ACTORS__LABEL_SELECTOR__ZONE.
         if name.startswith(_ENV_PREFIX) and "__".join(name.upper().split("__")[:2]) not in variables:
-            near = get_close_matches(name, variables, n=1, cutoff=0.7)
             raise ValueError(
-                f"environment variable {name} names no field{f'; did you mean {near[0]}?' if near else ''}; "
-                f"{_ENV_PREFIX}ENGINE__NUM_SLOTS is how engine.num_slots is set"
+                f"environment variable {name} names no field{_meant(name, variables, 0.7)}; "
+                f"{_variable('engine.num_slots')} is how engine.num_slots is set"
             )
 
 
@@ -212,8 +209,7 @@ def _explain(error: ValidationError, kind: type) -> str:
             case "missing":
                 what = "is required"
             case "extra_forbidden":
-                near = get_close_matches(name, names, n=1, cutoff=0.8)
-                what = f"is not a field{f'; did you mean {near[0]}?' if near else ''} (see --help)"
+                what = f"is not a field{_meant(name, names, 0.8)} (see --help)"
             case "model_type":
                 what = f"is a section, whose fields are set one by one, such as {_first(kind, name)}"
             case _:
@@ -223,6 +219,17 @@ def _explain(error: ValidationError, kind: type) -> str:
         problems.setdefault(name, []).append(what)
     lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]
     return "\n".join(["the configuration is wrong:", *lines])
+
+
+def _meant(name: str, names: Iterable[str], cutoff: float) -> str:
+    """Return a guess which of the names was meant, if one of them is close."""
+    near = get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _variable(name: str) -> str:
+    """Return the environment variable of a field or a section."""
+    return f"{_ENV_PREFIX}{name.upper().replace('.', '__')}"
 
 
 def _first(kind: type, section: str) -> str:
@@ -235,27 +242,24 @@ def _explain_arguments(message: str, kind: type) -> str:
     unparsed = re.search(r'error parsing value for field "(\w+)" from source "(\w+)"', message)
     if unparsed is not None and unparsed[2] == "EnvSettingsSource":
         return _explain_variables(unparsed[1], kind)
-    for section in (each.name for each in level_fields(kind) if each.is_section):
-        if unparsed is not None and unparsed[1] == section:
-            first = f"--{_first(kind, section)}"
-            return f"--{section} is a section; set its fields, such as {first} (--help lists them all)"
+    if unparsed is not None and any(each.is_section and each.name == unparsed[1] for each in level_fields(kind)):
+        first = f"--{_first(kind, unparsed[1])}"
+        return f"--{unparsed[1]} is a section; set its fields, such as {first} (--help lists them all)"
     flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:
-            near = get_close_matches(word, flags, n=1, cutoff=0.5)
-            return f"{word} is not a flag" + (f"; did you mean {near[0]}?" if near else "") + " (--help lists them all)"
+            return f"{word} is not a flag{_meant(word, flags, 0.5)} (--help lists them all)"
     return message
 
 
 def _explain_variables(name: str, kind: type) -> str:
     """Return which environment variables of a section, or of a field outside of sections, should hold JSON."""
-    variable = f"{_ENV_PREFIX}{name.upper()}"
-    section = next((each.name for each in level_fields(kind) if each.is_section and each.name == name), None)
-    if section is not None and variable in os.environ:
-        first = f"{_ENV_PREFIX}{_first(kind, section).upper().replace('.', '__')}"
+    variable = _variable(name)
+    if variable in os.environ and any(each.is_section and each.name == name for each in level_fields(kind)):
+        first = _variable(_first(kind, name))
         return f"environment variable {variable} is a section; set its fields, such as {first}"
     of_json = {
-        f"{_ENV_PREFIX}{each.name.upper().replace('.', '__')}"
+        _variable(each.name)
         for each in all_fields(kind)
         if each.name.partition(".")[0] == name and each.type.startswith(("list of", "map from"))
     }

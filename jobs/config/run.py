@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -10,7 +9,6 @@ import pydantic
 
 from actors.settings import GeneratorSettings
 from jobs.config.fields import Flat
-from jobs.config.loading import load
 from pipeline.errors import Stage
 from pipeline.inputs.options import InputOptions
 from pipeline.logs import LogSettings
@@ -107,8 +105,3 @@ class RetryConfig(RunConfig):
     """Only rows that failed at this stage; give it again for another stage."""
     error_type: tuple[str, ...] = ()
     """Only rows with this error type, such as WorkerDied; give it again for another type."""
-
-
-def load_config(arguments: Sequence[str], prog: str) -> RunConfig:
-    """Return the configuration of these command-line arguments, as `jobs.config.loading.load` does."""
-    return load(RunConfig, arguments, prog)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ray
 import torch
@@ -15,10 +15,11 @@ from actors.settings import GeneratorSettings
 from jobs.driver.stopping import keeping_sigterm
 from pipeline.streaming.actor_resources import ActorResources
 
+_Device = Literal["cpu", "cuda"]
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
-def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[str, _Actors]:
+def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[_Device, _Actors]:
     """Return the device, and the actors with the GPUs that they hold there.
 
     Joins the cluster if only that can tell what `auto` means.

@@ -6,8 +6,8 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import ray
 
@@ -15,18 +15,19 @@ from actors.drafts.roster import roster_of
 from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
-from actors.settings import GeneratorSettings
 from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
 from actors.workers.generator import Generator
-from jobs.config.run import RunConfig
+from jobs.driver.cluster import start_ray
+from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
-from jobs.driver.stopping import GracefulStop
-from jobs.driver.watches import OrphanWatch, ShortageWatch
+from jobs.driver.stopping import graceful_stop
+from jobs.driver.watches import watch_for_orphans, watch_for_shortage, watching
 from pipeline.id_set import IdSet
-from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
+from pipeline.run.dead_letters import FailedUnits
+from pipeline.run.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units
@@ -40,38 +41,24 @@ _LOST_FOR_GOOD = (
 _log = logging.getLogger(__name__)
 
 
-class Units(Protocol):
-    """Units that can be read as a stream, repeatedly in the same order, also in another process (pickled)."""
-
-    @property
-    def num_units(self) -> int:
-        """The number of units."""
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows in all units."""
-
-    def __iter__(self) -> Iterator[WorkUnit]:
-        """Yield each unit."""
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """A class of workers and the arguments that each of its processes is built with, ledger and roster aside."""
-
-    kind: type[Generator]
-    settings: GeneratorSettings
-    arguments: Mapping[str, Any]  # besides the settings
-
-
 def execute(
-    units: Units, spec: WorkerSpec, pool: ActorPool, config: RunConfig, *, backups: bool = True
+    units: MissingUnits | FailedUnits,
+    worker: type[Generator],
+    arguments: Mapping[str, Any],
+    plan: Plan,
+    *,
+    backups: bool = True,
 ) -> Iterator[Receipt]:
-    """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run. Ray must have been started.
+    """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run.
 
-    Without `backups` no unit has one, whatever `run.backup_units` says: for work that two processes must not do at
-    once. Shows progress and says what was repeated. Raises what `stream_units` raises.
+    Each process of the plan's pool is a `worker` with these arguments, ledger and roster. Without `backups` no unit has
+    one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress
+    and says what was repeated. Raises what `stream_units` raises.
     """
+    if not units.num_units:
+        return
+    config, settings, pool = plan.config, plan.settings, plan.pool
+    start_ray(config.run.ray_address)
     # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
@@ -80,17 +67,16 @@ def execute(
     feed = UnitFeed(
         units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     )
-    stop = GracefulStop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
+    stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     run = Location.parse(config.output.path).short_name
-    roster_context = roster_of(spec.settings, run, config.run.logs, pool.num_at_once)
-    orphans = OrphanWatch() if spec.settings.stages.is_apart else nullcontext()
-    shortages = ShortageWatch(pool, ledger, spec.settings)
+    roster_context = roster_of(settings, run, config.run.logs, pool.num_at_once)
+    shortages = watching(watch_for_shortage, pool, ledger, settings)
+    orphans = watching(watch_for_orphans) if settings.stages.is_apart else nullcontext()
     with stop, progress, _published(progress, run), roster_context as roster, shortages, orphans:
-        arguments = {**spec.arguments, "settings": spec.settings, "ledger": ledger, "roster": roster}
-        timeout_s = config.run.no_progress_timeout_s
+        given, timeout_s = {**arguments, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
         try:
-            for receipt in _receipts(feed, units.num_units, spec.kind, arguments, pool, timeout_s):
+            for receipt in _receipts(feed, units.num_units, worker, given, pool, timeout_s):
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import sys
-import time
-from contextlib import ExitStack, redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from types import TracebackType
 from typing import TextIO, cast
 
 from pipeline.counts import Counts
@@ -19,38 +18,17 @@ from pipeline.run.directory import RunDirectory
 _log = logging.getLogger(__name__)
 
 
-class DriverLogs:
-    """The log of a command, from the time its configuration is known (`set_up`) until it ends. Enter it first."""
-
-    def __init__(self) -> None:
-        """Take the time; nothing is set up yet."""
-        self._started = time.monotonic()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> DriverLogs:
-        """Return the log."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Restore the process's logging and stderr."""
-        self._stack.close()
-
-    def set_up(self, settings: LogSettings, run: str) -> None:
-        """Log to stderr. If the format is JSON, each line that the command prints there becomes an event."""
+@contextmanager
+def command_logs(settings: LogSettings, run: str) -> Iterator[None]:
+    """Log to stderr while the block runs. If the format is JSON, each line that is printed there becomes an event."""
+    if settings.format == "json":
         stderr = sys.stderr
-        if settings.format == "json":
-            self._stack.enter_context(logs_to(stderr, settings, run=run))
-            self._stack.enter_context(redirect_stderr(cast(TextIO, _EventStream(stderr))))
-        else:
-            quiet = replace(settings, level="warning") if settings.level in ("debug", "info") else settings
-            self._stack.enter_context(logs_to(None, quiet))
-
-    def ended(self, outcome: str, exit_code: int) -> None:
-        """Log how the command ended."""
-        seconds = round(time.monotonic() - self._started, 3)
-        _log.info(Event("run ended", outcome=outcome, exit_code=exit_code, seconds=seconds))
+        with logs_to(stderr, settings, run=run), redirect_stderr(cast(TextIO, _EventStream(stderr))):
+            yield
+    else:
+        quiet = replace(settings, level="warning") if settings.level in ("debug", "info") else settings
+        with logs_to(None, quiet):
+            yield
 
 
 def log_run_started(run_directory: RunDirectory, num_units_to_do: int) -> None:
@@ -88,6 +66,11 @@ def log_run_finished(new: Counts, check: CheckReport, seconds: float) -> None:
             seconds=round(seconds, 3),
         )
     )
+
+
+def log_run_ended(outcome: str, exit_code: int, seconds: float) -> None:
+    """Log how the command ended."""
+    _log.info(Event("run ended", outcome=outcome, exit_code=exit_code, seconds=round(seconds, 3)))
 
 
 class _EventStream(io.TextIOBase):

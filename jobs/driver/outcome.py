@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import IntEnum
+from typing import TypeVar
 
 import ray
 
 from actors.errors import describe
+from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.logs import log_run_finished
+from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
+from jobs.driver.plan import Plan, make_plan
+from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import make_report, print_summary
 from pipeline.counts import Counts
-from pipeline.run.check import CheckReport, check_run
+from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import LeaseHeld, LeaseLost
+from pipeline.storage.location import Location
 from pipeline.streaming.stream import NoProgress, UnitError
+
+_Config = TypeVar("_Config", bound=RunConfig)
 
 
 class Exit(IntEnum):
@@ -32,32 +41,70 @@ class TooManyErrors(Exception):
     """More rows failed than run.max_error_rate allows."""
 
 
-def outcome_of(work: Callable[[], Exit]) -> Exit:
+def run_command(
+    kind: type[_Config],
+    arguments: Sequence[str] | None,
+    prog: str,
+    begin: Callable[[_Config, Plan], Callable[[], Exit]],
+) -> Exit:
+    """Do what `begin` returns for the configuration of these arguments and its plan, and return the exit code.
+
+    What the configuration or `begin` refuses is printed as a bad configuration, what the work raises as its failure.
+    """
+    started = time.monotonic()
+    with ExitStack() as logs, sigterm_interrupts():
+        try:
+            config = load(kind, sys.argv[1:] if arguments is None else arguments, prog)
+            logs.enter_context(command_logs(config.run.logs, Location.parse(config.output.path).short_name))
+            work = begin(config, make_plan(config))
+        except (ValueError, OSError) as error:
+            exit_code = bad_configuration(error)
+        except KeyboardInterrupt:
+            exit_code = _interrupted()
+        else:
+            exit_code = _outcome_of(work)
+        log_run_ended(exit_code.name.lower(), exit_code, time.monotonic() - started)
+        return exit_code
+
+
+def _outcome_of(work: Callable[[], Exit]) -> Exit:
     """Do the work and return its exit code; if it raises, print a line that says why."""
     try:
         return work()
     except KeyboardInterrupt:
-        return interrupted()
+        return _interrupted()
     except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
-        return Exit.FAILED
     except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
-        return Exit.FAILED
+    return Exit.FAILED
 
 
-def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, seconds: float) -> Exit:
-    """Verify the whole run, report on it, and mark it a success if it is one; `new` counts what this command did.
+def stopped(num_units_to_do: int, what_next: str) -> Exit:
+    """Print and log that the run was asked to stop before these units, and return its exit code."""
+    log_run_stopped(num_units_to_do)
+    print(f"stopped with {num_units_to_do} units to go{what_next}", file=sys.stderr)
+    return Exit.INCOMPLETE
 
-    Raises TooManyErrors.
+
+def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, started: float) -> Exit:
+    """Verify the whole run, report on it, and mark it a success if it is one.
+
+    `new` counts what this command did since `started`, of `time.monotonic`. Raises TooManyErrors.
     """
-    check = check_run(run_directory)
+    seconds, check = time.monotonic() - started, check_run(run_directory)
     log_run_finished(new, check, seconds)
     run_directory.write_report(make_report(run_directory, check, seconds))
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
-        _print_problems(check)
+        for problem in check.problems:
+            print(f"problem: {problem}", file=sys.stderr)
+        print(
+            "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
+            "and jobs.generate then redoes their units",
+            file=sys.stderr,
+        )
         return Exit.FAILED
     refuse_too_many_errors(run_directory, check.counts, config)
     run_directory.mark_success()
@@ -89,20 +136,10 @@ def bad_configuration(error: ValueError | OSError) -> Exit:
     return Exit.BAD_CONFIGURATION
 
 
-def interrupted() -> Exit:
+def _interrupted() -> Exit:
     """Print that the command was interrupted, and return its exit code."""
     print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
     return Exit.INCOMPLETE
-
-
-def _print_problems(check: CheckReport) -> None:
-    for problem in check.problems:
-        print(f"problem: {problem}", file=sys.stderr)
-    print(
-        "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
-        "and jobs.generate then redoes their units",
-        file=sys.stderr,
-    )
 
 
 def _explain(error: Exception) -> str:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-from actors.settings import GeneratorSettings, ModelSettings, StageSettings
+from actors.settings import GeneratorSettings, ModelSettings
 from actors.workers.loading import load_codec
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
@@ -24,20 +24,27 @@ from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
+from jobs.driver.cluster import pick_device
 from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
+
+_Actors = TypeVar("_Actors", bound=ActorResources)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A checked run, new or begun. `run_directory` is None if nothing has been written yet."""
 
-    settings: GeneratorSettings
+    config: RunConfig
+    pool: ActorPool  # with the GPUs that its actors hold
+    settings: GeneratorSettings  # as they will be
     input_options: InputOptions
     carried: dict[str, pa.DataType]
     files: list[InputFile]
@@ -49,43 +56,38 @@ class Plan:
         """Output tokens that a row may have, over its samples."""
         return self.settings.sampling.n * self.settings.sampling.max_tokens
 
-    def new_units(self, rows_per_unit: int) -> Iterator[WorkUnit]:
+    def new_units(self) -> Iterator[WorkUnit]:
         """Yield the units of a run that does not exist yet."""
-        return plan_units(self.files, self.input_options, rows_per_unit)
+        return plan_units(self.files, self.input_options, self.config.run.rows_per_unit)
 
 
-def make_plan(config: RunConfig, device: str) -> Plan:
-    """Return the plan of this configuration on "cpu" or "cuda".
+def make_plan(config: RunConfig) -> Plan:
+    """Return the plan of this configuration.
 
     Raises ValueError or OSError for everything that is known to fail before any model is loaded.
     """
-    settings = config.generator_settings()
-    settings = replace(
-        settings, models=settled_models(settings.models, device), stages=settled_stages(settings.stages, device)
-    )
+    settings, pool = settled(config.generator_settings(), config.actors, config.run.ray_address)
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
     check_models(settings)
-    codec = load_codec(settings)
-    run_directory = RunDirectory.open(config.output.path) if RunDirectory.exists(config.output.path) else None
-    carried = (
-        types_from_dict(run_directory.run["carried"]) if run_directory is not None else carried_types(files, options)
-    )
+    codec, path = load_codec(settings), config.output.path
+    run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
+    carried = types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options)
     identity = run_identity(settings, options, files, codec)
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
         run_directory.refuse_if_changed(identity)
-    return Plan(settings, options, carried, files, identity, run_directory)
+    return Plan(config, pool, settings, options, carried, files, identity, run_directory)
 
 
-def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
+def create_run(plan: Plan) -> RunDirectory:
     """Return the run directory of a plan; create it if it does not exist."""
     if plan.run_directory is not None:
         return plan.run_directory
     run = {
         "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
-        "settings": {name: value for name, value in as_dict(config).items() if name != "dry_run"},
+        "settings": {name: value for name, value in as_dict(plan.config).items() if name != "dry_run"},
         "models": asdict(plan.settings.models),
         "versions": {
             "python": platform.python_version(),
@@ -95,17 +97,18 @@ def create_run(plan: Plan, config: RunConfig) -> RunDirectory:
             "pyarrow": pa.__version__,
         },
     }
-    return RunDirectory.create(config.output.path, run, plan.new_units(config.run.rows_per_unit))
+    return RunDirectory.create(plan.config.output.path, run, plan.new_units())
 
 
-def worker_arguments(plan: Plan, config: RunConfig, run_directory: RunDirectory) -> dict[str, Any]:
-    """Return the arguments of a Generator of this run besides settings, ledger and roster."""
+def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
+    """Return the arguments of a Generator of this run besides ledger and roster."""
     return {
+        "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
         "carried": plan.carried,
-        "hang_timeout_s": config.run.hang_timeout_s,
-        "log_settings": config.run.logs,
+        "hang_timeout_s": plan.config.run.hang_timeout_s,
+        "log_settings": plan.config.run.logs,
     }
 
 
@@ -139,31 +142,29 @@ def run_identity(
     return identity
 
 
-def settled_models(models: ModelSettings, device: str) -> ModelSettings:
-    """Return the models with absolute folders, as actors may start elsewhere, and with the dtype that `auto` means."""
-    target = _absolute(model_folder(models.target))
-    dtype = models.dtype
+def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[GeneratorSettings, _Actors]:
+    """Return the settings with device, folders, dtype and GPUs of stages as they will be, and what each actor holds.
+
+    Folders are absolute, as actors may start elsewhere. Joins the cluster if only that can tell what `auto` means.
+    """
+    device, actors = pick_device(settings, actors, ray_address)
+    models, stages = settings.models, settings.stages
+    target, dtype = _folder(models.target), models.dtype
     if dtype == "auto":
         checkpoint = str(getattr(load_model_config(target), "dtype", None) or "float32").removeprefix("torch.")
         dtype = "float32" if device == "cpu" else checkpoint  # type: ignore[assignment]
-    return ModelSettings(
-        target=target,
-        draft=_absolute(model_folder(models.draft)) if models.draft else None,
-        tokenizer=_absolute(model_folder(models.tokenizer)) if models.tokenizer else None,
-        device=device,  # type: ignore[arg-type]
-        dtype=dtype,
-    )
-
-
-def settled_stages(stages: StageSettings, device: str) -> StageSettings:
-    """Return the stages with one GPU for each process if the device is cuda and they name none."""
+    draft = _folder(models.draft) if models.draft else None
+    tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
-    return replace(stages, num_gpus=1.0) if device == "cuda" and not stages.num_gpus else stages
+    if device == "cuda" and not stages.num_gpus:
+        stages = replace(stages, num_gpus=1.0)  # for each process
+    models = ModelSettings(target=target, draft=draft, tokenizer=tokenizer, device=device, dtype=dtype)
+    return replace(settings, models=models, stages=stages), actors
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def _folder(model: str) -> str:
+    return str(Path(model_folder(model)).expanduser().absolute())
 
 
 def check_models(settings: GeneratorSettings) -> None:

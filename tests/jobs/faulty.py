@@ -1,4 +1,4 @@
-"""Generators that die at a given point, for real: by `os._exit` in the worker's process."""
+"""Generators whose rows fail, and generators that die at a given point, for real: by `os._exit` in the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from actors.engine.translation import EncodedRow
 from actors.workers.generator import Generator
-from pipeline.run import commit
+from actors.workers.retrier import RetryGenerator
+from pipeline.run import amend, commit
 
 # What a unit goes through, in order.
 POINTS = (
@@ -28,6 +29,11 @@ POINTS = (
     "after part",
     "after commit",
     "after finish",
+)
+# What it goes through when its failed rows are tried again, in order.
+RETRY_POINTS = (
+    *POINTS[: POINTS.index("generating") + 1],
+    *("before part", "after part", "before errors", "after errors", "after commit", "after finish"),
 )
 
 
@@ -116,10 +122,46 @@ class _Call:
         return result
 
 
-def dies_over_poison(word: str) -> type[Generator]:
-    """Return a generator whose process dies when a row with this word in its prompt runs."""
+def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
+    """Return a retry generator that dies at RETRY_POINTS[k] of unit k, once; the folder `where` records it."""
 
-    class Poisoned(Generator):
+    class Dying(Mortal, RetryGenerator):
+        points, folder = RETRY_POINTS, where
+
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            replace_file = amend.replace_file
+
+            def replace_and_die(location: Any, *rest: Any) -> None:
+                what = "part" if "/data/" in location.path else "errors"
+                self.here(f"before {what}")
+                replace_file(location, *rest)
+                self.here(f"after {what}")
+
+            amend.replace_file = replace_and_die
+            self._ledger = DeadlyLedger(self, self._ledger)
+
+    return Dying
+
+
+def fails_over(word: str) -> type[Generator]:
+    """Return a generator in which rows with this word in their prompt fail, and no others."""
+
+    class Unlucky(Generator):
+        async def _finish(self, rows: list[EncodedRow]) -> None:
+            await super()._finish([row for row in rows if word not in row.prompt])
+            for row in rows:
+                if word in row.prompt:
+                    for sequence in row.sequences:
+                        sequence.fail("no luck")
+
+    return Unlucky
+
+
+def dies_over(word: str, kind: type[Generator] = Generator) -> type[Generator]:
+    """Return a generator of this kind whose process dies when a row with this word in its prompt runs."""
+
+    class Poisoned(kind):  # type: ignore[misc, valid-type]
         async def _finish(self, rows: list[EncodedRow]) -> None:
             if any(word in row.prompt for row in rows):
                 os._exit(9)

@@ -25,7 +25,9 @@ WAYS = {
         "--engine.draft_length=fixed --engine.num_speculative_tokens=4 --actors.min_actors=2"
     ),
     "model, 8 draft tokens": "--engine.draft_length=fixed --engine.num_speculative_tokens=8",
-    "model, 4 slots, units of 11 rows": "--engine.draft_length=adaptive --engine.num_slots=4 --run.rows_per_unit=11",
+    "model, 4 slots, 4 units of 11 rows at once": (
+        "--engine.draft_length=adaptive --engine.num_slots=4 --actors.units_in_flight=4 --run.rows_per_unit=11"
+    ),
     "model, 1 slot": "--engine.num_slots=1",
 }
 AS_DOCUMENTED = "model, 4 draft tokens, 2 actors"

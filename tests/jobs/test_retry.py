@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from actors.workers.retrier import RetryGenerator
 from jobs import generate, retry, verify
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import hold_lease
-from tests.jobs.faulty_retry import RETRY_POINTS, fails_over, retry_dies_at_every_point, retry_dies_over
+from tests.jobs.conftest import Job
+from tests.jobs.faulty import RETRY_POINTS, dies_over, fails_over, retry_dies_at_every_point
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -49,14 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_addres
 
 
 @pytest.fixture
-def output(folder: Path, tmp_path: Path) -> Path:
+def failed(folder: Path, job: Job) -> Job:
     """Return a copy of the run in which rows failed."""
-    shutil.copytree(folder / "failed", tmp_path / "out")
-    return tmp_path / "out"
-
-
-def command(folder: Path, output: Path, pair: Pair, *more: str) -> list[str]:
-    return arguments(folder / "in.jsonl", output, pair, *FLAGS, *more)
+    job.source = folder / "in.jsonl"
+    shutil.copytree(folder / "failed", job.output)
+    return job
 
 
 def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
@@ -65,14 +64,11 @@ def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in work} for row in generations(output)]
 
 
-def test_retried_rows_equal_those_of_a_run_without_failures(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = commits(output)
+def test_retried_rows_equal_those_of_a_run_without_failures(folder: Path, failed: Job) -> None:
+    output, before = failed.output, commits(failed.output)
     changed = ("--engine.num_slots=3", "--actors.units_in_flight=1", "--engine.drafter=ngram")
-    stages = ("--stage=generate", "--stage=read")
-    assert retry.main(command(folder, output, text_pair, *stages, *changed)) == 0
-    assert "retried: 5 rows; now succeed: 3; still fail: 2" in capsys.readouterr().out
+    assert failed.retry(*FLAGS, "--stage=generate", "--stage=read", *changed) == 0
+    assert "retried: 5 rows; now succeed: 3; still fail: 2" in failed.printed()
     assert content(output) == content(folder / "undisturbed")
     assert rows_without_counts_of_work(output) == rows_without_counts_of_work(folder / "undisturbed")
     assert [(row["id"], row["stage"], row["attempt"]) for row in errors(output)] == [
@@ -81,57 +77,53 @@ def test_retried_rows_equal_those_of_a_run_without_failures(
         ("no-prompt", "read", 1),
     ]
     after = commits(output)
-    assert {name for name in before if before[name] != after[name]} == {
-        "part-000000000.parquet",
-        "part-000000002.parquet",
-    }
+    changed_parts = {name for name in before if before[name] != after[name]}
+    assert changed_parts == {"part-000000000.parquet", "part-000000002.parquet"}
     assert problems(output) == []
     assert (output / "_SUCCESS").exists()
     report = json.loads((output / "report.json").read_text())
     assert (report["complete"], report["counts"]["num_errors"], report["counts"]["num_rows"]) == (True, 3, 28)
     assert verify.main([str(output)]) == 0
 
-    assert generate.main(command(folder, output, text_pair)) == 0
+    assert failed.generate(*FLAGS) == 0
     assert commits(output) == after
-    assert "Nothing left to do" in capsys.readouterr().out
+    assert "Nothing left to do" in failed.printed()
     (output / "_SUCCESS").unlink()
-    assert generate.main(command(folder, output, text_pair)) == 0
+    assert failed.generate(*FLAGS) == 0
     assert commits(output) == after
 
 
-def test_a_dry_run_lists_what_failed_and_writes_nothing(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
-    assert retry.main(command(folder, output, text_pair, "--dry-run", "--error-type", "KeyError")) == 0
-    printed = capsys.readouterr().out
+def test_a_dry_run_lists_what_failed_and_writes_nothing(failed: Job) -> None:
+    before = {path: path.stat().st_mtime_ns for path in failed.output.rglob("*")}
+    assert failed.retry(*FLAGS, "--dry-run", "--error-type", "KeyError") == 0
+    printed = failed.printed()
     assert "no luck" in printed
     assert "JSONDecodeError" in printed
     assert "6 rows failed; 1 of them, in 1 units, would be tried again" in printed
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in failed.output.rglob("*")} == before
 
 
-def test_nothing_happens_if_no_failed_row_matches(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = commits(output)
-    assert retry.main(command(folder, output, text_pair, "--error_type=WorkerDied")) == 0
-    assert "Nothing to try again: none of the failed rows is asked for." in capsys.readouterr().out
-    assert commits(output) == before
-    assert (output / "_SUCCESS").exists()
+def test_nothing_happens_if_no_failed_row_matches(failed: Job) -> None:
+    before = commits(failed.output)
+    assert failed.retry(*FLAGS, "--error_type=WorkerDied") == 0
+    assert "Nothing to try again: none of the failed rows is asked for." in failed.printed()
+    assert commits(failed.output) == before
+    assert (failed.output / "_SUCCESS").exists()
 
 
-def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (output / "_SUCCESS").unlink()
-    assert retry.main(command(folder, output, text_pair, "--stage=params")) == 0
-    assert (output / "_SUCCESS").exists()
-    (output / "_SUCCESS").unlink()
-    (output / "data/part-000000003.parquet").unlink()
-    assert retry.main(command(folder, output, text_pair, "--stage=params")) == 3
-    assert "1 units of the run were never finished: python -m jobs.generate goes on" in capsys.readouterr().err
-    assert not (output / "_SUCCESS").exists()
+def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed: Job) -> None:
+    success = failed.output / "_SUCCESS"
+    success.unlink()
+    assert failed.retry(*FLAGS, "--stage=params", "--run.max_error_rate=0.1") == 1
+    assert "`python -m jobs.retry` runs the failed rows again" in failed.printed()
+    assert not success.exists()
+    assert failed.retry(*FLAGS, "--stage=params") == 0
+    assert success.exists()
+    success.unlink()
+    (failed.output / "data/part-000000003.parquet").unlink()
+    assert failed.retry(*FLAGS, "--stage=params") == 3
+    assert "1 units of the run were never finished: python -m jobs.generate goes on" in failed.printed()
+    assert not success.exists()
 
 
 @pytest.mark.parametrize(
@@ -145,25 +137,21 @@ def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(
         ("--output.path=/nowhere/at/all", "no run here; python -m jobs.generate makes one"),
     ],
 )
-def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str], flag: str, message: str
-) -> None:
-    before = commits(output)
-    assert retry.main(command(folder, output, text_pair, flag)) == 2
-    assert message in capsys.readouterr().err
-    assert commits(output) == before
+def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(failed: Job, flag: str, message: str) -> None:
+    before = commits(failed.output)
+    assert failed.retry(*FLAGS, flag) == 2
+    assert message in failed.printed()
+    assert commits(failed.output) == before
 
 
-def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with hold_lease(RunDirectory.open(str(output))):
-        assert retry.main(command(folder, output, text_pair)) == 1
-    assert "error: another driver works on this run" in capsys.readouterr().err
-    part = output / "errors/part-000000002.parquet"
+def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(failed: Job) -> None:
+    with hold_lease(RunDirectory.open(str(failed.output))):
+        assert failed.retry(*FLAGS) == 1
+    assert "error: another driver works on this run" in failed.printed()
+    part = failed.output / "errors/part-000000002.parquet"
     part.write_bytes(part.read_bytes()[:-3])
-    assert retry.main(command(folder, output, text_pair)) == 1
-    assert "errors/part-000000002.parquet: damaged" in capsys.readouterr().err
+    assert failed.retry(*FLAGS) == 1
+    assert "errors/part-000000002.parquet: damaged" in failed.printed()
 
 
 def test_help_describes_the_command_and_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,92 +159,72 @@ def test_help_describes_the_command_and_its_own_fields(capsys: pytest.CaptureFix
         retry.main(["--help"])
     assert ended.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Runs the rows in errors/ of a corpus again, and only those." in printed
-    assert "--stage" in printed
-    assert "--error_type" in printed
+    for text in ("Runs the rows in errors/ of a corpus again, and only those.", "--stage", "--error_type"):
+        assert text in printed
     assert "such as WorkerDied" in printed
-
-
-def test_the_error_for_too_many_failed_rows_names_the_retry_command(
-    folder: Path, output: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (output / "_SUCCESS").unlink()
-    assert retry.main(command(folder, output, text_pair, "--stage=params", "--run.max_error_rate=0.1")) == 1
-    assert "`python -m jobs.retry` runs the failed rows again" in capsys.readouterr().err
-    assert not (output / "_SUCCESS").exists()
 
 
 @pytest.mark.slow
 def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
-    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        row
-        for k in range(len(RETRY_POINTS))
-        for row in (
-            *prompts(2),
-            {"id": f"unlucky-{k}", "kind": "a", "prompt": f"unlucky hello {k}"},
-            {"id": f"bad-{k}", "kind": "a"},
-        )
-    ]
-    source, undisturbed, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "undisturbed", tmp_path / "out"
+    num_units, deaths = len(RETRY_POINTS), tmp_path / "deaths"
+    lucky = prompts(2)
+    unlucky = [{"id": f"unlucky-{k}", "kind": "a", "prompt": f"unlucky hello {k}"} for k in range(num_units)]
+    bad = [{"id": f"bad-{k}", "kind": "a"} for k in range(num_units)]
+    job.read([row for k in range(num_units) for row in (*lucky, unlucky[k], bad[k])])
     flags = ("--run.rows_per_unit=4", "--actors.units_in_flight=1", "--engine.num_slots=1", "--run.max_error_rate=1")
-    assert generate.main(arguments(source, undisturbed, text_pair, *flags)) == 0
+    undisturbed = job.undisturbed(*flags)
     monkeypatch.setattr(generate, "Generator", fails_over("unlucky"))
-    assert generate.main(arguments(source, output, text_pair, *flags)) == 0
-    assert len(errors(output)) == 2 * len(RETRY_POINTS)
-    deaths = tmp_path / "deaths"
+    assert job.generate(*flags) == 0
+    assert len(errors(job.output)) == 2 * num_units
     deaths.mkdir()
     monkeypatch.setattr(retry, "RetryGenerator", retry_dies_at_every_point(deaths))
-    assert retry.main(arguments(source, output, text_pair, *flags)) == 0
+    assert job.retry(*flags) == 0
     assert sorted(path.name for path in deaths.iterdir()) == sorted(f"{p} {k}" for k, p in enumerate(RETRY_POINTS))
-    assert content(output) == content(undisturbed)
-    assert [row["id"] for row in errors(output)] == [f"bad-{k}" for k in range(len(RETRY_POINTS))]
-    assert problems(output) == []
-    printed = capsys.readouterr()
-    assert f"now succeed: {len(RETRY_POINTS)}; still fail: {len(RETRY_POINTS)}" in printed.out
-    assert "worker processes died over units" in printed.err
+    assert content(job.output) == content(undisturbed)
+    assert [row["id"] for row in errors(job.output)] == [row["id"] for row in bad]
+    assert problems(job.output) == []
+    printed = job.printed()
+    assert f"now succeed: {num_units}; still fail: {num_units}" in printed
+    assert "worker processes died over units" in printed
 
 
 @pytest.mark.slow
 def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come_through(
-    folder: Path, output: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    folder: Path, failed: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "RetryGenerator", retry_dies_over("unlucky hello 17"))
-    assert retry.main(command(folder, output, text_pair)) == 0
-    dead = {row["id"]: (row["stage"], row["error_type"], row["attempt"]) for row in errors(output)}
+    monkeypatch.setattr(retry, "RetryGenerator", dies_over("unlucky hello 17", RetryGenerator))
+    assert failed.retry(*FLAGS) == 0
+    dead = {row["id"]: (row["stage"], row["error_type"], row["attempt"]) for row in errors(failed.output)}
     assert dead["row-17"] == ("generate", "WorkerDied", 1)
     assert sorted(map(str, dead)) == ["None", "empty", "no-prompt", "row-17"]
     expected = [row for row in rows_without_counts_of_work(folder / "undisturbed") if row["id"] != "row-17"]
-    assert rows_without_counts_of_work(output) == expected
-    assert problems(output) == []
+    assert rows_without_counts_of_work(failed.output) == expected
+    assert problems(failed.output) == []
     monkeypatch.undo()
-    assert retry.main(command(folder, output, text_pair, "--error-type=WorkerDied")) == 0
-    assert content(output) == content(folder / "undisturbed")
+    assert failed.retry(*FLAGS, "--error-type=WorkerDied") == 0
+    assert content(failed.output) == content(folder / "undisturbed")
 
 
 @pytest.mark.slow
-def test_a_stopped_or_killed_retry_can_be_resumed(
-    tmp_path: Path, text_pair: Pair, ray_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"id": f"row-{k}", "kind": "a", "prompt": f"{'unlucky' if k % 2 else 'lucky'} {k}"} for k in range(96)]
-    source, undisturbed, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "undisturbed", tmp_path / "out"
+def test_a_stopped_or_killed_retry_can_be_resumed(job: Job, ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.read([{"id": f"row-{k}", "kind": "a", "prompt": f"{'unlucky' if k % 2 else 'lucky'} {k}"} for k in range(96)])
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=1", "--run.max_error_rate=1")
-    assert generate.main(arguments(source, undisturbed, text_pair, *slow)) == 0
+    undisturbed = job.undisturbed(*slow)
     with monkeypatch.context() as patch:
         patch.setattr(generate, "Generator", fails_over("unlucky"))
-        assert generate.main(arguments(source, output, text_pair, *slow)) == 0
-    first = commits(output)
-    command = [sys.executable, "-m", "jobs.retry", *arguments(source, output, text_pair, *slow)]
-    command.append(f"--run.ray_address={ray_address}")
-    said = _begin_and_end(command, output, signal.SIGTERM, 3)
+        assert job.generate(*slow) == 0
+    first = commits(job.output)
+    command = [sys.executable, "-m", "jobs.retry", *job.command(*slow), f"--run.ray_address={ray_address}"]
+    said = _begin_and_end(command, job.output, signal.SIGTERM, 3)
     assert "the same command goes on with what is left in errors/" in said
-    assert list((output / "errors").iterdir()), "it was done before it could be stopped: make the run longer"
-    _begin_and_end(command, output, signal.SIGKILL, -signal.SIGKILL)
-    assert retry.main(arguments(source, output, text_pair, *slow)) == 0
-    assert content(output) == content(undisturbed)
-    assert errors(output) == []
-    assert all(first[name] != commits(output)[name] for name in first)
+    assert list((job.output / "errors").iterdir()), "it was done before it could be stopped: make the run longer"
+    _begin_and_end(command, job.output, signal.SIGKILL, -signal.SIGKILL)
+    assert job.retry(*slow) == 0
+    assert content(job.output) == content(undisturbed)
+    assert errors(job.output) == []
+    assert all(first[name] != commits(job.output)[name] for name in first)
 
 
 def _begin_and_end(command: list[str], output: Path, sent: signal.Signals, code: int) -> str:

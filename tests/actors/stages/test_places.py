@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, placement_group_table
 from actors.settings import StageSettings
 from actors.stages import places as stage_places
 from actors.stages.places import give_back_orphans, take_places
-from jobs.driver.watches import OrphanWatch
+from jobs.driver.watches import watch_for_orphans, watching
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -31,7 +31,7 @@ def is_given_back(places: Any) -> Callable[[], bool]:
 def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more() -> None:
     own = take_places(StageSettings(count=2, num_cpus=0.1))
     orphan = take_for_a_stranger()
-    with OrphanWatch(period_s=0.01):
+    with watching(watch_for_orphans, 0.01):
         wait_until(is_given_back(orphan))
     assert not is_given_back(own)()
     ray.util.remove_placement_group(own)

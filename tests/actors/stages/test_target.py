@@ -118,7 +118,7 @@ def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
 def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is_lost(
     pair: Pair, model: ShardedModel, where: str
 ) -> None:
-    """The ledger then finds the row, as it does for all rows that kill processes (tests/jobs/test_stages.py)."""
+    """The ledger then finds the row, as it does for all rows that kill processes (tests/jobs/test_placements.py)."""
     before = model.pipeline.group.num_replaced
     sequences = make_sequences(SAMPLED)
     if where == "in its prompt":

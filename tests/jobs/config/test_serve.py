@@ -136,13 +136,15 @@ def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.C
     assert str(tmp_path) in capsys.readouterr().err
 
 
+def fingerprint(target: str, *flags: str) -> str:
+    """Return the fingerprint of the engine that this configuration describes."""
+    config = load("--models.target", target, "--models.device=cpu", *flags)
+    return serve._fingerprint(serve._engine_parts(serve.settled_engine(config)[0]))
+
+
 def test_the_fingerprint_covers_the_model_and_all_that_changes_texts(
     text_pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    def fingerprint(target: str, *flags: str) -> str:
-        config = load("--models.target", target, "--models.device=cpu", *flags)
-        return serve._fingerprint(serve._engine_parts(serve.settled(config)[0]))
-
     target, copy = text_pair[0], tmp_path / "copy"
     shutil.copytree(target, copy)
     first = fingerprint(target)
@@ -158,18 +160,17 @@ def test_the_fingerprint_covers_the_model_and_all_that_changes_texts(
 
 
 def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair: tuple[str, str]) -> None:
-    def fingerprint(verification: str, *flags: str) -> str:
-        pair = ("--models.target", text_pair[0], "--models.draft", text_pair[1], "--models.device=cpu")
-        config = load(*pair, f"--engine.verification={verification}", *flags)
-        return serve._fingerprint(serve._engine_parts(serve.settled(config)[0]))
-
+    target, draft = text_pair
+    rejection, coupled = (
+        ("--models.draft", draft, f"--engine.verification={rule}") for rule in ("rejection", "coupled")
+    )
     changes = (
         (),
         ("--engine.num_speculative_tokens=3",),
         ("--engine.drafter=ngram",),
         ("--engine.draft_length=fixed",),
-        ("--models.draft", text_pair[0]),
+        ("--models.draft", target),
     )
-    assert len({fingerprint("rejection", *flags) for flags in changes}) == len(changes)
-    assert len({fingerprint("coupled", *flags) for flags in changes}) == 1, "no draft changes a coupled text"
-    assert fingerprint("rejection", "--engine.num_slots=2") == fingerprint("rejection")
+    assert len({fingerprint(target, *rejection, *flags) for flags in changes}) == len(changes)
+    assert len({fingerprint(target, *coupled, *flags) for flags in changes}) == 1, "no draft changes a coupled text"
+    assert fingerprint(target, *rejection, "--engine.num_slots=2") == fingerprint(target, *rejection)

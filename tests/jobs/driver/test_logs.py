@@ -12,13 +12,13 @@ import ray
 
 from actors.workers.generator import Generator
 from jobs import generate
-from tests.jobs.runs import arguments, errors, generations, prompts, wait_until, write_jsonl
-from tests.jobs.scraping import scrape, sums
+from tests.jobs.conftest import Job
+from tests.jobs.driver.scraping import scrape, sums
+from tests.jobs.runs import errors, generations, prompts, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-Pair = tuple[str, str]
 JSON = "--run.log_format=json"
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def secret_rows(secret: str) -> list[Any]:
@@ -64,24 +64,16 @@ def events(text: str, run: str) -> list[dict[str, Any]]:
     return [event for event in found if event["run"] == run]
 
 
-def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(
-    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job: Job) -> None:
     secret = "Zq7secretXk"
-    rows = [*secret_rows(secret), *prompts(5)]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "logged-run"
-    capsys.readouterr()
-    assert generate.main(arguments(source, output, text_pair, JSON, "--run.max_error_rate=1")) == 0
+    job.read([*secret_rows(secret), *prompts(5)])
+    output = job.output = job.folder / "logged-run"
+    assert job.generate(JSON, "--run.max_error_rate=1") == 0
 
-    said = capsys.readouterr()
+    said = job.capsys.readouterr()
     driver = [json.loads(line) for line in said.err.splitlines()]
-    assert [event["event"] for event in driver] == [
-        "lease taken",
-        "run started",
-        "run finished",
-        "lease given back",
-        "run ended",
-    ]
+    names = ["lease taken", "run started", "run finished", "lease given back", "run ended"]
+    assert [event["event"] for event in driver] == names
     started, finished, ended = driver[1], driver[2], driver[-1]
     assert (started["units"], started["rows"], started["units_to_do"]) == (2, 16, 2)
     assert len(started["identity"]) == 64
@@ -93,7 +85,7 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(
     logs = worker_logs()
     workers = events(logs, "logged-run")
     (loaded,) = [event for event in workers if event["event"] == "actor loaded"]
-    assert (loaded["target"], loaded["draft"], loaded["drafter"], loaded["dtype"]) == (*text_pair, "model", "float32")
+    assert (loaded["target"], loaded["draft"], loaded["drafter"], loaded["dtype"]) == (*job.pair, "model", "float32")
     assert all(seconds > 0 for table in ("target_ms", "draft_ms") for seconds in loaded[table].values())
     (query,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     ((engine, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
@@ -119,14 +111,12 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(
     assert sum(secret in row["message"] for row in errors(output)) >= 3, "messages quote rows: this test needs some"
 
 
-def test_prompts_are_logged_if_the_configuration_asks_for_them(
-    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_are_logged_if_the_configuration_asks_for_them(job: Job) -> None:
     secret = "Wv3askedJh"
-    source, output = write_jsonl(tmp_path / "in.jsonl", secret_rows(secret)), tmp_path / "asked-run"
-    flags = ("--run.max_error_rate=1", "--run.log_prompts", JSON)
-    assert generate.main(arguments(source, output, text_pair, *flags)) == 0
-    assert secret not in capsys.readouterr().err
+    job.read(secret_rows(secret))
+    output = job.output = job.folder / "asked-run"
+    assert job.generate("--run.max_error_rate=1", "--run.log_prompts", JSON) == 0
+    assert secret not in job.capsys.readouterr().err
     failed = {e["row_id"]: e for e in events(worker_logs(), "asked-run") if e["event"] == "row failed"}
     assert {row["row_id"]: row["message"] for row in errors(output)} == {i: e["message"] for i, e in failed.items()}
     by_id = {row["id"]: failed[row["row_id"]] for row in errors(output)}
@@ -137,36 +127,32 @@ def test_prompts_are_logged_if_the_configuration_asks_for_them(
 
 
 @pytest.mark.slow
-def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(
-    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(4)), tmp_path / "repeated-run"
-    monkeypatch.setattr(generate, "Generator", dies_once(tmp_path / "died"))
-    assert generate.main(arguments(source, output, text_pair, JSON)) == 0
+def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.read(4)
+    job.output = job.folder / "repeated-run"
+    monkeypatch.setattr(generate, "Generator", dies_once(job.folder / "died"))
+    assert job.generate(JSON) == 0
     (again,) = [event for event in events(worker_logs(), "repeated-run") if event["event"] == "unit repeated"]
     assert (again["unit"], again["attempt"], again["after_death"], again["careful"]) == (0, 1, True, False)
-    (said,) = [e for e in map(json.loads, capsys.readouterr().err.splitlines()) if e["event"] == "said"]
+    (said,) = [e for e in map(json.loads, job.capsys.readouterr().err.splitlines()) if e["event"] == "said"]
     assert said["text"].startswith("1 worker processes died over units")
     expected = {("ray_dray_worker_deaths_total",): 1, ("ray_dray_units_repeated_total",): 1}
     expected |= {("ray_dray_units_committed_total",): 1, ("ray_dray_rows_total", "generated"): 4}
     wait_until(lambda: expected.items() <= sums(scrape("repeated-run")).items())
 
 
-def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: Path, text_pair: Pair) -> None:
+def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: Path, job: Job) -> None:
     assert (plain_run / "err.txt").read_text() == ""
     assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
-    assert f"INFO actor loaded target={text_pair[0]}" in worker_logs()
+    assert f"INFO actor loaded target={job.pair[0]}" in worker_logs()
     assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
 
 
-def test_an_error_is_an_event_in_json_and_a_line_in_text(
-    tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", prompts(3)), tmp_path / "wrong-run"
-    flags = arguments(source, output, ("/nowhere", text_pair[1]))
-    assert generate.main(flags) == 2
-    assert capsys.readouterr().err.startswith("error: no model at '/nowhere'")
-    assert generate.main([*flags, JSON, "--run.log_level=error"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_an_error_is_an_event_in_json_and_a_line_in_text(job: Job) -> None:
+    job.read(3)
+    assert job.generate("--models.target=/nowhere") == 2
+    assert job.capsys.readouterr().err.startswith("error: no model at '/nowhere'")
+    assert job.generate("--models.target=/nowhere", JSON, "--run.log_level=error") == 2
+    (line,) = job.capsys.readouterr().err.splitlines()
     assert json.loads(line)["level"] == "error"
     assert json.loads(line)["text"].startswith("error: no model at '/nowhere'")

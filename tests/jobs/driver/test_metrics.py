@@ -1,30 +1,29 @@
 """Metrics of a run: Prometheus reads the counts that the run wrote."""
 
-import time
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
-from jobs import generate
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from tests.jobs.runs import arguments, prompts, write_jsonl
-from tests.jobs.scraping import scrape, sums
+from tests.jobs.conftest import Job
+from tests.jobs.driver.scraping import scrape, sums
+from tests.jobs.runs import prompts, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-Pair = tuple[str, str]
 GAUGES = {"ray_dray_engine_slots", "ray_dray_engine_running", "ray_dray_engine_waiting"}
 GAUGES |= {"ray_dray_units_left", "ray_dray_rows_left"}
 
 
-def test_prometheus_reads_the_counts_that_a_run_wrote(tmp_path: Path, text_pair: Pair) -> None:
+def test_prometheus_reads_the_counts_that_a_run_wrote(job: Job) -> None:
     bad = [{"id": "a", "kind": "a"}, {"id": "b", "kind": "a", "prompt": ""}]
     bad += [{"id": "c", "kind": "a", "prompt": "hello " * 400}]
-    source, output = write_jsonl(tmp_path / "in.jsonl", [*prompts(21), *bad]), tmp_path / "scraped-run"
-    flags = ("--sampling.n=2", "--engine.draft_length=fixed", "--actors.min_actors=2", "--actors.max_actors=2")
-    assert generate.main(arguments(source, output, text_pair, *flags)) == 0
+    job.read([*prompts(21), *bad])
+    job.output = job.folder / "scraped-run"
+    two = ("--actors.min_actors=2", "--actors.max_actors=2")
+    assert job.generate("--sampling.n=2", "--engine.draft_length=fixed", *two) == 0
 
-    counts = check_run(RunDirectory.open(str(output))).counts
+    counts = check_run(RunDirectory.open(str(job.output))).counts
     assert min(counts.num_cached_tokens, counts.num_accepted_tokens, counts.num_errors) > 0
     expected = {
         ("ray_dray_rows_total", "generated"): 21,
@@ -46,16 +45,18 @@ def test_prometheus_reads_the_counts_that_a_run_wrote(tmp_path: Path, text_pair:
     }
 
     seen: set[str] = set()  # a gauge goes soon after its process; counters stay
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
+
+    def all_is_there() -> bool:
         totals = sums(scrape("scraped-run"))
-        seen |= {name for name, *_ in totals}
-        if {name: totals[name] for name in expected} == expected and seen >= GAUGES:
-            break
-        time.sleep(0.3)
+        seen.update(name for name, *_ in totals)
+        return expected.items() <= totals.items() and seen >= GAUGES
+
+    with suppress(AssertionError):
+        wait_until(all_is_there, every_s=0.3)
+    samples = scrape("scraped-run")
+    totals = sums(samples)
     assert {name: totals[name] for name in expected} == expected
     assert seen >= GAUGES
-    samples = scrape("scraped-run")
     assert 0 < totals["ray_dray_engine_round_seconds_total",] < totals["ray_dray_engine_busy_seconds_total",]
     assert all(sample.labels["WorkerId"] for sample in samples), "one process cannot be told from another"
     never = {"units_repeated", "worker_deaths", "storage_retries", "out_of_memory"}

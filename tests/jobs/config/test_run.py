@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from decoding import EngineOptions, SamplingParams
+from jobs.config.fields import all_fields
 from jobs.config.loading import as_dict
 from jobs.config.loading import load as load_any
-from jobs.config.reference import fields
-from jobs.config.run import RetryConfig, RunConfig, load_config
+from jobs.config.run import RetryConfig, RunConfig
+from jobs.config.serve import ServeConfig
+from pipeline.streaming.pool import ActorPool
 
-COMMANDS: tuple[Literal["generate", "serve"], ...] = ("generate", "serve")
+FIELDS = {"generate": list(all_fields(RunConfig)), "serve": list(all_fields(ServeConfig))}
 DESCRIBED = {  # type, default and unit
     "engine.num_slots": ("int", 16, "rows"),
     "engine.drafter": ("none | ngram | suffix | model | hybrid", None, ""),
@@ -38,11 +39,11 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-SERVE_YAML = Path(__file__).parents[2] / "examples/configs/serve.yaml"  # of another command: test_serve_config.py
+SERVE_YAML = Path(__file__).parents[3] / "examples/configs/serve.yaml"  # of another command: test_serve.py
 
 
 def load(yaml_file: Path, *flags: str) -> RunConfig:
-    return load_config([f"--config={yaml_file}", *flags], prog="test")
+    return load_any(RunConfig, [f"--config={yaml_file}", *flags], prog="test")
 
 
 def test_flags_win_over_environment_and_environment_over_the_file(
@@ -66,20 +67,20 @@ def test_a_config_becomes_the_packages_own_settings(yaml_file: Path) -> None:
 
 
 def test_every_field_has_a_help_text_and_its_type_default_and_unit_are_known() -> None:
-    found = {each.name: each for command in COMMANDS for each in fields(command)}
+    found = {each.name: each for fields in FIELDS.values() for each in fields}
     assert [name for name, field in found.items() if not field.help] == []
     described = {name: (found[name].type, found[name].default, found[name].unit) for name in DESCRIBED}
     assert described == DESCRIBED
 
 
 def test_fields_that_code_sets_are_not_in_the_configuration() -> None:
-    names = {each.name for command in COMMANDS for each in fields(command)}
+    names = {each.name for fields in FIELDS.values() for each in fields}
     by_code = {"sampling.seed", "seed", "input.template_columns", "stages.room_timeout_s", "serve.fingerprint"}
     assert names & {*by_code, "serve.log_prompts", "serve.created", "serve.max_headers"} == set()
 
 
 def test_the_endpoint_has_the_sections_of_a_run_that_are_about_models_except_sampling() -> None:
-    sections = {command: {each.name.partition(".")[0] for each in fields(command)} for command in COMMANDS}
+    sections = {command: {each.name.partition(".")[0] for each in fields} for command, fields in FIELDS.items()}
     assert sections["generate"] - sections["serve"] == {"input", "output", "sampling", "actors", "run"}
     assert sections["serve"] - sections["generate"] == {"serve"}
 
@@ -131,7 +132,7 @@ def test_a_variable_that_should_hold_json_is_named(
 
 
 def test_the_help_of_a_shared_field_names_what_has_it_and_says_its_unit() -> None:
-    described = {each.name: each.description for command in COMMANDS for each in fields(command)}
+    described = {each.name: each.description for fields in FIELDS.values() for each in fields}
     nouns = {"actors": "actor", "drafts": "draft actor", "stages": "process of a stage", "serve": "engine"}
     for section, noun in nouns.items():
         assert described[f"{section}.memory"] == f"Memory that each {noun} holds, such as 80GiB. (bytes)"
@@ -203,7 +204,7 @@ def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "path",
-    sorted(set((Path(__file__).parents[2] / "examples/configs").glob("*.yaml")) - {SERVE_YAML}),
+    sorted(set((Path(__file__).parents[3] / "examples/configs").glob("*.yaml")) - {SERVE_YAML}),
     ids=lambda path: path.stem,
 )
 def test_the_example_configs_are_valid(path: Path) -> None:
@@ -216,3 +217,65 @@ def test_variables_that_decoding_reads_itself_are_accepted(
 ) -> None:
     monkeypatch.setenv(name, "off")
     assert load(yaml_file).generator.engine.num_slots == 5
+
+
+POOL_YAML = """
+input: {path: prompts.jsonl}
+output: {path: out}
+models: {target: target}
+actors:
+  min_actors: 2
+  max_actors: 64
+  initial_actors: 16
+  num_gpus: 1
+  memory: 80GiB
+  resources: {nvme: 0.5}
+  accelerator_type: H100
+  label_selector: {ray.io/market-type: spot}
+  fallback_label_selectors: [{ray.io/market-type: on-demand}]
+run: {backup_units: false}
+"""
+
+
+def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(POOL_YAML)
+    config = load(path)
+    assert not config.run.backup_units
+    assert config.actors == ActorPool(
+        min_actors=2,
+        max_actors=64,
+        initial_actors=16,
+        num_gpus=1,
+        memory=80 * 1024**3,
+        resources={"nvme": 0.5},
+        accelerator_type="H100",
+        label_selector={"ray.io/market-type": "spot"},
+        fallback_label_selectors=({"ray.io/market-type": "on-demand"},),
+    )
+
+
+def test_flags_take_json() -> None:
+    flags = ["--input.path=x", "--output.path=y", "--models.target=z", '--actors.label_selector={"zone": "a"}']
+    config = load_any(RunConfig, [*flags, '--actors.resources={"nvme": 1}'], prog="test")
+    assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--actors.initial_actors=5", "initial_actors must lie between min_actors 1 and max_actors 1, got 5"),
+        ('--actors.resources={"GPU": 1}', "resources names 'GPU'; that is what actors.num_gpus is for"),
+        ('--actors.resources={"nvme": 0}', "'nvme' must be a whole number, or a share between 0 and 1, got 0"),
+        ('--actors.resources={"nvme": 1.5}', "'nvme' must be a whole number, or a share between 0 and 1, got 1.5"),
+        ("--actors.memory=0", "memory must be a positive number of bytes, got 0"),
+        ("--actors.memory=lots", "actors.memory: could not parse value and unit from byte string, got 'lots'"),
+        ('--actors.fallback_label_selectors=[{"a": "b"}]', "come after actors.label_selector; set that one first"),
+        ("--actors.label_selector=5", "actors.label_selector"),
+    ],
+)
+def test_impossible_resources_are_refused(flag: str, message: str) -> None:
+    flags = ["--input.path=x", "--output.path=y", "--models.target=z"]
+    with pytest.raises(ValueError, match="actors") as error:
+        load_any(RunConfig, [*flags, flag], prog="test")
+    assert message in str(error.value)

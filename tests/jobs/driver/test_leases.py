@@ -1,0 +1,105 @@
+"""Messages of the commands about a second driver, a lost lease and damaged files, which need no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobs import generate, verify
+from pipeline.counts import Counts
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import hold_lease
+from pipeline.run.missing import MissingUnits
+from tests.jobs.conftest import Job
+from tests.pipeline.made_up import committed_run
+
+
+@pytest.fixture
+def begun(job: Job) -> Job:
+    """Return a small run whose directory exists."""
+    job.read(9)
+    job.begin("--models.device=cpu")
+    return job
+
+
+def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> None:
+    with hold_lease(RunDirectory.open(str(begun.output))) as lease:
+        assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+        assert f"error: another driver works on this run (host {lease.holder.host}, pid" in begun.printed()
+        assert begun.generate("--models.device=cpu", "--dry-run") == generate.Exit.COMPLETE
+        assert verify.main([str(begun.output)]) == 1
+        lease.refuse_if_lost()
+
+
+def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def lose_the_lease_after_a_unit(*_: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(counts=Counts(num_rows=8))
+        taken.append(1)
+        lease_of_this_driver[0].lost_to = "host other, pid 5"
+        yield SimpleNamespace(counts=Counts(num_rows=1))
+        pytest.fail("went on without its lease")
+
+    lease_of_this_driver: list[Any] = []
+    run_alone = generate._run_alone
+
+    def remember_the_lease(*values: Any) -> Any:
+        lease_of_this_driver.append(values[-1])
+        return run_alone(*values)
+
+    monkeypatch.setattr(generate, "execute", lose_the_lease_after_a_unit)
+    monkeypatch.setattr(generate, "_run_alone", remember_the_lease)
+    assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+    assert "went to host other, pid 5. It stops here; what is committed stays" in begun.printed()
+    assert taken == [1]
+
+
+def test_verify_names_damaged_files_and_repair_moves_them_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_directory = committed_run(tmp_path / "run")
+    part = Path(run_directory.part_path(0).path)
+    part.write_bytes(part.read_bytes()[:-7])
+    path = str(tmp_path / "run")
+    assert verify.main([path]) == 1
+    assert "1 files are damaged or foreign; --repair moves them to quarantine/" in capsys.readouterr().out
+    assert part.exists()
+    with hold_lease(run_directory):
+        assert verify.main([path, "--repair"]) == 1
+    assert "error: another driver works on this run" in capsys.readouterr().err
+    assert part.exists()
+    assert verify.main([path, "--repair"]) == 1
+    printed = capsys.readouterr().out
+    assert (
+        "moved to quarantine/data/part-000000000.parquet (why: quarantine/data/part-000000000.parquet.json)" in printed
+    )
+    assert "unit 0 (rows 0 on of prompts.jsonl) is missing; run again" in printed
+    assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
+
+
+def test_a_damaged_manifest_prints_one_line_that_names_the_part(begun: Job) -> None:
+    (part,) = (begun.output / "manifest").iterdir()
+    part.write_bytes(part.read_bytes()[:-1])
+    assert verify.main([str(begun.output)]) == 1
+    assert f"{part.name}: damaged" in begun.printed()
+    assert begun.generate("--models.device=cpu") == generate.Exit.BAD_CONFIGURATION
+    assert f"{part.name}: damaged" in begun.printed()
+
+
+def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = []
+
+    def note_what_is_missing(units: MissingUnits, *_: Any) -> Iterator[SimpleNamespace]:
+        missing.extend(unit.unit_id for unit in units)
+        yield from (SimpleNamespace(counts=Counts()) for _ in missing)
+
+    (begun.output / "data/part-000000001.parquet").write_bytes(b"")
+    monkeypatch.setattr(generate, "execute", note_what_is_missing)
+    assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+    assert missing == [0, 1]
+    assert "quarantine/data/part-000000001.parquet: was too short to be a part" in begun.printed()

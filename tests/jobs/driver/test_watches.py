@@ -1,0 +1,23 @@
+"""What the driver prints when actors find no room."""
+
+import pytest
+
+from actors.units.ledger import start_ledger
+from jobs.driver.watches import watch_for_shortage, watching
+from pipeline.streaming.pool import ActorPool
+from tests.jobs.runs import wait_until
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+
+    def has_reported() -> bool:
+        printed.append(capsys.readouterr().err)
+        return "room for 3 of 4 actors" in "".join(printed)
+
+    pool = ActorPool(min_actors=1, max_actors=4, initial_actors=4, num_cpus=2)
+    with watching(watch_for_shortage, pool, start_ledger(), None, 0.05):
+        wait_until(has_reported)
+    assert "waiting for actors, 0 of 4 ready: there is room for 3 of 4 actors: each takes 2 CPU" in "".join(printed)
