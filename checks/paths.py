@@ -19,7 +19,7 @@ _PATH = re.compile(
 )
 
 _FILE = re.compile(r"`(\w+\.py)`")
-_TEST = re.compile(r"\btests/[\w/]+(?:\.py)?")
+_TEST = re.compile(r"\btests/[\w/]+(?:\.\w+)?")
 
 
 def main() -> int:
