@@ -1,7 +1,7 @@
 """`python -m checks.paths`: every file that a document names exists.
 
 MkDocs checks links (`make docs`). This checks the paths between backticks, in documents that describe the repository as
-it is. Decision records, the lab book and the changelog describe it as it was.
+it is, and the tests that the Makefile names. Decision records, the lab book and the changelog describe it as it was.
 """
 
 import re
@@ -18,12 +18,15 @@ _PATH = re.compile(
 )
 
 _FILE = re.compile(r"`(\w+\.py)`")
+_TEST = re.compile(r"\btests/[\w/]+(?:\.\w+)?")
 
 
 def main() -> int:
     """Print each path that a document names and that does not exist; return 1 if there is one, else 0."""
     documents = [name for name in tracked_files("*.md") if not name.startswith(_HISTORY)]
-    found = (line for name in documents for line in missing(name, (ROOT / name).read_text()))
+    found = [line for name in documents for line in missing(name, (ROOT / name).read_text())]
+    tests = _TEST.findall((ROOT / "Makefile").read_text())
+    found += [f"Makefile: there is no {path}" for path in tests if not (ROOT / path).exists()]
     return print_violations(found, f"all paths in {len(documents)} documents exist")
 
 
