@@ -51,6 +51,17 @@ class Mortal(Generator):
             seen.touch()
             os._exit(9)
 
+    def between(self, before: str, function: Any, after: str) -> Any:
+        """Return the function with a point before and one after each call."""
+
+        def call(*args: Any) -> Any:
+            self.here(before)
+            result = function(*args)
+            self.here(after)
+            return result
+
+        return call
+
     async def _attempt(self, unit: Any, is_backup: bool) -> Any:
         if is_backup:
             return await super()._attempt(unit, is_backup)
@@ -61,10 +72,7 @@ class Mortal(Generator):
         return receipt
 
     def _read(self, unit: Any) -> Any:
-        self.here("before reading")
-        result = super()._read(unit)
-        self.here("after reading")
-        return result
+        return self.between("before reading", super()._read, "after reading")(unit)
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         step = self._loop.engine.step
@@ -85,19 +93,10 @@ def dies_at_every_point(where: Path) -> type[Generator]:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            commit.replace_file = self._between("before errors", commit.replace_file, "after errors")
-            commit.create_file = self._between("before part", commit.create_file, "after part")
-            os.link = self._between("before link", os.link, "after link")
+            commit.replace_file = self.between("before errors", commit.replace_file, "after errors")
+            commit.create_file = self.between("before part", commit.create_file, "after part")
+            os.link = self.between("before link", os.link, "after link")
             self._ledger = DeadlyLedger(self, self._ledger)
-
-        def _between(self, before: str, function: Any, after: str) -> Any:
-            def call(*args: Any) -> Any:
-                self.here(before)
-                result = function(*args)
-                self.here(after)
-                return result
-
-            return call
 
     return Dying
 
@@ -134,9 +133,7 @@ def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
 
             def replace_and_die(location: Any, *rest: Any) -> None:
                 what = "part" if "/data/" in location.path else "errors"
-                self.here(f"before {what}")
-                replace_file(location, *rest)
-                self.here(f"after {what}")
+                self.between(f"before {what}", replace_file, f"after {what}")(location, *rest)
 
             amend.replace_file = replace_and_die
             self._ledger = DeadlyLedger(self, self._ledger)

@@ -71,9 +71,8 @@ def test_the_example_fits_into_the_gpu_that_it_names() -> None:
 
 @pytest.mark.kubernetes
 def test_a_target_and_a_draft_that_are_apart_each_fit_into_their_own_gpu() -> None:
-    target, draft = footprints("overlays/split")
-    assert target.total <= SHARE * gpus("overlays/split")["target"]
-    assert draft.total <= SHARE * gpus("overlays/split")["draft"]
+    for name, each in zip(("target", "draft"), footprints("overlays/split"), strict=True):
+        assert each.total <= SHARE * gpus("overlays/split")[name]
 
 
 @pytest.mark.kubernetes
@@ -102,17 +101,12 @@ def test_where_the_weights_alone_are_too_large_there_is_no_slot() -> None:
 
 
 def test_the_table_of_the_readme_is_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = []
-    for name in ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"):
-        folder = tmp_path / name
-        MODELS[name].save_pretrained(folder)
-        folders.append(str(folder))
-    assert main(folders) == 0
-    said = capsys.readouterr().out.splitlines()
-    readme = (K8S / "README.md").read_text().splitlines()
-    lines = table(PAIR, "bfloat16")
-    assert said[-len(lines) :] == lines
-    assert "\n".join(lines) in "\n".join(readme)
+    for name, model in MODELS.items():
+        model.save_pretrained(tmp_path / name)
+    assert main([str(tmp_path / name) for name in MODELS]) == 0
+    lines = "\n".join(table(PAIR, "bfloat16")) + "\n"
+    assert capsys.readouterr().out.endswith(lines)
+    assert lines in (K8S / "README.md").read_text()
 
 
 def test_the_error_names_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> Iterator[str]:
         for rule in each["spec"].get("ingress", []):
             if not rule.get("from"):
                 yield f"{name_of(each)}: open to every pod and address"
-            ports = _ports_of_ray_in(rule)
+            ports = {each for port in rule.get("ports") or [{}] for each in _PORTS_OF_RAY if each in ports_of(port)}
             for source in rule.get("from", []):
                 if "ipBlock" in source:
                     yield f"{name_of(each)}: open to addresses"
@@ -43,18 +43,10 @@ def _is_ray_node(peer: Object) -> bool:
     return labels.get("ray.io/is-ray-node") == "yes" and "namespaceSelector" not in peer
 
 
-def _ports_of_ray_in(rule: Object) -> set[int]:
-    """Return the ports of Ray that a rule opens: all of them if it names no port or an item has none."""
-    if not rule.get("ports"):
-        return _PORTS_OF_RAY
-    found: set[int] = set()
-    for port in rule["ports"]:
-        first = port.get("port", 0)
-        if isinstance(first, str):  # a container port's name, of which the policy knows no number
-            return _PORTS_OF_RAY
-        last = port.get("endPort", first or 65535)
-        found |= {each for each in _PORTS_OF_RAY if first <= each <= last}
-    return found
+def ports_of(port: Object) -> range:
+    """Return what an item of `ports` opens: every port if it names none, or one by a name, whose number is unknown."""
+    first = port.get("port")
+    return range(first, port.get("endPort", first) + 1) if isinstance(first, int) else range(1, 65536)
 
 
 def _way_out(rule: Object) -> Iterator[str]:

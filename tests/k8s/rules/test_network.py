@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.k8s.manifests import OVERLAYS, cluster_spec, of_kind, render
+from tests.k8s.manifests import OVERLAYS, Object, cluster_spec, of_kind, render
+from tests.k8s.rules.network import ports_of
 
 pytestmark = pytest.mark.kubernetes
-Object = dict[str, Any]
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
@@ -31,12 +29,6 @@ def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object
         for target in rule.get("to") or [{}]
         for port in rule.get("ports") or [{}]
     ]
-
-
-def ports_of(port: Object) -> range:
-    """Return what an item of `ports` opens: every port if it names none, or one by a name."""
-    first = port.get("port")
-    return range(first, port.get("endPort", first) + 1) if isinstance(first, int) else range(1, 65536)
 
 
 def reaches(out: list[tuple[Object, range]], what: str, port: int) -> bool:

@@ -29,7 +29,6 @@ class FakeKubernetes:
     pods: dict[str, Object] = field(default_factory=dict)
     patches: list[list[Object]] = field(default_factory=list)  # in the order they came
     lock: threading.RLock = field(default_factory=threading.RLock)
-    port: int = 0
     version: int = 1
 
     @property
@@ -44,18 +43,13 @@ class FakeKubernetes:
 
     def get(self, path: str) -> Object | None:
         """Return the answer to GET, or None if there is no such object."""
-        pods, clusters = (
-            f"/api/v1/namespaces/{self.namespace}/pods",
-            f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters",
-        )
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
         with self.lock:
-            if path == f"{clusters}/{self.name}":
+            if path == f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters/{self.name}":
                 return copy.deepcopy(self.cluster)
             if path == pods:
-                return {
-                    "metadata": {"resourceVersion": str(self.version)},
-                    "items": copy.deepcopy([*self.pods.values()]),
-                }
+                items = copy.deepcopy([*self.pods.values()])
+                return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
             return copy.deepcopy(self.pods.get(path.removeprefix(f"{pods}/")))
 
     def patch(self, path: str, operations: list[Object]) -> Object | None:
@@ -110,13 +104,12 @@ def serving(kubernetes: FakeKubernetes, folder: Path) -> Iterator[dict[str, str]
     context.verify_mode = ssl.CERT_REQUIRED
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    kubernetes.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT_HTTPS": str(kubernetes.port),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(server.server_address[1]),
             "RAY_KUBERAY_CA_CERT_PATH": authority_file,
             "RAY_KUBERAY_CLIENT_CERT_PATH": certificate_file,
             "RAY_KUBERAY_CLIENT_KEY_PATH": key_file,
