@@ -109,7 +109,7 @@ def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
 ) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(f"models: {{target: {text_pair[0]}, device: cpu}}\nserve: {{model: null, open: true}}\n")
-    assert load_serve_config([f"--config={path}"], PROG).serve.service == load().serve.service
+    assert load_serve_config([f"--config={path}"], PROG).serve.service.model == load().serve.service.model
     assert serve.main([f"--config={path}", "--dry-run"]) == 0
     assert "Serving 'target' at" in capsys.readouterr().out
 
