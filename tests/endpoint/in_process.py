@@ -19,9 +19,6 @@ from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.http.limits import Limits
-from endpoint.service.backend import Backend
-from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
@@ -92,19 +89,11 @@ class Server:
 
 @contextmanager
 def running_server(
-    settings: GeneratorSettings,
-    backend: Backend | None = None,
-    service_settings: ServiceSettings | None = None,
-    edge_settings: EdgeSettings | None = None,
+    settings: GeneratorSettings, service_settings: ServiceSettings, edge_settings: EdgeSettings
 ) -> Iterator[Server]:
-    """Run the server until the block ends; without other settings it is open and small."""
-    service_settings = service_settings or ServiceSettings(
-        model=MODEL, aliases=("tiny",), fingerprint="fp_1", max_choices=16
-    )
-    edge_settings = edge_settings or EdgeSettings(keys=None, has_docs=True)
+    """Run the server until the block ends."""
     metrics = ServingMetrics(service_settings.names[0])
-    backend = backend or Replica(settings)
-    service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
+    service = Service(service_settings, load_codec(settings), Replica(settings), metrics)
     app = create_app(service, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics)
     with served(app) as port:
@@ -115,8 +104,8 @@ def running_server(
 def closed_server(pair: tuple[str, str], model: str, max_model_len: int | None = None) -> Iterator[Server]:
     """Run the server with its page, closed with `KEY` and with standard limits."""
     settings = settings_of(pair, num_speculative_tokens=4, max_model_len=max_model_len)
-    edge_settings = EdgeSettings(keys=Keys([KEY]), limits=Limits(), has_page=True)
-    with running_server(settings, None, ServiceSettings(model=model), edge_settings) as server:
+    edge_settings = EdgeSettings(keys=Keys([KEY]), has_page=True)
+    with running_server(settings, ServiceSettings(model=model), edge_settings) as server:
         yield server
 
 
