@@ -10,20 +10,15 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.edge.auth import Keys
-from endpoint.edge.bodies import BodyLimits
+from endpoint.edge.install import Edge, EdgeSettings
 from endpoint.http.limits import Limits
+from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 
 GOOD = {"messages": [{"role": "user", "content": "hello"}]}
 HEAD = f"POST /v1/ask HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n".encode()
 TEXT = json.dumps(GOOD).encode()
-
-
-@pytest.fixture
-def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
-    monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
 def of_size(num_bytes: int) -> bytes:
@@ -207,7 +202,7 @@ def test_a_body_takes_up_room_until_it_is_answered() -> None:
             await may_answer.wait()
             await Response()(scope, receive, send)
 
-        app = BodyLimits(waits, limits)
+        app = Edge(waits, EdgeSettings(keys=None, limits=limits), ServingMetrics("m"))
 
         async def ask_with(body: bytes) -> None:
             left: list[Message] = [{"type": "http.request", "body": body}]
@@ -219,7 +214,7 @@ def test_a_body_takes_up_room_until_it_is_answered() -> None:
                 if message["type"] == "http.response.start":
                     statuses.append(message["status"])
 
-            await app({"type": "http", "method": "POST", "headers": []}, receive, send)
+            await app({"type": "http", "method": "PUT", "headers": []}, receive, send)
 
         waiting = [asyncio.ensure_future(ask_with(b"x" * 100)) for _ in range(2)]
         await is_full.wait()
