@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,6 @@ import httpx2
 import openai
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -30,9 +29,10 @@ from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
+from tests.endpoint.asking import Asked
 from tests.endpoint.in_process import MODEL, load_plain, offline_rows, settings_of
 from tests.endpoint.toy_app import BEARER, KEY
-from tests.endpoint.web import ask
+from tests.endpoint.web import ask, samples_of
 from tests.jobs.runs import wait_until
 
 CONTEXT, MAX_WAITING, NUM_SLOTS, NUM_REPLICAS = 256, 4, 4, 2
@@ -92,8 +92,7 @@ class Served:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of an ingress's samples with these labels; 0 while it has counted nothing."""
-        page = ask(self.port, "/metrics", headers=BEARER).body.decode()
-        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        samples = samples_of(ask(self.port, "/metrics", headers=BEARER).body)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
     def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[str]:
@@ -104,6 +103,16 @@ class Served:
         """Return the same for several rows, which run side by side."""
         rows = offline_rows(self.plain, load_codec(self.settings), self.settings, requests)
         return [[sample["text"] for sample in samples] for samples in rows]
+
+    def texts_of(self, asked: Iterable[Asked]) -> list[str]:
+        """Return the text that each of these completions of `LONG` must have."""
+        return [text for (text,) in self.offline_of([{**LONG, "seed": one.body["seed"]} for one in asked])]
+
+    def check(self, asked: Iterable[Asked]) -> None:
+        """Check that each of these completions of `LONG` has succeeded with its exact text."""
+        asked = list(asked)
+        assert [(one.status, one.error) for one in asked if not one.has_succeeded] == []
+        assert [one.text for one in asked] == self.texts_of(asked)
 
     def application(self, settings: GeneratorSettings | None = None, **replica_settings: Any) -> Any:
         """Return what `deploy` takes, of this model unless another one's `settings` are given."""

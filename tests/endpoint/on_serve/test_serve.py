@@ -8,7 +8,6 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.endpoint.in_process import MODEL
 from tests.endpoint.on_serve.application import Served
@@ -48,10 +47,8 @@ def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed:
     steered = {**BEARER, "x-request-timeout-seconds": "0", "x-request-id": "mine"}
     answer = ask_raw(deployed.port, "/v1/completions", {"prompt": "a", "max_tokens": 3}, headers=steered)
     assert (answer.status, answer.request_ids) == (200, ("mine",))
-    page = ask_raw(deployed.port, "/metrics", headers=BEARER).body.decode()
-    counted = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    assert [sample.value for sample in counted if sample.labels.get("status") == "401"] == [2.0]
-    assert next(sample.value for sample in counted if sample.labels.get("finished_reason") == "length") >= 1
+    assert deployed.metric("dray_http_requests_total", status="401") == 2
+    assert deployed.metric("dray_requests_finished_total", finished_reason="length") >= 1
 
 
 @pytest.mark.slow
