@@ -2,7 +2,7 @@
 
 A refusal from behind Ray Serve costs its processes as much as an answer, so that under heavy load the refusals would
 wait for each other. The application says how many requests it takes when it asks for a body
-(`endpoint/http/held_body.py`); the gate counts, and refuses the rest. It refuses only callers whose key was good when
+(`endpoint/http/bodies.py`); the gate counts, and refuses the rest. It refuses only callers whose key was good when
 it was last checked: callers with no key, or with an unknown one, are answered by the application.
 """
 

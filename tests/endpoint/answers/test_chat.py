@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
 
 USER = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -20,15 +20,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def streamed(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], list[Any]]:
-    texts: dict[int, str] = {}
-    chunks = list(client.chat.completions.create(model=MODEL, stream=True, **request))
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-    return texts, chunks
-
-
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
@@ -39,7 +30,7 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     (row,) = server.offline(messages=CHATS[name], temperature=temperature, seed=3, max_tokens=20)
     assert whole.choices[0].message.content == row["text"]
     assert whole.choices[0].finish_reason == row["finish_reason"]
-    assert streamed(client, **request)[0] == {0: row["text"]}
+    assert streamed(client.chat.completions, **request)[0] == {0: row["text"]}
     assert whole.usage is not None
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
@@ -94,7 +85,7 @@ def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_contex
 
 def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client: openai.OpenAI) -> None:
     texts, chunks = streamed(
-        client, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
+        client.chat.completions, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
     )
     for index in range(3):
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
@@ -124,13 +115,15 @@ def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
     assert all(len(entry.top_logprobs) == (num_top or 0) for entry in content)
     written = b"".join(bytes(entry.bytes or []) for entry in content)
     assert written.decode("utf-8", "replace").startswith((whole.message.content or "").rstrip("\ufffd"))
-    _, chunks = streamed(client, **request)
+    _, chunks = streamed(client.chat.completions, **request)
     parts = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
     assert [entry.token for part in parts for entry in part] == [entry.token for entry in content]
 
 
 def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
-    _, chunks = streamed(client, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True})
+    _, chunks = streamed(
+        client.chat.completions, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True}
+    )
     contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert contents
     for choice in contents:

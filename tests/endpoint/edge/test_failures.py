@@ -63,10 +63,6 @@ def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy: int) -> No
         assert SECRET.encode() not in answer.body
 
 
-def test_a_path_with_a_slash_too_many_is_not_redirected(toy: int) -> None:
-    assert ask(toy, "/v1/ask/", {}, headers=BEARER).status == 404
-
-
 def test_an_error_of_ours_keeps_its_status_type_and_headers(toy: int) -> None:
     answer = ask(toy, "/v1/busy", {"messages": [MESSAGE]}, headers=BEARER)
     assert (answer.status, answer.error["type"], answer.headers["retry-after"]) == (429, "rate_limit_error", "1")

@@ -7,21 +7,16 @@ from typing import Any
 
 import promql_parser as promql
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
 from endpoint.edge.auth import Keys
 from endpoint.service.metrics import RequestMeter, ServingMetrics
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
-from tests.endpoint.web import ask, served
+from tests.endpoint.web import ask, samples_of, served
 
 DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
 COUNTS: Any = (11, 9, {(3, 2): 2, (2, 1): 1, (0, 0): 1})  # of the prompt, of the output, of rounds by their drafts
-
-
-def samples_of(page: bytes) -> list[Sample]:
-    return [sample for family in text_string_to_metric_families(page.decode()) for sample in family.samples]
 
 
 def values(of: ServingMetrics) -> dict[str, float]:

@@ -16,8 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from actors.workers.loading import load_codec
-from tests.endpoint.in_process import load_plain, offline_rows, settings_of
+from tests.endpoint.in_process import Running, settings_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
@@ -92,9 +91,7 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
 
 def offline(pair: tuple[str, str], requests: list[dict[str, Any]]) -> list[str]:
     """Return the text that the target alone writes for each request."""
-    settings = settings_of(pair, max_model_len=250)
-    rows = offline_rows(load_plain(settings), load_codec(settings), settings, requests)
-    return [samples[0]["text"] for samples in rows]
+    return [text for (text,) in Running(0, settings_of(pair, max_model_len=250)).texts_of(requests)]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -22,7 +22,7 @@ def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed:
         deployed.wait_until_whole()
         asked += asyncio.run(_killed_once(deployed, number, moments))
     deployed.check(one for one in asked if one.has_succeeded)
-    for one, text in zip(asked, deployed.texts_of(asked), strict=True):
+    for one, text in zip(asked, deployed.expected(asked), strict=True):
         assert one.has_succeeded or one.error is not None, "cut short"
         assert text.startswith(one.text)
     assert sum(one.has_succeeded for one in asked) >= len(asked) / 2

@@ -53,5 +53,5 @@ def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_cl
 
     with deployed.client(max_retries=60) as client, ThreadPoolExecutor(num_requests) as pool:
         texts = list(pool.map(lambda seed: ask(client, seed), range(num_requests)))
-    assert [[text] for text in texts] == deployed.offline_of([{**LONG, "seed": seed} for seed in range(num_requests)])
+    assert [[text] for text in texts] == deployed.texts_of([{**LONG, "seed": seed} for seed in range(num_requests)])
     deployed.wait_until_idle()

@@ -95,7 +95,7 @@ class Load:
 def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(
     deployed: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offline = deployed.offline_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
+    offline = deployed.texts_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
     texts = {seed: text for seed, (text,) in enumerate(offline)}
     watched = {f"replica {index}": psutil.Process(pid) for index, pid in enumerate(replica_pids())}
     watched["ingress"] = psutil.Process(pids(INGRESS_NAME)[0])

@@ -16,7 +16,6 @@ from tests.endpoint.requests.bad_requests import (
 
 REQUIRED = "is required", "missing_required_parameter"
 ONE = "give a prompt or messages, and not both"
-NO_TYPE = "Send the body with the header Content-Type: application/json."
 TOO_LONG = "expected at most 512 token ids, which is this model's context, got 513", "context_length_exceeded"
 NOT_TAKEN = "The header {} is not taken from clients."
 ID = "x-request-id must be 1 to 128 letters, digits or . _ ~ : + / = @ -, and be there once."
@@ -42,30 +41,6 @@ BAD_BODIES = [
     no_json("a field twice", b'{"prompt": 1, "prompt": 2}', "The body has the same key twice in one object.", "prompt"),
     no_json("half a pair", b'{"prompt": "\\ud83d"}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
     no_json("a million arrays", b'{"prompt": ' + b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
-    *(
-        Bad(
-            f"a body of the type '{kind}'",
-            COMPLETE,
-            b"a=b",
-            415,
-            NO_TYPE,
-            None,
-            None,
-            headers=(("content-type", kind),),
-        )
-        for kind in ("application/x-www-form-urlencoded", "")
-    ),
-    Bad(
-        "a compressed body",
-        COMPLETE,
-        b"\x1f\x8b",
-        415,
-        "A body with a Content-Encoding is not taken.",
-        None,
-        None,
-        headers=(("content-encoding", "gzip"),),
-    ),
-    Bad("9 MB", COMPLETE, b" " * 9_000_000, 413, "The body is larger than 8388608 bytes.", None, "body_too_large"),
     no_route("a path that is none", "/v1/embeddings", {"input": "a"}, 404),
     no_route("a path with a slash too many", COMPLETE + "/", {"prompt": "a"}, 404),
     no_route("a path of no version", "/completions", {"prompt": "a"}, 404),

@@ -34,6 +34,9 @@ class Codec:
         self.may_encode, self.has_begun = threading.Event(), threading.Event()
         self.threads: list[str] = []
 
+    async def begun(self) -> None:
+        await asyncio.to_thread(self.has_begun.wait, 60)
+
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
         self.has_begun.set()
         assert self.may_encode.wait(60)
@@ -77,7 +80,7 @@ class Unreadable(list[int]):
 async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec: Codec) -> None:
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
-    await asyncio.to_thread(codec.has_begun.wait, 60)
+    await codec.begun()
     with pytest.raises(ApiError) as caught:
         await encoder.encode("prompt", "x", 96)
     assert (caught.value.status, caught.value.code) == (429, "server_busy")
@@ -90,7 +93,7 @@ async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec:
 async def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
-    await asyncio.to_thread(codec.has_begun.wait, 60)
+    await codec.begun()
     refused = [task for task in asked if task.done()]
     assert len(refused) == 5
     assert all(isinstance(task.exception(), ApiError) for task in refused)
@@ -101,7 +104,7 @@ async def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
 async def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
-    await asyncio.to_thread(codec.has_begun.wait, 60)
+    await codec.begun()
     asked[3].cancel()
     await asyncio.wait([asked[3]])
     fifth = asyncio.ensure_future(encoder.encode("prompt", "xx", 96))
@@ -117,7 +120,7 @@ class Text(str):
 async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
     encoder = Encoder(codec)  # type: ignore[arg-type]
     first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
-    await asyncio.to_thread(codec.has_begun.wait, 60)
+    await codec.begun()
     text = Text("y" * 9000)
     seen = weakref.ref(text)
     second = asyncio.ensure_future(encoder.encode("prompt", text, 96))
@@ -136,7 +139,7 @@ async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
     first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
-    await asyncio.to_thread(codec.has_begun.wait, 60)
+    await codec.begun()
     with pytest.raises(ApiError, match="too much text waits"):
         await encoder.encode_chat([{"role": "user", "content": "x"}] * 16, 96)
     codec.may_encode.set()

@@ -12,7 +12,6 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta, Ending
@@ -20,6 +19,7 @@ from actors.engine.requests import BusyError, EngineFacts, FailedError, Generati
 from decoding.sequence import TokenLogprobs
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.in_process import MODEL, Server
+from tests.endpoint.web import samples_of
 from tests.jobs.runs import wait_until
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
@@ -93,9 +93,11 @@ def code_of(answer: httpx2.Response) -> str | None:
 
 def counted(server: Server) -> dict[str, float]:
     """Return what the requests of a test have counted, those that ended by their reason; no zeros."""
-    families = text_string_to_metric_families(server.service.metrics.page().decode())
-    samples = [sample for family in families for sample in family.samples if sample.value]
-    return {sample.labels.get("finished_reason", sample.name.removeprefix("dray_")): sample.value for sample in samples}
+    return {
+        sample.labels.get("finished_reason", sample.name.removeprefix("dray_")): sample.value
+        for sample in samples_of(server.service.metrics.page())
+        if sample.value
+    }
 
 
 def fail(error: Exception) -> Callable[[], Any]:
