@@ -45,7 +45,8 @@ class Choice:
         self.logprobs += delta.logprobs
         self.offsets += piece.offsets
         self.ending = delta.ending
-        self.rounds[delta.num_drafted, delta.num_accepted] += bool(delta.token_ids)
+        if delta.token_ids:
+            self.rounds[delta.num_drafted, delta.num_accepted] += 1
         return Growth(self, delta, piece)
 
     @property
