@@ -127,7 +127,7 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
             reason,
             num_prompt_tokens=sum(len(generation.prompts[prompt]) for prompt in begun),
             num_output_tokens=sum(len(choice.token_ids) for choice in choices),
-            rounds=sum((choice.rounds for choice in choices), Counter()),
+            rounds=sum((choice.rounds for choice in choices), Counter[tuple[int, int]]()),
         )
 
 

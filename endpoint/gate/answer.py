@@ -31,9 +31,9 @@ class GateAnswer:
             if self._body is not None:
                 self._body.release()
                 self._closes = not self._body.is_wanted
-            if self._body is not None and self._closes:
-                self._body.claim.capacity.forget(self._body.claim)
-                MutableHeaders(scope=message)["connection"] = "close"
+                if self._closes:
+                    self._body.claim.capacity.forget(self._body.claim)
+                    MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)

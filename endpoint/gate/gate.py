@@ -93,7 +93,7 @@ class Gate:
         path = scope["path"]
         if path.startswith("/-/") and path != _HEALTH:
             raise ApiError(404, "There is no such path here.", code="unknown_url")
-        match = None if self._router is None else self._router.match_route(path)
+        match: Any = None if self._router is None else self._router.match_route(path)
         is_ours = match is not None and match[1].deployment_name == INGRESS_NAME
         if is_ours and path != _HEALTH and has_body(scope):
             claim = self._capacity.claim(scope, path.removeprefix(match[0].rstrip("/")))
