@@ -9,7 +9,7 @@ import pytest
 
 from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
 
-USER = {"role": "user", "content": "hello"}
+USER: Any = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "a question": [USER],
     "with a system prompt": [{"role": "system", "content": "a small text"}, USER],
@@ -39,24 +39,24 @@ def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_mess
     server: Server, client: openai.OpenAI
 ) -> None:
     request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
-    plain = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
+    plain: Any = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
-    same = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
-    first = client.chat.completions.create(messages=plain, **request)  # type: ignore[call-overload]
-    second = client.chat.completions.create(messages=same, **request)  # type: ignore[call-overload]
+    same: Any = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
+    first = client.chat.completions.create(messages=plain, **request)
+    second = client.chat.completions.create(messages=same, **request)
     assert first.choices[0].message.content == second.choices[0].message.content
     assert first.usage.prompt_tokens == second.usage.prompt_tokens
 
 
 def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:
-    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)  # type: ignore[list-item]
-    messages = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
-    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)
+    messages: Any = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
+    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
     plain = [USER, {"role": "assistant", "content": first.choices[0].message.content}, messages[-1]]
     (row,) = server.offline(messages=plain, temperature=0.0, max_tokens=8)
     assert second.choices[0].message.content == row["text"]
-    dumped = [USER, first.choices[0].message.model_dump(), messages[-1]]
-    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    dumped: Any = [USER, first.choices[0].message.model_dump(), messages[-1]]
+    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)
     assert again.choices[0].message.content == row["text"]
 
 
@@ -72,12 +72,8 @@ def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, clien
 def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(
     client: openai.OpenAI, limits: dict[str, int], expected: int | None
 ) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[USER],  # type: ignore[list-item]
-        extra_body={"ignore_eos": True},
-        **limits,  # type: ignore[arg-type]
-    )
+    request: dict[str, Any] = {"messages": [USER], "extra_body": {"ignore_eos": True}, **limits}
+    answer = client.chat.completions.create(model=MODEL, **request)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == (expected or CONTEXT - answer.usage.prompt_tokens)
     assert answer.choices[0].finish_reason == "length"

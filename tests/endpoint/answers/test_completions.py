@@ -210,14 +210,8 @@ def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: ope
     expected_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     expected = [expected_TV[position, token_id].item() for position, token_id in enumerate(ids[1:])]
     for form in (prompt, ids):
-        answer = client.completions.create(
-            model=MODEL,
-            prompt=form,  # type: ignore[arg-type]
-            max_tokens=0,
-            echo=True,
-            logprobs=1,
-            temperature=0,
-        )
+        request: dict[str, Any] = {"prompt": form, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        answer = client.completions.create(model=MODEL, **request)
         choice = answer.choices[0]
         assert choice.text == prompt
         assert choice.finish_reason == "length"

@@ -181,42 +181,39 @@ def test_impossible_limits_are_refused(wrong: dict[str, float]) -> None:
         Limits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_body_takes_up_room_until_it_is_answered() -> None:
+@pytest.mark.anyio
+async def test_a_body_takes_up_room_until_it_is_answered() -> None:
     """A request that waits for an engine keeps its body in memory."""
-    limits, num_asked = Limits(max_body_bytes=100, max_bodies=2), 0
+    may_answer, is_full = asyncio.Event(), asyncio.Event()
+    statuses: list[int] = []
+    num_asked = 0
 
-    async def scenario() -> list[int]:
-        may_answer, is_full = asyncio.Event(), asyncio.Event()
-        statuses: list[int] = []
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 2:
+            is_full.set()
+        await may_answer.wait()
+        await Response()(scope, receive, send)
 
-        async def waits(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal num_asked
-            num_asked += 1
-            if num_asked == 2:
-                is_full.set()
-            await may_answer.wait()
-            await Response()(scope, receive, send)
+    app = Edge(waits, EdgeSettings(keys=None, limits=Limits(max_body_bytes=100, max_bodies=2)), ServingMetrics("m"))
 
-        app = Edge(waits, EdgeSettings(keys=None, limits=limits), ServingMetrics("m"))
+    async def ask_with(body: bytes) -> None:
+        left: list[Message] = [{"type": "http.request", "body": body}]
 
-        async def ask_with(body: bytes) -> None:
-            left: list[Message] = [{"type": "http.request", "body": body}]
+        async def receive() -> Message:
+            return left.pop() if left else {"type": "http.disconnect"}
 
-            async def receive() -> Message:
-                return left.pop() if left else {"type": "http.disconnect"}
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
 
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    statuses.append(message["status"])
+        await app({"type": "http", "method": "PUT", "headers": []}, receive, send)
 
-            await app({"type": "http", "method": "PUT", "headers": []}, receive, send)
-
-        waiting = [asyncio.ensure_future(ask_with(b"x" * 100)) for _ in range(2)]
-        await is_full.wait()
-        await asyncio.wait_for(ask_with(b"x"), 60)
-        may_answer.set()
-        await asyncio.gather(*waiting)
-        await ask_with(b"x" * 100)
-        return statuses
-
-    assert asyncio.run(scenario()) == [429, 200, 200, 200]
+    waiting = [asyncio.ensure_future(ask_with(b"x" * 100)) for _ in range(2)]
+    await is_full.wait()
+    await asyncio.wait_for(ask_with(b"x"), 60)
+    may_answer.set()
+    await asyncio.gather(*waiting)
+    await ask_with(b"x" * 100)
+    assert statuses == [429, 200, 200, 200]
