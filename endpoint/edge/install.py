@@ -106,10 +106,8 @@ class Edge:
             else:
                 await refuse_and_drain(incoming, watched_send, error)
         except Exception as error:  # noqa: BLE001 - its text may quote the request, so it must not go further up
-            route = getattr(scope.get("route"), "path", None)
-            _log.error(
-                failure_event("request failed", error, request_id=request_id, method=scope["method"], route=route)
-            )
+            where = {"method": scope["method"], "route": getattr(scope.get("route"), "path", None)}
+            _log.error(failure_event("request failed", error, request_id=request_id, **where))
             if status != "none":
                 raise BrokenAnswerError(f"request {request_id} failed after its answer had begun") from None
             message = f"The server failed at this request. Its log says more under the request id {request_id}."
