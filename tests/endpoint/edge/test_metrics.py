@@ -1,11 +1,8 @@
-"""Metrics: what the endpoint counts, what `/metrics` shows, and what the documentation says about it."""
+"""Metrics: what the endpoint counts, and what `/metrics` shows. `tests/actors/test_metrics.py` reads the documents."""
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import promql_parser as promql
 import pytest
 from prometheus_client.samples import Sample
 
@@ -15,7 +12,6 @@ from endpoint.service.metrics import RequestMeter, ServingMetrics
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
 from tests.endpoint.web import ask, samples_of, served
 
-DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
 COUNTS: Any = (11, 9, {(3, 2): 2, (2, 1): 1, (0, 0): 1})  # of the prompt, of the output, of rounds by their drafts
 
 
@@ -134,17 +130,6 @@ def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route() -> No
     }
 
 
-def exported() -> dict[str, set[str]]:
-    """The labels of each series by its name, on the page and, with `ray_`, from Ray."""
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    return {
-        f"{prefix}{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
-        for prefix in ("", "ray_")
-        for metric in SERVING_METRICS
-        for suffix in suffixes[metric.kind]
-    }
-
-
 def full_page() -> list[Sample]:
     """Return the page of metrics that have all counted something."""
     of = ServingMetrics("m")
@@ -157,52 +142,12 @@ def full_page() -> list[Sample]:
 
 
 def test_every_declared_series_is_on_the_page_and_no_other() -> None:
-    shown = {sample.name: set(sample.labels) for sample in full_page()}
-    assert shown == {name: labels for name, labels in exported().items() if not name.startswith("ray_")}
-
-
-def row_of(metric: Metric) -> str:
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.tags)} | {metric.description} |"
-
-
-def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
-    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
-    assert table == [row_of(metric) for metric in SERVING_METRICS]
-
-
-def test_every_metric_is_declared_once_and_has_the_prefix() -> None:
-    assert len({metric.name for metric in SERVING_METRICS}) == len(SERVING_METRICS)
-    assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in SERVING_METRICS)
-
-
-def test_the_documentation_names_metrics_that_exist() -> None:
-    named = {name for name in re.findall(r"\b(?:ray_)?dray_\w+", DOCS.read_text()) if not name.endswith("_")}
-    assert named
-    assert named <= exported().keys() | {metric.name for metric in SERVING_METRICS}
-
-
-def queries() -> list[str]:
-    blocks = re.findall(r"^```promql\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
-
-
-@pytest.mark.parametrize("query", queries())
-def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(query: str) -> None:
-    asked: list[promql.VectorSelector] = []
-    grouped_by: set[str] = set()
-
-    def visit(node: promql.Expr) -> None:
-        if isinstance(node, promql.MatrixSelector):
-            asked.append(node.vector_selector)
-        elif isinstance(node, promql.VectorSelector):
-            asked.append(node)
-        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
-            grouped_by.update(node.modifier.labels)
-
-    promql.walk(promql.parse(query), visit)
-    assert asked, "it asks for nothing"
-    assert {selector.name for selector in asked} <= exported().keys()
-    assert grouped_by <= set().union(*(exported()[selector.name or ""] for selector in asked))
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    assert {sample.name: set(sample.labels) for sample in full_page()} == {
+        f"{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
+        for metric in SERVING_METRICS
+        for suffix in suffixes[metric.kind]
+    }
 
 
 class Published:
