@@ -29,12 +29,9 @@ def check_chain(model: ShardedModel, name: str) -> float:
     pipeline, first = model.pipeline, model.facts_of_stages[0]
     rows = ProbeRows.of(model.vocab_size, first.window, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
-
-    def measure() -> float:
-        return repeat(partial(_measured, model, rows, plain))
-
     try:
         plain = [repeat(partial(model.plain_logits, text, NUM_REAL)).float() for text in rows.texts]
+        measure = partial(repeat, partial(_measured, model, rows, plain))
         deviation = measure()
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
             pipeline.tell_all("set_packs_rows", False)

@@ -34,7 +34,7 @@ def test_callers_share_the_slots_and_get_what_they_would_get_alone(text_pair: Pa
 def test_an_engine_that_fails_fails_all_callers_and_then_works_again(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """It also fails before its step, as it says which rows are next."""
+    """An engine may also fail before its step, as it says which rows are next."""
     engine = Engine.load(*text_pair)
 
     def broken(*_: object) -> None:
