@@ -69,8 +69,7 @@ class DraftRoster:
         """Begin without draft actors. Those of the first `num_generators` are placed together."""
         set_up_logs(log_settings, run=run)
         self._drafts: DraftSettings = settings.drafts
-        # Later ones are placed one by one.
-        self._num_placed_next = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
+        self._num_placed_next = self._drafts.num_for(num_generators)  # later ones are placed one by one
         self._start = start or (lambda options: _start(options, settings, run, log_settings))
         self._clock = clock
         self._actors: list[_DraftActor] = []
