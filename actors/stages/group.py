@@ -15,18 +15,7 @@ from typing import Any
 
 import ray
 import tenacity
-from ray.exceptions import (
-    ActorUnschedulableError,
-    GetTimeoutError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -37,15 +26,15 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from pipeline.logs import Event
 
-# A process, a node or an object is gone. OutOfMemoryError is Ray's: it ended a worker.
+# A process, a node or an object is gone. This OutOfMemoryError is Ray's: it ended a worker.
 _LOSSES = (
-    ActorUnschedulableError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
+    exceptions.ActorUnschedulableError,
+    exceptions.LocalRayletDiedError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+    exceptions.OutOfMemoryError,
+    exceptions.RayActorError,
+    exceptions.WorkerCrashedError,
 )
 _LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
@@ -156,7 +145,7 @@ class StageGroup:
             try:
                 for reference in references:
                     ray.get(reference, timeout=self.settings.timeout_s if reference in answered else 0)
-            except RayError as error:
+            except exceptions.RayError as error:
                 _log.warning(Event("stage replaced", stage=stage, cause=type(error).__name__))
                 self.end(stage)
                 self.ranks[stage], self._num_told[stage] = self._start(stage), 0
@@ -202,12 +191,12 @@ class StageGroup:
         timeout_s = max(0.0, until - time.monotonic())
         try:
             return ray.get(reference, timeout=timeout_s)
-        except GetTimeoutError as error:
+        except exceptions.GetTimeoutError as error:
             raise StageLostError(
                 f"stage {stage} did not answer in time (stages.timeout_s is {self.settings.timeout_s:g} s, "
                 f"start_timeout_s {self.settings.start_timeout_s:g} s)"
             ) from error
-        except RayError as error:
+        except exceptions.RayError as error:
             if is_loss(error):
                 first_line = next(iter(str(error).splitlines()), "")
                 raise StageLostError(f"stage {stage} is lost: {type(error).__name__}: {first_line}") from error
@@ -236,12 +225,12 @@ class StageGroup:
 
 def is_loss(error: BaseException | None) -> bool:
     """Tell whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
-    if isinstance(error, RayTaskError):  # what is lost may be a stage's input
+    if isinstance(error, exceptions.RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, (*_LOSSES, GetTimeoutError, RankFailedError))
+    return isinstance(error, (*_LOSSES, exceptions.GetTimeoutError, RankFailedError))
 
 
-def cause_of(error: RayError) -> Exception:
+def cause_of(error: exceptions.RayError) -> Exception:
     """Return what the call itself raised, or the error as it is."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error

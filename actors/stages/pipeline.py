@@ -20,10 +20,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
 import torch
-from ray.exceptions import RayError
 
 from actors.stages.actor import StageFacts
-from actors.stages.answers import answer_of
+from actors.stages.answers import answer_of, error_of
 from actors.stages.group import StageGroup, StageLostError
 from actors.stages.work import Work
 from decoding.network.target import SlotsLostError
@@ -220,8 +219,5 @@ class StagePipeline:
             ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)
         for references in sent:
             for reference in reversed(references):
-                try:
-                    ray.get(reference, timeout=0)
-                except RayError:  # or it is late
-                    continue
-                break  # what came before it is no error either
+                if error_of(reference, timeout_s=0.0) is None:
+                    break  # what came before it is no error either
