@@ -8,6 +8,12 @@ from actors.units.ledger import MAX_DEATHS, Attempt, Ledger, UnitAbandoned
 from tests.actors.units.attempts import Died, run
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    """A ledger of a cluster whose node stays."""
+    return Ledger(lambda node: True)
+
+
 def run_until_done(num_rows: int, killers: set[int]) -> tuple[Ledger, set[int], list[tuple[int, ...]]]:
     """Return the ledger, the rows that were condemned, and the rows that ran together at each death."""
     ledger, deaths = Ledger(lambda node: True), list[tuple[int, ...]]()
@@ -40,8 +46,7 @@ def test_several_killers_in_one_unit_are_condemned(seed: int) -> None:
     assert run_until_done(100, killers)[1] == killers
 
 
-def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger: Ledger) -> None:
     assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
     assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
     assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
@@ -53,8 +58,7 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
     assert group.condemned == ()
 
 
-def test_one_death_alone_condemns_no_row() -> None:
-    ledger = Ledger(lambda node: True)
+def test_one_death_alone_condemns_no_row(ledger: Ledger) -> None:
     for process in "abc":
         ledger.begin(0, 1, process, "node")
     assert ledger.next_group(0).rows == (0,)
@@ -77,22 +81,19 @@ def test_a_death_with_the_node_counts_against_no_row() -> None:
     assert ledger.summary()["num_deaths"] == 2
 
 
-def test_a_call_that_is_repeated_in_the_same_process_is_no_death() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_call_that_is_repeated_in_the_same_process_is_no_death(ledger: Ledger) -> None:
     for number in range(5):
         assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
 
 
-def test_a_unit_that_kills_too_many_processes_fails_the_run() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_unit_that_kills_too_many_processes_fails_the_run(ledger: Ledger) -> None:
     for number in range(MAX_DEATHS):
         ledger.begin(0, 400, f"process-{number}", "node")
     with pytest.raises(UnitAbandoned, match=f"{MAX_DEATHS} processes died over unit 0"):
         ledger.begin(0, 400, "last", "node")
 
 
-def test_the_attempt_that_brings_a_death_to_light_reports_it_once() -> None:
-    ledger = Ledger(lambda node: True)
+def test_the_attempt_that_brings_a_death_to_light_reports_it_once(ledger: Ledger) -> None:
     attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
     assert [attempt and attempt.follows_death for attempt in attempts] == [False, False, True, False]
@@ -101,8 +102,7 @@ def test_the_attempt_that_brings_a_death_to_light_reports_it_once() -> None:
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]
 
 
-def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit(ledger: Ledger) -> None:
     for unit_id in range(3):
         ledger.begin(unit_id, 4, "a", "node")
     attempts = [ledger.begin(unit_id, 4, "b", "node") for unit_id in range(3)]
@@ -115,8 +115,7 @@ def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_un
     assert ledger.begin(0, 4, "c", "node") == Attempt(3, is_careful=True), "two processes died over it"
 
 
-def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt(ledger: Ledger) -> None:
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
     assert ledger.begin(0, 4, "c", "node", True) is None
