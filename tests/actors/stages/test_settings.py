@@ -19,7 +19,7 @@ from actors.workers.loading import drafting_device
     ],
 )
 def test_resources_that_a_stage_cannot_hold_are_refused(settings: dict[str, object], message: str) -> None:
-    """Stages, draft actors and the pool share these checks (tests/jobs/test_pool_config.py has the others)."""
+    """Stages, draft actors and the pool share these checks (tests/jobs/config/test_run.py has the others)."""
     with pytest.raises(ValueError, match=message):
         StageSettings(count=2, **settings)
 
