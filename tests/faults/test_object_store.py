@@ -14,7 +14,7 @@ from pipeline.storage.whole_file import replace_file
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, NewRun
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
-from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 LEASE_TIMEOUT_S = 5
