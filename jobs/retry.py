@@ -89,7 +89,7 @@ def _run_alone(
     if units.num_units:
         start_ray(config.run.ray_address)
         arguments = {**worker_arguments(plan, config, run_directory), "wanted": wanted}
-        if not letters.wants("WorkerDied"):  # units side by side with a row that kills would share its deaths
+        if "WorkerDied" not in letters.wanted_types:  # units side by side with a row that kills would share its deaths
             pool = _with_full_slots(pool, plan, units.num_rows / units.num_units)
         spec = WorkerSpec(RetryGenerator, plan.settings, arguments)
         for receipt in execute(units, spec, pool, config, backups=False):
