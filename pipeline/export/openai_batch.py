@@ -121,8 +121,4 @@ def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[_Scored]:
 
 def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
     text = codec.token_text(token_id)
-    return {
-        "token": text,
-        "logprob": logprob,
-        "bytes": None if "\ufffd" in text else list(text.encode("utf-8")),
-    }
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode("utf-8"))}

@@ -48,12 +48,6 @@ class Holder:
     timeout_s: float
 
     @classmethod
-    def this_process(cls, timeout_s: float) -> Holder:
-        """Return this process as a holder, with a new token."""
-        now = _now()
-        return cls(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
-
-    @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
         """Read the holder that `to_bytes` wrote; return None for any other content, or none."""
         try:
@@ -128,7 +122,9 @@ def hold_lease(
     location = replace(location, retries=retries)  # a sign of life that comes after the timeout is too late
     with _driver_lock(run_directory, location) as is_locked:
         _refuse_living_holder(location, timeout_s, is_locked)
-        lease = Lease(location, run_directory.temporary, Holder.this_process(timeout_s))
+        now = _now()
+        holder = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
+        lease = Lease(location, run_directory.temporary, holder)
         lease.write()
         if not is_locked:  # two drivers may have come this far at once: the file of the later one stays
             time.sleep(min(_LONGEST_LOOK_S, timeout_s / _LOOKS_PER_TIMEOUT))

@@ -168,8 +168,7 @@ class TextCodec:
     def _render_chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self.chat_template:
             raise RowError(
-                "template",
-                "the row has messages and the tokenizer has no chat template; set one, or give prompts",
+                "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
             )
         continues = messages[-1]["role"] == "assistant"
         try:

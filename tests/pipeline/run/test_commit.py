@@ -113,9 +113,7 @@ def _race(path: str, attempt: int, barrier: Any, results: Any) -> None:
         results.put((unit_id, commit_rows(run_directory, work_unit, rows, errors).already_committed))
 
 
-def test_of_two_processes_that_commit_a_unit_one_wins_and_its_errors_fit_its_part(
-    tmp_path: Path,
-) -> None:
+def test_of_two_processes_that_commit_a_unit_one_wins_and_its_errors_fit_its_part(tmp_path: Path) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(20)])
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
