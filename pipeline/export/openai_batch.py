@@ -85,7 +85,8 @@ def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec) 
 
 
 def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
-    is_chat, text, logprobs = sample["is_chat"], sample["text"], None
+    is_chat, text = sample["is_chat"], sample["text"]
+    logprobs = None
     if sample["logprobs"] is not None:
         logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(list(_scored_tokens(sample)), codec)
     return {
