@@ -151,8 +151,11 @@ class ControlTokens:
         description["post_processor"] = None  # names special tokens, and adds them to plain prompts only
         description["truncation"] = description["padding"] = None
         twin = Tokenizer.from_str(json.dumps(description))
-        ids = {twin.token_to_id(name): token_id for name, token_id in names.items()}
-        assert None not in ids, "the twin was made with these tokens"
+        ids: dict[int, int] = {}
+        for name, token_id in names.items():
+            twin_id = twin.token_to_id(name)
+            assert twin_id is not None, "the twin was made with these tokens"
+            ids[twin_id] = token_id
         return twin, own_masks, ids
 
 
