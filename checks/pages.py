@@ -112,7 +112,7 @@ _FOLDERS = {
 
 def schema_page() -> str:
     """Return the page about the Parquet files of a run directory."""
-    tables = [f"{_FOLDERS[folder]}\n\n{_columns(columns)}" for folder, columns in schema.columns().items()]
+    tables = [f"{_FOLDERS[folder]}\n\n{_columns(columns)}" for folder, columns in schema.COLUMNS.items()]
     return "\n".join(("# Output schema\n", _NOTE, _SCHEMA_HEAD, *tables))
 
 

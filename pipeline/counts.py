@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import reduce
 from itertools import zip_longest
 from typing import Any
 
@@ -37,13 +38,9 @@ class Counts:
     accepted_per_position: tuple[int, ...] = ()
 
     def __add__(self, other: Counts) -> Counts:
-        sums = {
-            name: getattr(self, name) + getattr(other, name) for name in _FIELD_NAMES if name != "accepted_per_position"
-        }
-        return Counts(
-            **sums,
-            accepted_per_position=_add_ragged(self.accepted_per_position, other.accepted_per_position),
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        per_position = _add_ragged(self.accepted_per_position, other.accepted_per_position)
+        return Counts(**sums, accepted_per_position=per_position)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -65,24 +62,22 @@ class Counts:
         return cls(**{**values, "accepted_per_position": tuple(values["accepted_per_position"])})
 
 
-_FIELD_NAMES = tuple(field.name for field in fields(Counts))
+_NUMBERS = tuple(field.name for field in fields(Counts) if field.name != "accepted_per_position")
 
 
 def _add_ragged(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 
-COUNTED_COLUMNS = ["sample", "num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
-COUNTED_COLUMNS += ["num_accepted_tokens", "accepted_per_position", "num_cached_tokens"]
+_PER_SAMPLE = ["num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
+COUNTED_COLUMNS = ["sample", "num_prompt_tokens", *_PER_SAMPLE, "accepted_per_position"]
 
 
 def count_generations(generations: pa.Table, num_errors: int) -> Counts:
     """Count a table of generation rows and `num_errors` rows that failed beside them."""
     generations = generations.select(COUNTED_COLUMNS)  # a filter does not know every type of a carried column
     once_per_prompt = generations.filter(pc.field("sample") == 0)
-    per_position: tuple[int, ...] = ()
-    for accepted in generations["accepted_per_position"].to_pylist():
-        per_position = _add_ragged(per_position, tuple(accepted or ()))
+    accepted = (tuple(positions or ()) for positions in generations["accepted_per_position"].to_pylist())
 
     def total(table: pa.Table, column: str) -> int:
         return int(pc.sum(table[column], min_count=0).as_py())
@@ -92,10 +87,6 @@ def count_generations(generations: pa.Table, num_errors: int) -> Counts:
         num_generations=generations.num_rows,
         num_errors=num_errors,
         num_prompt_tokens=total(once_per_prompt, "num_prompt_tokens"),
-        num_cached_tokens=total(generations, "num_cached_tokens"),
-        num_output_tokens=total(generations, "num_output_tokens"),
-        num_rounds=total(generations, "num_rounds"),
-        num_draft_tokens=total(generations, "num_draft_tokens"),
-        num_accepted_tokens=total(generations, "num_accepted_tokens"),
-        accepted_per_position=per_position,
+        **{column: total(generations, column) for column in _PER_SAMPLE},
+        accepted_per_position=reduce(_add_ragged, accepted, ()),
     )

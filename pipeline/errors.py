@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Stage = Literal["read", "template", "encode", "params", "generate"]
@@ -31,6 +29,11 @@ class RowError(Exception):
         return RowError, (self.stage, self.message, self.kind)
 
 
+def wrong_type(stage: Stage, what: str, expected: str, value: object) -> RowError:
+    """Return the failure of a row whose `what` ("body.messages") has another type than the one that is expected."""
+    return RowError(stage, f"{what}: expected {expected}, got {type(value).__name__}", "TypeError")
+
+
 class LongTextError(RowError):
     """A text that is too long for the tokens that it may have: `max_tokens` hold at most `max_characters`."""
 
@@ -51,20 +54,6 @@ class TemplateError(RowError):
     def __init__(self, error: Exception, reason: str | None) -> None:
         self.reason = reason
         super().__init__("template", f"the chat template failed: {error}", type(error).__name__)
-
-
-@contextmanager
-def only_this_row(stage: Stage) -> Iterator[None]:
-    """Turn every error that a row's own content causes into a RowError: no single row may stop a job.
-
-    Errors of memory and disk are raised as they are: they are not about the row.
-    """
-    try:
-        yield
-    except (RowError, MemoryError, OSError):
-        raise
-    except Exception as error:
-        raise RowError(stage, str(error), type(error).__name__) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +77,3 @@ class ErrorRow:
         object.__setattr__(self, "id", None if self.id is None else storable(self.id))
         object.__setattr__(self, "error_type", storable(self.error_type))
         object.__setattr__(self, "message", storable(self.message))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as a dict in the order of `schema.ERRORS`."""
-        return asdict(self)

@@ -14,7 +14,6 @@ class IdSet(Set[int]):
     """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        """Make the set of `ids`."""
         self._pages: dict[int, bytearray] = {}
         self._size = 0
         for id_ in ids:

@@ -101,7 +101,6 @@ class _StreamHandler(logging.Handler):
         self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record's line."""
         # A line that cannot be written must not stop the work, and an error message on stderr might fail as well.
         with suppress(Exception):
             stream = self._stream or sys.stderr
@@ -117,7 +116,6 @@ class _JsonFormatter(logging.Formatter):
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
         event = record.msg if isinstance(record.msg, Event) else Event(record.getMessage())
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -38,7 +38,6 @@ def block_statistics_cleaner() -> type:
 
     class BlockStatisticsCleaner(ExecutionCallback):  # type: ignore[misc]  # Ray has no types
         def on_execution_step(self, executor: Any) -> None:
-            """Forget the statistics so far."""
             for operator in executor._topology or ():
                 getattr(operator, "_output_blocks_stats", []).clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -95,9 +96,8 @@ MANIFEST_COLUMNS = (
 )
 
 
-def columns() -> dict[str, tuple[Column, ...]]:
-    """Return the columns of each folder of a run; carried columns follow those of `data`."""
-    return {"data": GENERATION_COLUMNS, "errors": ERROR_COLUMNS, "manifest": MANIFEST_COLUMNS}
+# The columns of each folder of a run; carried columns follow those of data/.
+COLUMNS = {"data": GENERATION_COLUMNS, "errors": ERROR_COLUMNS, "manifest": MANIFEST_COLUMNS}
 
 
 def _schema(described: Iterable[Column]) -> pa.Schema:
@@ -125,4 +125,4 @@ def generations_schema(carried: Mapping[str, pa.DataType]) -> pa.Schema:
 
 def errors_table(errors: Iterable[ErrorRow]) -> pa.Table:
     """Return the error rows as a table with the `ERRORS` schema."""
-    return pa.Table.from_pylist([error.to_dict() for error in errors], schema=ERRORS)
+    return pa.Table.from_pylist([asdict(error) for error in errors], schema=ERRORS)

@@ -25,10 +25,9 @@ from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_erro
 from pipeline.logs import LogSettings
 from pipeline.schema import generations_schema
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import map_rows
 
 if TYPE_CHECKING:
-    from ray.data import Dataset  # only its name: pipeline.streaming.stream is what uses Ray Data
+    from ray.data import Dataset  # only its name: its import takes seconds
 
 _ERROR_FIELDS = [pa.field("error_stage", pa.string()), pa.field("error_message", pa.string())]
 _RUN = "dataset"  # the tag "run" of its metrics: it has no output of its own to be named after
@@ -58,7 +57,9 @@ def generate(
     arguments: dict[str, Any] = {"settings": settings, "input_options": options}
     if settings.placement == "split":
         arguments["roster"] = start_roster(settings, _RUN, LogSettings(), pool.num_at_once)
-    return map_rows(dataset, DatasetGenerator, arguments, pool, rows_per_batch)
+    return dataset.map_batches(
+        DatasetGenerator, batch_size=rows_per_batch, fn_constructor_kwargs=arguments, **pool.map_options
+    )
 
 
 class DatasetGenerator:

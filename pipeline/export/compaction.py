@@ -173,7 +173,6 @@ class Compaction:
 
 
 def _read_back(location: Location, columns: list[str] | None) -> Iterator[pa.Table]:
-    """Yield the row groups of a file, one at a time."""
     with location.open_file() as stream:
         parquet = open_checked(stream)
         for group in range(parquet.num_row_groups):
@@ -205,7 +204,7 @@ def _clear(destination: Location, note: Mapping[str, Any]) -> None:
     """
     if destination.info().type == fs.FileType.File:
         raise ValueError(f"{destination.name} is a file; the destination must be a folder")
-    names = _sizes(destination)
+    names = destination.files()
     foreign = sorted(name for name in names if not _FILE_NAME.fullmatch(name))
     if foreign or (_NOTE not in names and any(name.endswith(".parquet") for name in names)):
         raise ValueError(
@@ -218,7 +217,7 @@ def _clear(destination: Location, note: Mapping[str, Any]) -> None:
         destination.child(name).remove()
 
 
-def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Mapping[str, int]) -> None:
+def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Mapping[str, fs.FileInfo]) -> None:
     """Raise AlreadyCompacted or ValueError, unless the files found are of an interrupted compaction of this run."""
     try:
         note = json.loads(destination.child(_NOTE).read_bytes())
@@ -233,7 +232,8 @@ def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Map
         raise ValueError(f"{destination.name} holds another run, {source}; use a new destination")
     if not is_complete:
         return
-    changed = sorted({name for name, _ in files ^ set(found.items())} - {_NOTE})
+    sizes = {(name, info.size) for name, info in found.items()}
+    changed = sorted({name for name, _ in files ^ sizes} - {_NOTE})
     if differing or changed:
         what = "its files are not as they were written: " + ", ".join(changed[:5])
         if differing:
@@ -250,15 +250,9 @@ def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Map
 
 def _refuse_others(destination: Location, names: set[str]) -> None:
     """Raise ValueError if the destination has other files than these and the note: readers would read them, too."""
-    others = sorted(_sizes(destination).keys() - names - {_NOTE})
+    others = sorted(destination.files().keys() - names - {_NOTE})
     if others:
         raise ValueError(
             f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
             "compaction (is another command at work there?); delete them and run the same command again"
         )
-
-
-def _sizes(destination: Location) -> dict[str, int]:
-    """Return the size of each file below the destination, by its path from there."""
-    root = destination.path.rstrip("/") + "/"
-    return {info.path.removeprefix(root): info.size for info in destination.list(recursive=True) if info.is_file}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import IO, Any
@@ -64,21 +63,12 @@ def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dic
 def _write(stream: IO[bytes], row: Mapping[str, Any]) -> None:
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
-    except ValueError:
-        line = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:  # the row holds NaN or infinity
+        without_nan = json.loads(json.dumps(row, default=_plain), parse_constant=lambda _: None)
+        line = json.dumps(without_nan, ensure_ascii=False)
     stream.write(line.encode("utf-8") + b"\n")
 
 
 def _plain(value: Any) -> str:
     """Return a value that JSON has no form for (a date, a decimal, bytes) as text."""
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return value

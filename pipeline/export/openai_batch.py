@@ -17,6 +17,7 @@ from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec
 
+_Scored = tuple[int, float, list[dict[str, Any]]]  # an output token's id, its logprob, and the alternatives to it
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",
     "template": "invalid_messages",
@@ -26,27 +27,27 @@ _ERROR_CODES: Mapping[Stage, str] = {
 }
 
 
-def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec, created: int = 0) -> int:
+def export_batch(run_directory: RunDirectory, path: str, model: str, codec: TextCodec) -> int:
     """Write one line for each input row of a complete run to `path`; return the number of lines.
 
-    `created` (Unix seconds) goes into every body; the caller chooses it, so that a repeated export gives the same file.
-    The file appears whole or not at all. Raises IncompleteRunError, before anything is written, if a unit is not
-    committed, and OSError if the file cannot be written.
+    The file appears whole or not at all, and a repeated export gives the same file: the time `created` is always 0.
+    Raises IncompleteRunError, before anything is written, if a unit is not committed, and OSError if the file cannot
+    be written.
     """
     refuse_incomplete(run_directory)
     num_lines = 0
     with replacement(Location.parse(path)) as stream:
         for rows in each_unit(run_directory, run_directory.units()):
-            for line in _unit_lines(rows, model, codec, created):
+            for line in _unit_lines(rows, model, codec):
                 stream.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
                 num_lines += 1
     return num_lines
 
 
-def _unit_lines(rows: UnitRows, model: str, codec: TextCodec, created: int) -> Iterator[dict[str, Any]]:
+def _unit_lines(rows: UnitRows, model: str, codec: TextCodec) -> Iterator[dict[str, Any]]:
     lines = {error["row_id"]: _error_line(error) for error in rows.errors.to_pylist()}
     for row_id, samples in groupby(rows.generations.to_pylist(), key=lambda row: row["row_id"]):
-        lines[row_id] = _response_line(list(samples), model, codec, created)
+        lines[row_id] = _response_line(list(samples), model, codec)
     yield from (lines[row_id] for row_id in sorted(lines))
 
 
@@ -59,16 +60,16 @@ def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec, created: int) -> dict[str, Any]:
+def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec) -> dict[str, Any]:
     first = samples[0]
     num_output = sum(sample["num_output_tokens"] for sample in samples)
     is_chat = first["is_chat"]
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{first['row_id']:x}",
         "object": "chat.completion" if is_chat else "text_completion",
-        "created": created,
+        "created": 0,
         "model": model,
-        "choices": [(_chat_choice if is_chat else _completion_choice)(sample, codec) for sample in samples],
+        "choices": [_choice(sample, codec) for sample in samples],
         "usage": {
             "prompt_tokens": first["num_prompt_tokens"],
             "completion_tokens": num_output,
@@ -83,58 +84,42 @@ def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec, 
     }
 
 
-def _chat_choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
+def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
+    is_chat, text = sample["is_chat"], sample["text"]
     logprobs = None
     if sample["logprobs"] is not None:
-        logprobs = {
-            "content": [
-                _token(codec, token_id, logprob)
-                | {"top_logprobs": [_token(codec, top["token_id"], top["logprob"]) for top in tops]}
-                for token_id, logprob, tops in _scored_tokens(sample)
-            ]
-        }
+        logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(list(_scored_tokens(sample)), codec)
     return {
         "index": sample["sample"],
-        "message": {"role": "assistant", "content": sample["text"]},
-        "finish_reason": _finish_reason(sample),
+        **({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}),
+        "finish_reason": "length" if sample["finish_reason"] == "length" else "stop",
         "logprobs": logprobs,
     }
 
 
-def _completion_choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
-    logprobs = None
-    if sample["logprobs"] is not None:
-        scored = list(_scored_tokens(sample))
-        logprobs = {
-            "tokens": [codec.token_text(token_id) for token_id, _, _ in scored],
-            "token_logprobs": [logprob for _, logprob, _ in scored],
-            "top_logprobs": [
-                {codec.token_text(top["token_id"]): top["logprob"] for top in tops} for _, _, tops in scored
-            ],
-        }
+def _chat_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:
     return {
-        "index": sample["sample"],
-        "text": sample["text"],
-        "finish_reason": _finish_reason(sample),
-        "logprobs": logprobs,
+        "content": [
+            _token(codec, token_id, logprob)
+            | {"top_logprobs": [_token(codec, top["token_id"], top["logprob"]) for top in tops]}
+            for token_id, logprob, tops in scored
+        ]
     }
 
 
-def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Yield (token id, logprob, alternatives) for each output token."""
+def _completion_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:
+    return {
+        "tokens": [codec.token_text(token_id) for token_id, _, _ in scored],
+        "token_logprobs": [logprob for _, logprob, _ in scored],
+        "top_logprobs": [{codec.token_text(top["token_id"]): top["logprob"] for top in tops} for _, _, tops in scored],
+    }
+
+
+def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[_Scored]:
     tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
     return zip(sample["token_ids"], sample["logprobs"], tops, strict=True)
 
 
 def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
     text = codec.token_text(token_id)
-    return {
-        "token": text,
-        "logprob": logprob,
-        "bytes": None if "\ufffd" in text else list(text.encode("utf-8")),
-    }
-
-
-def _finish_reason(sample: Mapping[str, Any]) -> str:
-    """Return the reason in OpenAI's terms: "length" at the limit, else "stop"."""
-    return "length" if sample["finish_reason"] == "length" else "stop"
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode("utf-8"))}

@@ -87,11 +87,9 @@ def _find(path: str) -> Iterator[InputFile]:
     if info.type != fs.FileType.Directory:
         return
     matches = re.compile(".*" if pattern is None else _glob_regex(pattern))
-    root = folder.path.rstrip("/") + "/"
-    for info in folder.list(recursive=True):
-        below = info.path.removeprefix(root)
+    for below, info in folder.files().items():
         hidden = any(part.startswith((".", "_")) for part in below.split("/"))
-        if info.type == fs.FileType.File and not hidden and matches.fullmatch(below):
+        if not hidden and matches.fullmatch(below):
             yield _input_file(folder.at(info.path), info)
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipeline.storage.location import Location
 
 _BUFFER_BYTES = 1 << 20
-_MAX_BAD_LINES = 100  # that first_json_line skips
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # The default limit of 128 KiB is less than a long prompt. This one only bounds how much a quote that is never closed
@@ -72,16 +69,6 @@ def parse_csv(data: bytes) -> list[str]:
     return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), strict=True))
 
 
-def first_json_line(path: str) -> dict[str, Any] | None:
-    """Return the first JSON object of a JSONL file; None if none of its first 101 lines is one."""
-    for line in islice(split_lines(Location.parse(path)), _MAX_BAD_LINES + 1):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(line.data)
-            if isinstance(value, dict):
-                return value
-    return None
-
-
 def is_gzip(path: str) -> bool:
     """Tell by its name whether the file is compressed."""
     return path.lower().endswith(".gz")
@@ -103,12 +90,9 @@ def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
             "opening", lambda: location.filesystem.open_input_stream(location.path, compression="gzip")
         ) as decompressed:
             stream = io.BufferedReader(cast(Any, decompressed), _BUFFER_BYTES)
-            skipped = 0
-            while skipped < byte_start:
-                block = stream.read(min(_BUFFER_BYTES, byte_start - skipped))
-                if not block:
-                    break
-                skipped += len(block)
+            left = byte_start
+            while skipped := stream.read(min(_BUFFER_BYTES, left)):
+                left -= len(skipped)
             yield cast(BinaryIO, stream)
     else:
         with location.open_file() as file:

@@ -6,10 +6,9 @@ Format: https://platform.openai.com/docs/api-reference/batch/request-input
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import RowError
+from pipeline.errors import RowError, wrong_type
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -31,15 +30,6 @@ _TRIVIAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """The request on a line; `overrides` has the names and values of SamplingParams."""
-
-    prompt: str | None
-    messages: list[Any] | None
-    overrides: dict[str, Any]
-
-
 def custom_id(line: Mapping[str, Any]) -> str:
     """Return the id of a line. Raises RowError if it has none."""
     value = line.get("custom_id")
@@ -48,21 +38,24 @@ def custom_id(line: Mapping[str, Any]) -> str:
     return value
 
 
-def read_request(line: Mapping[str, Any]) -> BatchRequest:
-    """Read the request on a line. Raises RowError naming a field that is wrong or not supported."""
+def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
+    """Return (prompt, messages, overrides) of the request on a line; one of the first two is None.
+
+    Overrides have the names of SamplingParams. Raises RowError naming a field that is wrong or not supported.
+    """
     url, body, method = line.get("url"), line.get("body"), line.get("method", "POST")
     if url not in (CHAT_URL, COMPLETIONS_URL):
         raise RowError("read", f"url: expected {CHAT_URL} or {COMPLETIONS_URL}, got {url!r}")
     if method != "POST":
         raise RowError("read", f"method: expected 'POST', got {method!r}")
     if not isinstance(body, dict):
-        raise RowError("read", f"body: expected an object, got {type(body).__name__}", "TypeError")
+        raise wrong_type("read", "body", "an object", body)
     overrides = _overrides(body, is_chat=url == CHAT_URL)
     if url == CHAT_URL:
         messages = body.get("messages")
         if not isinstance(messages, list):
-            raise RowError("read", f"body.messages: expected a list, got {type(messages).__name__}", "TypeError")
-        return BatchRequest(None, messages, overrides)
+            raise wrong_type("read", "body.messages", "a list", messages)
+        return None, messages, overrides
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise RowError(
@@ -70,7 +63,7 @@ def read_request(line: Mapping[str, Any]) -> BatchRequest:
             f"body.prompt: expected one string, got {type(prompt).__name__}; give each prompt its own line",
             "TypeError",
         )
-    return BatchRequest(prompt, None, overrides)
+    return prompt, None, overrides
 
 
 def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def _chat_logprobs(body: Mapping[str, Any]) -> Any:
 def _logit_bias(bias: Any) -> dict[int, Any]:
     """Return the bias of each token id; in JSON the ids are strings."""
     if not isinstance(bias, dict):
-        raise RowError("params", f"body.logit_bias: expected an object, got {type(bias).__name__}", "TypeError")
+        raise wrong_type("params", "body.logit_bias", "an object", bias)
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError as error:

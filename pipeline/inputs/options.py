@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import string
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, get_args
 
+from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.lines import first_json_line, is_gzip
-from pipeline.inputs.prompt_template import PromptTemplate
+from pipeline.inputs.lines import is_gzip, split_lines
+from pipeline.storage.location import Location
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 
@@ -22,6 +27,57 @@ _FORMAT_OF_EXTENSION: dict[str, Format] = {
     "txt": "text",
     "text": "text",
 }
+_MAX_BAD_LINES = 100  # before the first line that tells the format
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """A prompt made from a row's columns, such as "Question: {question}\\nAnswer:".
+
+    It is a sequence of literal texts, each followed by the column named beside it ("" after the last).
+    """
+
+    pieces: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def parse(cls, template: str) -> PromptTemplate:
+        """Parse a text in which {name} is a column and {{ }} are braces.
+
+        Raises ValueError for anything else in braces, and for a template without a column.
+        """
+        try:
+            parsed = list(string.Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"prompt_template {template!r}: {error}; write {{{{ and }}}} for braces") from error
+        for _, name, spec, conversion in parsed:
+            if name == "" or spec or conversion or set(name or "") & set(".[]"):
+                raise ValueError(
+                    f"prompt_template {template!r}: only {{column}} is understood in braces; "
+                    "write {{ and }} for braces that belong to the text"
+                )
+        pieces = tuple((literal, name or "") for literal, name, _, _ in parsed)
+        if not any(name for _, name in pieces):
+            raise ValueError(f"prompt_template {template!r} names no column: every row would get the same prompt")
+        return cls(pieces)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the template reads."""
+        return tuple(dict.fromkeys(name for _, name in self.pieces if name))
+
+    def fill(self, columns: Mapping[str, Any]) -> str:
+        """Return the prompt of a row. Raises RowError (stage "template") for a column that is absent or null."""
+        return "".join(literal + (_text(columns, name) if name else "") for literal, name in self.pieces)
+
+
+def _text(columns: Mapping[str, Any], name: str) -> str:
+    value = columns.get(name)
+    if value is None:
+        problem = "is null" if name in columns else f"is not among {sorted(columns)}"
+        raise RowError("template", f"prompt_template: column {name!r} {problem}", "KeyError")
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
@@ -82,8 +138,14 @@ def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputO
 
 
 def _first_line(file: InputFile) -> dict[str, Any] | None:
+    """Return the first JSON object of a JSONL file; None if none of its first lines is one."""
     with refuse_unreadable(file.path, "jsonl"):
-        return first_json_line(file.path)
+        for line in islice(split_lines(Location.parse(file.path)), _MAX_BAD_LINES + 1):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(line.data)
+                if isinstance(value, dict):
+                    return value
+    return None
 
 
 def _format_of(path: str) -> Format:

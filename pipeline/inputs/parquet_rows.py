@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ from pipeline.errors import RowError
 from pipeline.storage.location import Location
 
 _BATCH_ROWS = 256
+_NO_PYTHON_FORM = (ValueError, OverflowError, pa.ArrowException)
 
 
 def parquet_schema(location: Location) -> pa.Schema:
@@ -24,14 +27,10 @@ def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
     """Return (rows in the file, uncompressed bytes of those of `columns` that it has), from its footer."""
     with location.open_file() as file:
         metadata = pq.ParquetFile(file).metadata
-    num_bytes = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        chunks = (row_group.column(index) for index in range(row_group.num_columns))
-        num_bytes += sum(
-            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
-        )
-    return metadata.num_rows, num_bytes
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (chunk for group in groups for chunk in map(group.column, range(group.num_columns)))
+    sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
+    return metadata.num_rows, sum(sizes)
 
 
 def read_parquet_rows(
@@ -54,27 +53,19 @@ def read_parquet_rows(
 
 def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int) -> tuple[list[int], int]:
     """Return the row groups that hold rows of the range, and the first row of the first group."""
-    groups: list[int] = []
-    first_row, position = row_start, 0
-    for group in range(metadata.num_row_groups):
-        group_start, position = position, position + metadata.row_group(group).num_rows
-        if group_start < row_end and position > row_start:
-            first_row = first_row if groups else group_start
-            groups.append(group)
-    return groups, first_row
+    sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    ends = list(accumulate(sizes, initial=0))
+    groups = [i for i, (start, end) in enumerate(pairwise(ends)) if start < row_end and end > row_start]
+    return groups, ends[groups[0]] if groups else row_start
 
 
 def to_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any] | RowError]:
     """Yield each row as a dict, or as an error if one of its values has no Python form (a string that is not UTF-8)."""
-    try:
-        whole = rows.to_pylist()
-    except (ValueError, OverflowError, pa.ArrowException):
-        pass  # some row of the batch has such a value; the loop below finds it
-    else:
-        yield from whole
+    with suppress(*_NO_PYTHON_FORM):  # the loop below finds the row with such a value
+        yield from rows.to_pylist()
         return
     for index in range(rows.num_rows):
         try:
             yield rows.slice(index, 1).to_pylist()[0]
-        except (ValueError, OverflowError, pa.ArrowException) as error:
+        except _NO_PYTHON_FORM as error:
             yield RowError("read", f"a value of this row cannot be read: {error}", type(error).__name__)

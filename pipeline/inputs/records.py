@@ -73,9 +73,7 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
         return _parse_json_object(data)
     except UnicodeDecodeError as error:
         raise RowError(
-            "read",
-            f"this record is not UTF-8: byte {error.start} is {data[error.start]:#04x}",
-            "UnicodeDecodeError",
+            "read", f"this record is not UTF-8: byte {error.start} is {data[error.start]:#04x}", "UnicodeDecodeError"
         ) from error
     except csv.Error as error:
         num_lines = data.count(b"\n")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline.errors import ErrorRow, RowError, Stage, only_this_row, storable
+from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
 from pipeline.inputs.carried import carry
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
@@ -47,7 +47,6 @@ class RowPosition:
     row_id: int
     file: str
     row_number: int
-    attempt: int = 0
 
     def error(self, error: RowError, user_id: str | None) -> ErrorRow:
         """Return the error row of this row."""
@@ -59,7 +58,7 @@ class RowPosition:
             stage=error.stage,
             error_type=error.kind,
             message=error.message,
-            attempt=self.attempt,
+            attempt=0,
         )
 
 
@@ -91,16 +90,21 @@ def read_row(
 def result_or_error(
     stage: Stage, row: InputRow, file: str, compute: Callable[..., _Result], *arguments: Any
 ) -> _Result | ErrorRow:
-    """Return `compute(*arguments)`, or the error row of `row` if its content makes that fail."""
+    """Return `compute(*arguments)`, or the error row of `row` if that fails: no single row may stop a job.
+
+    Errors of memory and disk are raised as they are: they are not about the row.
+    """
     try:
-        with only_this_row(stage):
-            return compute(*arguments)
-    except RowError as error:
-        return RowPosition(row.row_id, file, row.row_number).error(error, row.user_id)
+        return compute(*arguments)
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # noqa: BLE001 - becomes the row's error
+        failure = error if isinstance(error, RowError) else RowError(stage, str(error), type(error).__name__)
+        return RowPosition(row.row_id, file, row.row_number).error(failure, row.user_id)
 
 
 def read_unit(
-    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType], attempt: int = 0
+    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType]
 ) -> Iterator[InputRow | ErrorRow]:
     """Yield the rows of a unit in order, exactly `unit.num_rows` of them, whatever is wrong with one.
 
@@ -111,7 +115,7 @@ def read_unit(
     refuse_changed_file(InputFile(unit.file, unit.file_size, unit.file_version))
     index = 0
     for record in _records(unit, options, carried):
-        position = RowPosition(unit.row_id(index), unit.file, unit.row_start + index, attempt)
+        position = RowPosition(unit.row_id(index), unit.file, unit.row_start + index)
         yield read_row(record, position, options, carried)
         index += 1
     if index != unit.num_rows:
@@ -145,9 +149,8 @@ def _user_id(columns: Columns, options: InputOptions) -> str | None:
 def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
     """Return (prompt, messages, overrides) of a row; one of the first two is None."""
     if options.format == "openai_batch":
-        request = read_request(columns)
-        return request.prompt, request.messages, request.overrides
-    messages = _messages(columns, options)
+        return read_request(columns)
+    messages: list[Any] | None = _structure(columns, options.messages_column, "read", list, "a list")
     prompt = columns.get(options.prompt_column)
     if options.template is not None:
         prompt = options.template.fill(columns)
@@ -157,36 +160,20 @@ def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[
         names = f"{options.prompt_column!r} and {options.messages_column!r}"
         raise RowError("read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError")
     if messages is None and not isinstance(prompt, str):
-        kind = type(prompt).__name__
-        raise RowError("read", f"column {options.prompt_column!r}: expected a string, got {kind}", "TypeError")
-    return (None if messages is not None else prompt), messages, _overrides(columns, options)
+        raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
+    overrides = _structure(columns, options.override_column, "params", dict, "an object") or {}
+    given = {name: value for name, value in overrides.items() if value is not None}  # a Parquet struct has them all
+    return (None if messages is not None else prompt), messages, given
 
 
-def _messages(columns: Columns, options: InputOptions) -> list[Any] | None:
-    value = _from_json(columns.get(options.messages_column), options.messages_column, "read")
-    if value is not None and not isinstance(value, list):
-        kind = type(value).__name__
-        raise RowError("read", f"column {options.messages_column!r}: expected a list, got {kind}", "TypeError")
+def _structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str) -> Any:
+    """Return the structure in a cell, or None. It may be JSON text, where the format has no structures."""
+    value = columns.get(name)
+    if isinstance(value, str):
+        try:
+            value = parse_json(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise RowError(stage, f"column {name!r}: not JSON: {error}", type(error).__name__) from error
+    if value is not None and not isinstance(value, type_):
+        raise wrong_type(stage, f"column {name!r}", noun, value)
     return value
-
-
-def _overrides(columns: Columns, options: InputOptions) -> dict[str, Any]:
-    value = _from_json(columns.get(options.override_column), options.override_column, "params")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise RowError("params", f"column {options.override_column!r}: expected an object, got {kind}", "TypeError")
-    return {name: setting for name, setting in value.items() if setting is not None}  # a Parquet struct has them all
-
-
-def _from_json(value: Any, column: str, stage: Any) -> Any:
-    """Return the structure in a cell, which may be JSON text where the format has no structures."""
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
-    try:
-        return parse_json(value)
-    except (ValueError, RecursionError) as error:
-        raise RowError(stage, f"column {column!r}: not JSON: {error}", type(error).__name__) from error

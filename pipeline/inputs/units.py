@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import NamedTuple
 
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
@@ -20,6 +20,7 @@ _BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fi
 class WorkUnit:
     """Rows [row_start, row_start + num_rows) of a file; in text formats, its bytes [byte_start, byte_end).
 
+    Its fields are the columns of `schema.MANIFEST`, in their order.
     `first_ordinal` is the number of its first row among all rows of the input. A row's noise comes from that number, so
     that it does not depend on how rows are cut into units. `file_size` and `file_version` are those that the file had
     when the run was planned.
@@ -44,19 +45,6 @@ class WorkUnit:
     def row_index(self, row_id: int) -> int:
         """Return the number in the unit of the row with this run-wide id."""
         return row_id - self.row_id(0)
-
-    def max_tokens(self, num_output_tokens: int) -> int:
-        """Estimate the tokens of prompts and outputs if every row generates `num_output_tokens`."""
-        return self.estimated_tokens + self.num_rows * num_output_tokens
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the unit as a plain row, in the order of `schema.MANIFEST`."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WorkUnit:
-        """Read the unit that `to_dict` wrote."""
-        return cls(**values)
 
 
 def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:
@@ -108,16 +96,12 @@ def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: in
 
 
 def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
-    row_start = num_rows = byte_start = byte_end = 0
-    for record in split_records(location, options.format):
-        if num_rows == rows_per_unit:
-            yield _RowRange(row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN)
-            row_start, num_rows = row_start + num_rows, 0
-        if num_rows == 0:
-            byte_start = record.byte_start
-        num_rows, byte_end = num_rows + 1, record.byte_end
-    if num_rows:
-        yield _RowRange(row_start, num_rows, byte_start, byte_end, (byte_end - byte_start) // _BYTES_PER_TOKEN)
+    row_start = 0
+    spans = ((record.byte_start, record.byte_end) for record in split_records(location, options.format))
+    while rows := list(islice(spans, rows_per_unit)):
+        start, end = rows[0][0], rows[-1][1]
+        yield _RowRange(row_start, len(rows), start, end, (end - start) // _BYTES_PER_TOKEN)
+        row_start += len(rows)
 
 
 def prompt_columns(options: InputOptions) -> tuple[str, ...]:

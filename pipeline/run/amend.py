@@ -17,7 +17,7 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import Receipt, commit_lock, engine_of, part_content, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import in_row_order, read_unit_rows, without_rows
+from pipeline.run.unit_rows import in_row_order, read_unit_rows, without_rows_of
 from pipeline.schema import errors_table
 from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file
@@ -43,11 +43,16 @@ def amend_part(
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
         before = read_unit_rows(run_directory, unit)
-        added = without_rows(generations, set(before.generations["row_id"].to_pylist()))
+        added = without_rows_of(before.generations, generations)
         after = in_row_order(before.generations, added)
         had_failed = [ErrorRow(**row) for row in before.errors.to_pylist()]
         again = {error.row_id: error for error in errors}
-        failed = _still_failed(had_failed, again, added)
+        added_ids = set(added["row_id"].to_pylist())
+        failed = [  # rows tried again with their newest message, the others as they were
+            replace(again.get(old.row_id, old), attempt=old.attempt + (old.row_id in again))
+            for old in had_failed
+            if old.row_id not in added_ids
+        ]
         counts = count_generations(after, len(failed))
         if counts.num_rows != unit.num_rows:
             raise ValueError(
@@ -65,13 +70,3 @@ def amend_part(
             replace_file(errors_path, to_parquet(errors_table(failed)), run_directory.temporary)
     num_again = sum(error.row_id in again for error in failed)
     return Receipt(unit.unit_id, count_generations(added, num_again), attempt, seconds=seconds)
-
-
-def _still_failed(had_failed: Sequence[ErrorRow], again: Mapping[int, ErrorRow], added: pa.Table) -> list[ErrorRow]:
-    """Return the error rows that are left: those tried again with their newest message, the others as they were."""
-    added_ids = set(added["row_id"].to_pylist())
-    return [
-        replace(again.get(old.row_id, old), attempt=old.attempt + (old.row_id in again))
-        for old in had_failed
-        if old.row_id not in added_ids
-    ]

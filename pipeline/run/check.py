@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,13 +15,14 @@ from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
-from pipeline.run.identities import COLUMNS, contradictions
-from pipeline.run.unit_rows import errors_without_generations
-from pipeline.schema import ERRORS, generations_schema
+from pipeline.run.unit_rows import without_rows_of
+from pipeline.schema import ERRORS, GENERATION_COLUMNS, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of
 
 _MAX_PROBLEMS_PER_UNIT = 20
+_UNCHECKED_COLUMNS = {"id", "prompt", "is_chat", "text", "stop_reason", "top_logprobs"}
+_CHECKED_COLUMNS = [column.name for column in GENERATION_COLUMNS if column.name not in _UNCHECKED_COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class CheckReport:
     counts: Counts
     num_units: int
     num_committed_units: int
-    damaged: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str]
 
     @property
     def is_complete(self) -> bool:
@@ -52,23 +54,21 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     storage does not answer.
     """
     location = run_directory.location
-    committed = run_directory.committed_unit_ids()
-    with_errors = {info.path.rpartition("/")[2] for info in location.child("errors").list()}
+    # data/ is listed first: the error rows of a part are written before it, so errors/ then has them.
+    names = {folder: {info.base_name for info in location.child(folder).list()} for folder in ("data", "errors")}
     expected = set()
     problems: list[str] = []
     notes: list[str] = []
     damaged: dict[str, str] = {}
     counts = Counts()
-    num_units = num_committed = 0
     for unit in run_directory.units():
-        num_units += 1
         name = f"part-{unit.unit_id:09d}.parquet"
         expected.add(name)
-        if unit.unit_id not in committed:
+        if name not in names["data"]:
             problems.append(f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again")
             continue
-        num_committed += 1
-        unit_counts, unit_problems, num_stale = _check_unit(run_directory, unit, has_errors=name in with_errors)
+        has_errors = name in names["errors"]
+        unit_counts, unit_problems, num_stale = _check_unit(run_directory, unit, has_errors)
         counts += unit_counts
         if num_stale:
             notes.append(
@@ -76,18 +76,17 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
                 "deleted them here, and the next jobs.retry does"
             )
         if unit_problems:
-            folders = ("data", "errors") if name in with_errors else ("data",)
+            folders = ("data", "errors") if has_errors else ("data",)
             damaged |= {f"{folder}/{name}": unit_problems[0] for folder in folders}
         problems += unit_problems[:_MAX_PROBLEMS_PER_UNIT]
         if len(unit_problems) > _MAX_PROBLEMS_PER_UNIT:
             problems.append(f"data/{name}: and {len(unit_problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
-    for folder in ("data", "errors"):
-        names = {info.path.rpartition("/")[2] for info in location.child(folder).list()}
-        problems += [f"{folder}/{name}: not a part of this run; move it away" for name in sorted(names - expected)]
-        damaged |= {f"{folder}/{name}": "not a part of this run" for name in sorted(names - expected)}
+    foreign = [f"{folder}/{name}" for folder in names for name in sorted(names[folder] - expected)]
+    problems += [f"{name}: not a part of this run; move it away" for name in foreign]
+    damaged |= dict.fromkeys(foreign, "not a part of this run")
     leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
     notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
-    return CheckReport(problems, notes, counts, num_units, num_committed, damaged)
+    return CheckReport(problems, notes, counts, len(expected), len(expected & names["data"]), damaged)
 
 
 def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str], int]:
@@ -111,7 +110,7 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
         return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0
-    failed = errors_without_generations(generations, errors)
+    failed = without_rows_of(generations, errors)
     failed_ids = [row_id for row_id in failed["row_id"].to_pylist() if row_id is not None]
     counts = count_generations(generations, len(failed_ids))
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
@@ -136,8 +135,7 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
         samples = [sample for _, sample in group]
         if samples != list(range(len(samples))):
             yield f"row {row_id} has samples {samples}, expected {list(range(len(samples)))}"
-    if len(set(failed_ids)) != len(failed_ids):
-        twice = {row_id for row_id, num_times in Counter(failed_ids).items() if num_times > 1}
+    if twice := {row_id for row_id, num_times in Counter(failed_ids).items() if num_times > 1}:
         yield f"rows {_some(twice)} are in errors more than once"
     if missing := expected - generated_ids - set(failed_ids):
         yield f"rows {_some(missing)} are neither in data nor in errors"
@@ -147,10 +145,44 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
 
 def _count_problems(generations: pa.Table) -> Iterator[str]:
     """Yield a sentence for each row whose counts contradict each other."""
-    for batch in generations.select(COLUMNS).to_batches(max_chunksize=1024):
+    for batch in generations.select(_CHECKED_COLUMNS).to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             for problem in contradictions(row):
                 yield f"row {row['row_id']} sample {row['sample']}: {problem}"
+
+
+def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each identity that the counts of a generation row do not obey; a sound row has none."""
+    accepted, drafted, rounds = row["num_accepted_tokens"], row["num_draft_tokens"], row["num_rounds"]
+    per_position, num_output = row["accepted_per_position"], row["num_output_tokens"]
+    nulls = [name for name in _CHECKED_COLUMNS if row[name] is None and name != "logprobs"]
+    if nulls:
+        yield f"{', '.join(nulls)} is null"
+        return
+    if len(row["token_ids"]) != num_output:
+        yield f"num_output_tokens is {num_output} and there are {len(row['token_ids'])} token_ids"
+    if row["logprobs"] is not None and len(row["logprobs"]) != num_output:
+        yield f"num_output_tokens is {num_output} and there are {len(row['logprobs'])} logprobs"
+    prompt, cached = row["num_prompt_tokens"], row["num_cached_tokens"]
+    if cached >= prompt:
+        yield f"num_cached_tokens is {cached} and num_prompt_tokens {prompt}: the newest token is always computed"
+    if min(accepted, drafted, rounds, num_output, cached, *per_position, 0) < 0:
+        yield "a count is negative"
+    if sum(per_position) != accepted:
+        yield f"accepted_per_position sums to {sum(per_position)} and num_accepted_tokens is {accepted}"
+    if any(later > earlier for earlier, later in pairwise(per_position)):
+        yield f"accepted_per_position increases: {per_position}"
+    if accepted > drafted:
+        yield f"num_accepted_tokens is {accepted} and num_draft_tokens {drafted}"
+    # Each round commits its accepted tokens and one of the target's own. A sequence that stops at an accepted token
+    # never gets the target's own token of the last round; one that reaches its length limit does, since no draft goes
+    # beyond the limit.
+    lost = accepted + rounds - num_output
+    if not 0 <= lost <= (0 if row["finish_reason"] == "length" else 1):
+        yield (
+            f"{accepted} accepted tokens and {rounds} rounds do not make {num_output} output tokens "
+            f"(finish_reason {row['finish_reason']})"
+        )
 
 
 def _read_if_there(location: Location) -> bytes | None:

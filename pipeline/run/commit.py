@@ -14,16 +14,15 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.counts import Counts
+from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import COMMIT_LOCK, RunDirectory
-from pipeline.storage.location import Location
 from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import create_file, replace_file
 
@@ -44,13 +43,9 @@ class Receipt:
     already_committed: bool = False
     seconds: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the receipt as a JSON-ready dict."""
-        return asdict(self) | {"counts": self.counts.to_dict()}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
-        """Read the receipt that `to_dict` wrote."""
+        """Read the receipt that `dataclasses.asdict` wrote."""
         return cls(**{**values, "counts": Counts.from_dict(values["counts"])})
 
 
@@ -58,7 +53,7 @@ def commit_part(
     run_directory: RunDirectory,
     unit: WorkUnit,
     generations: pa.Table,
-    errors: pa.Table | None,
+    errors: pa.Table,
     counts: Counts,
     attempt: int,
     seconds: float | None = None,
@@ -66,19 +61,18 @@ def commit_part(
 ) -> Receipt:
     """Write the rows of a unit and return its receipt; if another attempt has committed it, return that receipt.
 
-    `generations` may have no rows (all failed); `errors` is None or has no rows if no row failed. `engine` describes
-    what generated the rows, for the footer: engines of one run may differ. Raises OSError if the disk or store fails:
+    `generations` has no rows if all rows failed, and `errors` has none if no row did. `engine` describes what generated
+    the rows, for the footer: engines of one run may differ. Raises OSError if the disk or store fails:
     nothing is committed then, and the unit can be tried again.
     """
-    num_errors = errors.num_rows if errors is not None else 0
-    assert (counts.num_rows, counts.num_errors) == (unit.num_rows, num_errors), "rows in must equal rows out"
+    assert (counts.num_rows, counts.num_errors) == (unit.num_rows, errors.num_rows), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
     content = part_content(generations, receipt, engine)
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
         if not part.exists():
-            if errors is not None and num_errors:
+            if errors.num_rows:
                 replace_file(errors_path, to_parquet(errors), run_directory.temporary)
             elif run_directory.location.is_local:
                 # An earlier attempt that failed on some row, and then died, may have left error rows. On a store, which
@@ -97,7 +91,7 @@ def read_receipt(run_directory: RunDirectory, unit_id: int) -> Receipt:
     """
     part = run_directory.part_path(unit_id)
     try:
-        return receipt_of(part.retrying("reading", lambda: _footer_schema(part)))
+        return receipt_of(part.retrying("reading", lambda: parquet_schema(part)))
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{part.name}: not a part of a run, or damaged: {error}") from error
 
@@ -125,11 +119,6 @@ def part_content(
         "engine": dict(engine or {}),
     }
     return to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
-
-
-def _footer_schema(part: Location) -> pa.Schema:
-    with part.open_file() as file:
-        return pq.ParquetFile(file).schema_arrow
 
 
 @contextmanager

@@ -40,10 +40,6 @@ class DeadLetters:
     wanted_ids: dict[int, array[int]] = field(default_factory=dict)  # the row ids of the same, by unit
     wanted_types: set[str] = field(default_factory=set)
 
-    def wants(self, error_type: str) -> bool:
-        """Tell whether a row with this error type is to be tried again."""
-        return error_type in self.wanted_types
-
     def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
         """Count the error rows of one more unit."""
         for error in errors.select(["row_id", "stage", "error_type", "message"]).to_pylist():
@@ -74,7 +70,6 @@ class FailedUnits:
         return self.num_wanted.total()
 
     def __iter__(self) -> Iterator[WorkUnit]:
-        """Yield each unit, read from the manifest."""
         return (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id in self.num_wanted)
 
 

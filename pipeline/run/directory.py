@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pyarrow import fs
@@ -71,7 +71,7 @@ class RunDirectory:
         manifest, run_json = location.child("manifest"), location.child("run.json")
         summary = write_manifest(manifest, units, secrets.token_hex(8), temporary)
         own_parts = manifest_parts(manifest, summary)
-        run = {**run, "manifest": summary.to_dict()}
+        run = {**run, "manifest": asdict(summary)}
         content = _to_json({**run, "digest": _digest(run)})
         # A store cannot refuse a second run.json; looking first leaves only a moment in which two processes can win.
         won = not run_json.exists() and create_file(run_json, content, temporary)
@@ -110,7 +110,7 @@ class RunDirectory:
     @property
     def manifest(self) -> ManifestSummary:
         """The plan's totals."""
-        return ManifestSummary.from_dict(self.run["manifest"])
+        return ManifestSummary(**self.run["manifest"])
 
     @property
     def identity_digest(self) -> str:
@@ -122,9 +122,9 @@ class RunDirectory:
         old = _flatten(self.run["identity"])
         new = _flatten(json.loads(_to_json(identity)))  # as it is read back: tuples become lists, keys strings
         changes = [
-            f"  {name}: was {_show(old, name)}, is {_show(new, name)}"
+            f"  {name}: was {old.get(name, 'absent')}, is {new.get(name, 'absent')}"
             for name in sorted(old.keys() | new.keys())
-            if _show(old, name) != _show(new, name)
+            if old.get(name) != new.get(name)
         ]
         if changes:
             raise ValueError(
@@ -205,14 +205,12 @@ def _missing_keys(run: Any) -> list[str]:
     """Return the keys that every run.json of this version has and this one lacks."""
     if not isinstance(run, dict):
         return ["object in it"]
-    missing = [key for key in ("identity", "manifest", "carried") if not isinstance(run.get(key), dict)]
-    if not isinstance(run.get("digest"), str):
-        missing.append("digest")
-    if "manifest" in missing:
-        return missing
-    return missing + [
-        f"manifest.{field.name}" for field in fields(ManifestSummary) if field.name not in run["manifest"]
-    ]
+    kinds = {"identity": dict, "manifest": dict, "carried": dict, "digest": str}
+    missing = [key for key, kind in kinds.items() if not isinstance(run.get(key), kind)]
+    if "manifest" not in missing:
+        totals = (field.name for field in fields(ManifestSummary))
+        missing += [f"manifest.{name}" for name in totals if name not in run["manifest"]]
+    return missing
 
 
 def _refuse_occupied(location: Location) -> None:
@@ -221,8 +219,7 @@ def _refuse_occupied(location: Location) -> None:
         raise ValueError(f"{location.name} holds a run already; open it, or use a new output directory")
     if location.info().type == fs.FileType.File:
         raise ValueError(f"{location.name} is a file; the output directory must be a folder")
-    root = location.path.rstrip("/") + "/"
-    files = {info.path.removeprefix(root) for info in location.list(recursive=True) if info.is_file}
+    files = location.files().keys()
     parts = {name for name in files if name.startswith("manifest/") and _MANIFEST_PART_NAME.fullmatch(name[9:])}
     ours = {_CREATING} | {name for name in files if _CREATION_SCRATCH_NAME.match(name)}
     foreign = sorted(files - ours - parts)
@@ -242,15 +239,11 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested object by dotted name; an empty object is a value."""
+def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """Return the values of a nested object as JSON, by dotted name; an empty object is a value."""
     if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
+        return {prefix: json.dumps(value, ensure_ascii=False)}
+    flat: dict[str, str] = {}
     for name, inner in value.items():
         flat |= _flatten(inner, f"{prefix}.{name}" if prefix else name)
     return flat
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name], ensure_ascii=False) if name in values else "absent"

@@ -18,6 +18,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_MODEL_CONFIGS = ("config.json", "generation_config.json")
 _SAMPLED_PARTS, _SAMPLED_BYTES = 64, 4096  # of each file of weights
 
 
@@ -26,15 +27,8 @@ def model_fingerprint(path: str | Path) -> str:
 
     Raises ValueError if the folder has no config.json or no *.safetensors.
     """
-    folder = Path(path)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not (folder / "config.json").is_file() or not weights:
-        raise ValueError(
-            f"{folder}: a model folder holds config.json and *.safetensors; found {_names(folder)}. "
-            "Download the model first, or convert its weights to safetensors"
-        )
-    configs = [folder / "config.json", folder / "generation_config.json"]
-    return _files_digest(file for file in [*configs, *weights] if file.is_file())
+    configs, weights = _model_files(Path(path))
+    return _files_digest([*configs, *weights])
 
 
 def quick_model_fingerprint(path: str | Path) -> str:
@@ -43,14 +37,8 @@ def quick_model_fingerprint(path: str | Path) -> str:
     In practice different models have different digests, but only `model_fingerprint` reads every byte. Raises
     ValueError as `model_fingerprint` does.
     """
-    folder = Path(path)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not (folder / "config.json").is_file() or not weights:
-        return model_fingerprint(folder)  # which raises
-    digest = hashlib.sha256()
-    for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
+    configs, weights = _model_files(Path(path))
+    digest = hashlib.sha256(b"".join(config.read_bytes() for config in configs))
     for file in weights:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
@@ -77,6 +65,18 @@ def tokenizer_fingerprint(path: str | Path) -> str:
 def text_fingerprint(text: str) -> str:
     """Return the digest of a text, such as a chat template."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _model_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the configs of a model folder, and its weights. Raises ValueError if one of the two is not there."""
+    configs = [file for name in _MODEL_CONFIGS if (file := folder / name).is_file()]
+    weights = sorted(folder.glob("*.safetensors"))
+    if folder / "config.json" not in configs or not weights:
+        raise ValueError(
+            f"{folder}: a model folder holds config.json and *.safetensors; found {_names(folder)}. "
+            "Download the model first, or convert its weights to safetensors"
+        )
+    return configs, weights
 
 
 def _files_digest(files: Iterable[Path]) -> str:

@@ -48,16 +48,10 @@ class Holder:
     timeout_s: float
 
     @classmethod
-    def this_process(cls, timeout_s: float) -> Holder:
-        """Return this process as a holder, with a new token."""
-        now = _now()
-        return cls(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Holder | None:
-        """Read the holder that `to_bytes` wrote; return None for any other content."""
+    def from_bytes(cls, content: bytes | None) -> Holder | None:
+        """Read the holder that `to_bytes` wrote; return None for any other content, or none."""
         try:
-            return cls(**json.loads(content))
+            return cls(**json.loads(content or b""))
         except (ValueError, TypeError):
             return None
 
@@ -85,7 +79,7 @@ class Lease:
             if self.lost_to is not None:
                 return
             content = _read(self.location)
-            found = Holder.from_bytes(content or b"")
+            found = Holder.from_bytes(content)
             if found is None or found.token != self.holder.token:
                 self.lost_to = _GONE if content is None else str(found or "an unknown driver, whose file is damaged")
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
@@ -128,7 +122,9 @@ def hold_lease(
     location = replace(location, retries=retries)  # a sign of life that comes after the timeout is too late
     with _driver_lock(run_directory, location) as is_locked:
         _refuse_living_holder(location, timeout_s, is_locked)
-        lease = Lease(location, run_directory.temporary, Holder.this_process(timeout_s))
+        now = _now()
+        holder = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), now, now, 0, timeout_s)
+        lease = Lease(location, run_directory.temporary, holder)
         lease.write()
         if not is_locked:  # two drivers may have come this far at once: the file of the later one stays
             time.sleep(min(_LONGEST_LOOK_S, timeout_s / _LOOKS_PER_TIMEOUT))
@@ -160,14 +156,10 @@ def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
             _log.warning(Event("lease not renewed", lease=lease.location.name, error=str(error)))
 
 
-def _log_expired(location: Location, holder: Holder | None) -> None:
-    _log.info(Event("lease of a dead driver", lease=location.name, holder=str(holder or "a damaged file")))
-
-
 def _give_back(lease: Lease) -> None:
     """Delete the lease's file if this driver still holds it; a file that cannot be deleted expires."""
     with suppress(OSError):
-        found = Holder.from_bytes(_read(lease.location) or b"")
+        found = Holder.from_bytes(_read(lease.location))
         if found is not None and found.token == lease.holder.token:
             lease.location.remove()
             _log.info(Event("lease given back", lease=lease.location.name, renewals=found.num_renewals))
@@ -179,10 +171,9 @@ def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool)
     if first is None:
         return
     holder = Holder.from_bytes(first)
-    if holder is not None and is_locked and holder.host == socket.gethostname():
-        _log_expired(location, holder)  # if it lived, it would have the lock
-        return
     patience_s = timeout_s if holder is None else holder.timeout_s
+    if holder is not None and is_locked and holder.host == socket.gethostname():
+        patience_s = 0.0  # if it lived, it would have the lock
     give_up = time.monotonic() + patience_s
     while (left := give_up - time.monotonic()) > 0:
         time.sleep(min(left, _LONGEST_LOOK_S, patience_s / _LOOKS_PER_TIMEOUT))
@@ -190,8 +181,8 @@ def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool)
         if content is None:
             return  # given back
         if content != first:
-            raise LeaseHeld(_held(location, str(Holder.from_bytes(content) or "unknown"), patience_s))
-    _log_expired(location, holder)
+            raise LeaseHeld(_held(location, Holder.from_bytes(content), patience_s))
+    _log.info(Event("lease of a dead driver", lease=location.name, holder=str(holder or "a damaged file")))
 
 
 @contextmanager
@@ -201,21 +192,21 @@ def _driver_lock(run_directory: RunDirectory, location: Location) -> Iterator[bo
         yield False
         return
     with open(run_directory.temporary.child(DRIVER_LOCK).path, "ab") as lock:
+        is_locked = True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
         except BlockingIOError as error:
-            holder = Holder.from_bytes(_read(location) or b"")
-            raise LeaseHeld(_held(location, str(holder or "unknown"), None)) from error
+            holder = Holder.from_bytes(_read(location))
+            raise LeaseHeld(_held(location, holder, None)) from error
         except OSError:  # a mount without locks: the file's expiry decides
             is_locked = False
         yield is_locked
 
 
-def _held(location: Location, holder: str, timeout_s: float | None) -> str:
+def _held(location: Location, holder: Holder | str | None, timeout_s: float | None) -> str:
     expiry = "" if timeout_s is None else f" A driver that died is noticed after {timeout_s:g} s."
     return (
-        f"another driver works on this run ({holder}; it says so in {location.name}). "
+        f"another driver works on this run ({holder or 'unknown'}; it says so in {location.name}). "
         f"Wait for it or stop it, or use a new output directory.{expiry}"
     )
 

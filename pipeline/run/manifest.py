@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,21 +28,12 @@ class ManifestSummary:
     of each part, in order.
     """
 
-    num_parts: int = 0
-    num_units: int = 0
-    num_rows: int = 0
-    estimated_tokens: int = 0
-    token: str = ""
-    digests: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as a JSON-ready dict."""
-        return asdict(self) | {"digests": list(self.digests)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ManifestSummary:
-        """Read the summary that `to_dict` wrote."""
-        return cls(**{**values, "digests": tuple(values["digests"])})
+    num_parts: int
+    num_units: int
+    num_rows: int
+    estimated_tokens: int
+    token: str
+    digests: list[str]
 
 
 def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temporary: Location) -> ManifestSummary:
@@ -58,14 +48,14 @@ def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temp
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, MANIFEST) as writer:
             for group in chain([first], islice(row_groups, _ROW_GROUPS_PER_PART - 1)):
-                writer.write_table(pa.Table.from_pylist([unit.to_dict() for unit in group], schema=MANIFEST))
+                writer.write_table(pa.Table.from_pylist([asdict(unit) for unit in group], schema=MANIFEST))
                 num_units += len(group)
                 num_rows += sum(unit.num_rows for unit in group)
                 estimated_tokens += sum(unit.estimated_tokens for unit in group)
         content = sink.getvalue().to_pybytes()
         replace_file(_part(folder, token, part), content, temporary)
         digests.append(hashlib.sha256(content).hexdigest())
-    return ManifestSummary(len(digests), num_units, num_rows, estimated_tokens, token, tuple(digests))
+    return ManifestSummary(len(digests), num_units, num_rows, estimated_tokens, token, digests)
 
 
 def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkUnit]:
@@ -81,7 +71,7 @@ def read_manifest(folder: Location, manifest: ManifestSummary) -> Iterator[WorkU
                 f"run.json); {_NO_WAY_ON}"
             )
         for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(_UNITS_PER_ROW_GROUP):
-            yield from (WorkUnit.from_dict(row) for row in batch.to_pylist())
+            yield from (WorkUnit(**row) for row in batch.to_pylist())
 
 
 def manifest_parts(folder: Location, manifest: ManifestSummary) -> list[Location]:

@@ -40,8 +40,10 @@ class MissingUnits:
         return cls(run_directory.location.name, committed, num_units, num_rows, tokens_per_row)
 
     def __iter__(self) -> Iterator[WorkUnit]:
-        """Yield the units, largest first within each window."""
         units = (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id not in self.committed)
         num_windows = -(-self.num_units // _UNITS_PER_WINDOW)
         while window := list(islice(units, -(-self.num_units // max(1, num_windows)))):
-            yield from sorted(window, key=lambda unit: unit.max_tokens(self.tokens_per_row), reverse=True)
+            yield from sorted(window, key=self._max_tokens, reverse=True)
+
+    def _max_tokens(self, unit: WorkUnit) -> int:
+        return unit.estimated_tokens + unit.num_rows * self.tokens_per_row

@@ -41,11 +41,8 @@ def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[
 
 def _free_location(run_directory: RunDirectory, name: str) -> Location:
     """Find a name for the file that no earlier quarantine took."""
-    for number in count():
-        location = run_directory.location.child(f"{_FOLDER}/{name}{f'.{number}' if number else ''}")
-        if not location.exists():
-            return location
-    raise AssertionError("count() does not end")
+    names = (f"{_FOLDER}/{name}{f'.{number}' if number else ''}" for number in count())
+    return next(free for free in map(run_directory.location.child, names) if not free.exists())
 
 
 def _move(source: Location, target: Location) -> None:

@@ -7,10 +7,11 @@ row is in both files: data wins, and the stale error row is left out here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -32,10 +33,9 @@ class IncompleteRunError(FileNotFoundError):
 class UnitRows:
     """The rows of a committed unit, in order. `num_stale_errors` counts the error rows that were left out."""
 
-    unit: WorkUnit
     generations: pa.Table
     errors: pa.Table
-    num_stale_errors: int = 0
+    num_stale_errors: int
 
 
 def read_unit_rows(
@@ -53,14 +53,8 @@ def read_unit_rows(
     if not {"row_id", "sample"} <= set(generations.schema.names):
         raise ValueError(f"{part.name}: its columns are not those of a generations table: {generations.schema.names}")
     generations = in_row_order(generations)
-    errors = errors_without_generations(generations, written).sort_by("row_id")
-    return UnitRows(unit, generations, errors, written.num_rows - errors.num_rows)
-
-
-def errors_without_generations(generations: pa.Table, errors: pa.Table) -> pa.Table:
-    """Return the error rows whose row has no generations here; the others are stale."""
-    generated = set(generations["row_id"].to_pylist())
-    return errors.filter(pa.array([row_id not in generated for row_id in errors["row_id"].to_pylist()], pa.bool_()))
+    errors = without_rows_of(generations, written).sort_by("row_id")
+    return UnitRows(generations, errors, written.num_rows - errors.num_rows)
 
 
 def read_errors(run_directory: RunDirectory, unit_id: int) -> pa.Table:
@@ -117,23 +111,18 @@ def refuse_incomplete(run_directory: RunDirectory) -> None:
 
 def in_row_order(*tables: pa.Table) -> pa.Table:
     """Return the rows of these tables of one schema in the order of row_id and sample."""
-    keys = sorted(
-        (row_id, sample, number, index)
-        for number, table in enumerate(tables)
-        for index, (row_id, sample) in enumerate(
-            zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
-        )
-    )
-    return _pick(tables, ((number, index) for _, _, number, index in keys))
+    table = pa.concat_tables(tables)
+    keys = list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+    return _pick(table, sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def without_rows(table: pa.Table, row_ids: Collection[Any]) -> pa.Table:
-    """Return the table without the rows of these ids."""
-    return _pick([table], ((0, i) for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids))
+def without_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
+    """Return the rows of `table` whose row_id is not in `other`."""
+    row_ids = set(other["row_id"].to_pylist())
+    return _pick(table, [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids])
 
 
 def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
-    """Read the table of a Parquet file."""
     content = location.read_bytes()  # before it is parsed: a store that does not answer is not damage
     try:
         return table_of(content, columns)
@@ -144,18 +133,10 @@ def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
         ) from error
 
 
-def _pick(tables: Sequence[pa.Table], indices: Iterable[tuple[int, int]]) -> pa.Table:
-    """Return the rows with these numbers (table, row), in this order.
+def _pick(table: pa.Table, indices: Sequence[int]) -> pa.Table:
+    """Return the rows with these numbers, in this order.
 
     It only slices and concatenates: Arrow's own sort and filter do not know every type that a carried column can have.
     """
-    slices: list[list[int]] = []  # table, first row, number of rows
-    for number, index in indices:
-        if slices and slices[-1][0] == number and sum(slices[-1][1:]) == index:
-            slices[-1][2] += 1
-        else:
-            slices.append([number, index, 1])
-    if not slices:
-        return tables[0].slice(0, 0)
-    picked = [tables[number].slice(start, length) for number, start, length in slices]
-    return picked[0] if len(picked) == 1 else pa.concat_tables(picked)
+    runs = [list(run) for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]  # consecutive rows
+    return pa.concat_tables([table.slice(0, 0), *(table.slice(run[0][1], len(run)) for run in runs)])

@@ -90,6 +90,11 @@ class Location:
         selector = fs.FileSelector(self.path, recursive=recursive, allow_not_found=True)
         return self.retrying("listing", lambda: list(self.filesystem.get_file_info(selector)))
 
+    def files(self) -> dict[str, fs.FileInfo]:
+        """List the files below this folder to its depth, by their paths from here, in no order."""
+        root = self.path.rstrip("/") + "/"
+        return {info.path.removeprefix(root): info for info in self.list(recursive=True) if info.is_file}
+
     def read_bytes(self) -> bytes:
         """Read the whole content of this file. Raises FileNotFoundError, or another OSError."""
 

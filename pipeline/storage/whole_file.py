@@ -29,13 +29,8 @@ def create_file(location: Location, content: bytes, temporary: Location) -> bool
     if not location.is_local:
         location.retrying("writing", lambda: _put(location, content))
         return True
-    scratch = location.retrying("writing", lambda: _write_scratch(location, content, temporary))
-    try:
+    with _scratch_file(location, content, temporary) as scratch:
         return location.retrying("writing", lambda: _link(scratch, location))
-    finally:
-        if os.path.lexists(scratch):
-            os.unlink(scratch)
-        location.retrying("writing", lambda: _sync_folder(location))
 
 
 def replace_file(location: Location, content: bytes, temporary: Location) -> None:
@@ -43,13 +38,8 @@ def replace_file(location: Location, content: bytes, temporary: Location) -> Non
     if not location.is_local:
         location.retrying("writing", lambda: _put(location, content))
         return
-    scratch = location.retrying("writing", lambda: _write_scratch(location, content, temporary))
-    try:
+    with _scratch_file(location, content, temporary) as scratch:
         location.retrying("writing", lambda: os.replace(scratch, location.path))
-    finally:
-        if os.path.lexists(scratch):
-            os.unlink(scratch)
-    location.retrying("writing", lambda: _sync_folder(location))
 
 
 @contextmanager
@@ -83,19 +73,24 @@ def replacement(location: Location) -> Iterator[IO[bytes]]:
             os.unlink(scratch_path)
 
 
-def _write_scratch(location: Location, content: bytes, temporary: Location) -> str:
-    """Write `content` to a new, synced file in `temporary`; return its path."""
+@contextmanager
+def _scratch_file(location: Location, content: bytes, temporary: Location) -> Iterator[str]:
+    """Yield the path of a new, synced file in `temporary`, to which the block gives its final name."""
     scratch = os.path.join(temporary.path, f"{os.path.basename(location.path)}.{uuid.uuid4().hex}")
     try:
-        with open(scratch, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:  # half a file would keep a full disk full
-        if os.path.lexists(scratch):
+        location.retrying("writing", lambda: _write_synced(scratch, content))
+        yield scratch
+    finally:
+        if os.path.lexists(scratch):  # half a file would keep a full disk full
             os.unlink(scratch)
-        raise
-    return scratch
+    location.retrying("writing", lambda: _sync_folder(location))
+
+
+def _write_synced(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _link(scratch: str, location: Location) -> bool:

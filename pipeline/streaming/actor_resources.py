@@ -60,11 +60,7 @@ class ActorResources:
     @property
     def resource_options(self) -> dict[str, Any]:
         """What an actor holds, as options of Ray; an actor in a placement group has the labels of its bundle."""
-        optional = {
-            "memory": self.memory,
-            "resources": dict(self.resources),
-            "accelerator_type": self.accelerator_type,
-        }
+        optional = {"memory": self.memory, "resources": dict(self.resources), "accelerator_type": self.accelerator_type}
         required = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
         return required | {name: value for name, value in optional.items() if value}
 

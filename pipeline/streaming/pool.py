@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ray.data import ActorPoolStrategy
 
@@ -22,8 +22,6 @@ class ActorPool(ActorResources):
     Beyond `initial_actors` Ray Data adds actors as the cluster grows, up to `max_actors`. The autoscaler of the
     cluster sees all that were asked for at once, also while there is no room for them.
     """
-
-    section: ClassVar[str] = "actors"
 
     min_actors: int = 1
     """Actors to keep while units wait."""

@@ -14,12 +14,12 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import ray.data
-from ray.data import DataContext, Dataset
+from ray.data import DataContext
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.data.exceptions import ExecutionTimeoutError
@@ -52,7 +52,7 @@ class UnitError(RuntimeError):
 
 def calls_in(table: pa.Table) -> list[UnitCall]:
     """Return the calls that a worker was called with."""
-    return [UnitCall(is_backup=row.pop("is_backup"), unit=WorkUnit.from_dict(row)) for row in table.to_pylist()]
+    return [UnitCall(is_backup=row.pop("is_backup"), unit=WorkUnit(**row)) for row in table.to_pylist()]
 
 
 def outcomes_table(outcomes: Iterable[Receipt | UnitError | None]) -> pa.Table:
@@ -64,7 +64,7 @@ def outcomes_table(outcomes: Iterable[Receipt | UnitError | None]) -> pa.Table:
     rows = [
         {"failure": str(outcome)}
         if isinstance(outcome, UnitError)
-        else {"receipt": None if outcome is None else json.dumps(outcome.to_dict())}
+        else {"receipt": None if outcome is None else json.dumps(asdict(outcome))}
         for outcome in outcomes
     ]
     return pa.Table.from_pylist(rows, schema=_OUTCOMES)
@@ -112,18 +112,6 @@ def stream_units(
         batches.close()  # a generator: it shuts the executor down
 
 
-def map_rows(
-    dataset: Dataset, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool, rows_per_batch: int
-) -> Dataset:
-    """Return the dataset that `worker` makes of batches of `dataset`, as tables."""
-    return dataset.map_batches(
-        worker,
-        batch_size=rows_per_batch,
-        fn_constructor_kwargs=dict(worker_arguments),
-        **pool.map_options,
-    )
-
-
 def quiet_ray_data(no_progress_timeout_s: float) -> None:
     """Set when a stuck run fails, and turn off Ray Data's own bars and logs, which would mix with ours."""
     context = DataContext.get_current()
@@ -161,4 +149,4 @@ class _CallSource(Datasource):  # type: ignore[misc]  # Ray has no types
 
 def _blocks(calls: Callable[[], Iterable[UnitCall]]) -> Iterator[pa.Table]:
     for call in calls():
-        yield pa.Table.from_pylist([{**call.unit.to_dict(), "is_backup": call.is_backup}], schema=_CALLS)
+        yield pa.Table.from_pylist([{**asdict(call.unit), "is_backup": call.is_backup}], schema=_CALLS)

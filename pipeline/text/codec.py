@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import RowError, TemplateError
+from pipeline.errors import RowError, TemplateError, wrong_type
 from pipeline.inputs.rows import InputRow
 from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
@@ -90,16 +90,30 @@ class TextCodec:
         if row.messages is None:
             assert row.prompt is not None
             return row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False)
-        return self._chat_prompt(row.messages, self._column_variables(row))
+        return self.chat_prompt(row.messages, variables=self._column_variables(row))
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None
+        self, messages: Any, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None
     ) -> tuple[str, list[int]]:
-        """Return messages without a row as `prompt` does. Raises RowError, with `max_tokens` as `encode` does.
+        """Return messages as `prompt` does, rendered with `variables`. Raises RowError, with `max_tokens` as `encode`.
 
         Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
-        return self._chat_prompt(list(messages), {}, max_tokens)
+        messages = _checked_messages(messages)
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        if max_tokens is not None:
+            self._length.check_roughly(sum(len(message["content"]) for message in messages), max_tokens)
+        masked = self._control_tokens.mask(messages, variables or {})
+        if masked is None:
+            text = _whole_characters(self._render_chat(messages, variables or {}))
+            token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
+            return text, self._control_tokens.settled_ids(text, token_ids)
+        rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
+        text = masked.restore(rendered)
+        if max_tokens is not None:
+            self._length.check(text, max_tokens)
+        return text, self._control_tokens.encode(rendered, masked)
 
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
         """Return the token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
@@ -151,33 +165,10 @@ class TextCodec:
     def _length(self) -> TextLength:
         return TextLength(self.tokenizer)
 
-    def _chat_prompt(
-        self, messages: Any, variables: Mapping[str, Any], max_tokens: int | None = None
-    ) -> tuple[str, list[int]]:
-        messages = self._with_system(_checked_messages(messages))
-        if max_tokens is not None:
-            self._length.check_roughly(sum(len(message["content"]) for message in messages), max_tokens)
-        masked = self._control_tokens.mask(messages, variables)
-        if masked is None:
-            text = _whole_characters(self._render_chat(messages, variables))
-            token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
-            return text, self._control_tokens.settled_ids(text, token_ids)
-        rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
-        text = masked.restore(rendered)
-        if max_tokens is not None:
-            self._length.check(text, max_tokens)
-        return text, self._control_tokens.encode(rendered, masked)
-
-    def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if self.system_prompt is not None and messages[0]["role"] != "system":
-            return [{"role": "system", "content": self.system_prompt}, *messages]
-        return messages
-
     def _render_chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self.chat_template:
             raise RowError(
-                "template",
-                "the row has messages and the tokenizer has no chat template; set one, or give prompts",
+                "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
             )
         continues = messages[-1]["role"] == "assistant"
         try:
@@ -219,13 +210,10 @@ def _whole_characters(text: str) -> str:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Return the byte that each character spells in byte-level tokenizers (GPT-2).
+    """Return the byte that each character spells in byte-level tokenizers (GPT-2)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    Printable bytes are spelled as themselves, the others from U+0100 on.
-    """
-    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _refuse_bad_template(chat_template: str) -> None:
@@ -249,18 +237,17 @@ def _refuse_taken_names(option: str, variables: Mapping[str, Any], taken: Set[st
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     """Return the messages without keys that are null (a Parquet struct has every key). Raises RowError."""
     if not isinstance(messages, list):
-        raise RowError("template", f"messages: expected a list, got {type(messages).__name__}", "TypeError")
+        raise wrong_type("template", "messages", "a list", messages)
     if not messages:
         raise RowError("template", "messages: the list is empty")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise RowError("template", f"{where}: expected an object, got {type(message).__name__}", "TypeError")
+            raise wrong_type("template", where, "an object", message)
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise RowError("template", f"{where}.role: expected a string, got {message.get('role')!r}")
         if not _ROLE.fullmatch(message["role"]):  # templates put it between the halves of a control token
             raise RowError("template", f"{where}.role: expected a word, got {message['role'][:80]!r}")
         if not isinstance(message.get("content"), str):
-            kind = type(message.get("content")).__name__
-            raise RowError("template", f"{where}.content: expected a string, got {kind}", "TypeError")
+            raise wrong_type("template", f"{where}.content", "a string", message.get("content"))
     return [{key: value for key, value in message.items() if value is not None} for message in messages]

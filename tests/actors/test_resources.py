@@ -10,7 +10,6 @@ import torch
 from actors.resources import settle_device
 from decoding.device import Device
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import map_rows
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_an_impossible_pool_is_refused(sizes: tuple[int, int]) -> None:
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.parametrize("num_cpus", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus: int) -> None:
-    dataset = map_rows(ray.data.from_items([{"row": 0}]), _Threads, {}, ActorPool(num_cpus=num_cpus), rows_per_batch=1)
+    dataset = ray.data.from_items([{"row": 0}]).map_batches(_Threads, **ActorPool(num_cpus=num_cpus).map_options)
     (found,) = dataset.take_all()
     assert found["OMP_NUM_THREADS"] == str(num_cpus)
     assert found["threads"] == min(num_cpus, len(os.sched_getaffinity(0)))  # torch takes no more than there are

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline.s3_server import CREDENTIALS
+from tests.pipeline.stores import CREDENTIALS
 
 ROOT = Path(__file__).resolve().parents[2]
 _OBJECT_STORE_BYTES = 80_000_000  # about the least that Ray takes

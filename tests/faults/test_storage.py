@@ -15,7 +15,7 @@ from pipeline.storage.whole_file import replace_file
 from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, FaultRun, NewRun, Say
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
-from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -11,10 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 from pipeline.text.codec import TextCodec
 from tests.pipeline.flaky_proxy import FlakyProxy, flaky_proxy
 from tests.pipeline.made_up import committed_run
-from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+from tests.pipeline.stores import CREDENTIALS, gcs_uri, running_gcs_server, running_s3_server, s3_uri
 from tests.small_disk import small_disk
 from tests.text_pair import save_byte_fallback_tokenizer
 
@@ -96,6 +97,31 @@ def s3_server() -> Iterator[str]:
 def s3_folder(s3_server: str) -> str:
     """The URI of a folder in a bucket that only this test uses."""
     return s3_uri(s3_server, f"bucket-{uuid.uuid4().hex}/folder")
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """The host:port of a server of Google's protocol that runs as long as the tests."""
+    with running_gcs_server() as address:
+        yield address
+
+
+@pytest.fixture
+def gs_folder(gcs_server: str) -> str:
+    """The URI of a folder that only this test uses."""
+    return gcs_uri(gcs_server, f"{uuid.uuid4().hex}/folder")
+
+
+@pytest.fixture(params=["s3_folder", "gs_folder"])
+def store_folder(request: pytest.FixtureRequest) -> str:
+    """The URI of a folder in each of the stores."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(params=["tmp_path", "s3_folder", "gs_folder"])
+def anywhere(request: pytest.FixtureRequest) -> Location:
+    """An empty folder on the disk and in each of the stores."""
+    return Location.parse(str(request.getfixturevalue(request.param)))
 
 
 @pytest.fixture

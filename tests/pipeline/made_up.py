@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import to_parquet
+from pipeline.storage.whole_file import replace_file
 
 RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
 
@@ -85,6 +89,20 @@ def error(work_unit: WorkUnit, index: int, message: str = "bad") -> ErrorRow:
     )
 
 
+def write_errors(run_directory: RunDirectory, unit_id: int, indices: list[int]) -> None:
+    """Write an errors file for these rows of a unit, whatever is in its part."""
+    errors = errors_table([error(unit(unit_id), index) for index in indices])
+    put(run_directory.errors_path(unit_id), to_parquet(errors))
+
+
+def exit_code_of(function: Callable[..., None], *arguments: Any) -> int | None:
+    """Run the function in a fork of this process, and return its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(30)
+    return process.exitcode
+
+
 def commit_rows(
     run_directory: RunDirectory, work_unit: WorkUnit, rows: list[dict[str, Any]], errors: list[ErrorRow]
 ) -> Any:
@@ -95,6 +113,12 @@ def commit_rows(
 
 def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:
     return [generation(work_unit.row_id(index), sample) for index in indices for sample in (0, 1)]
+
+
+def put(location: Location, content: bytes) -> None:
+    """Write a file, and make the folder that it is in."""
+    location.at(location.path.rpartition("/")[0]).make_folder()
+    replace_file(location, content, location.at(location.path.rpartition("/")[0]))
 
 
 def committed_run(path: str | Path | Location) -> RunDirectory:

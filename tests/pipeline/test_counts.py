@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
 
 from pipeline.counts import Counts, count_generations
@@ -27,11 +25,6 @@ def test_rates_without_a_denominator_are_none_and_plain_decoding_has_length_one(
     assert Counts().mean_acceptance_length is None
     assert Counts(num_rounds=7).mean_acceptance_length == 1
     assert Counts(num_rounds=4, num_accepted_tokens=6).mean_acceptance_length == 2.5
-
-
-def test_counts_survive_json() -> None:
-    counts = Counts(num_rows=3, accepted_per_position=(2, 1))
-    assert Counts.from_dict(json.loads(json.dumps(counts.to_dict()))) == counts
 
 
 def test_counting_a_table_counts_prompts_once_and_samples_each() -> None:

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from actors import GeneratorSettings, ModelSettings
 from actors.engine.translation import encode_row, row_params
 from decoding import SamplingParams
-from pipeline.errors import RowError, only_this_row
-from pipeline.inputs.rows import InputRow
+from pipeline.errors import ErrorRow, RowError
+from pipeline.inputs.rows import InputRow, result_or_error
 from pipeline.text.codec import TextCodec
 from tests.text_pair import save_tokenizer
 
@@ -66,12 +66,15 @@ def test_overrides_that_cannot_be_are_errors_of_their_row(overrides: dict[str, A
 
 
 def test_an_unforeseen_exception_is_an_error_of_its_row_but_memory_and_disk_are_not() -> None:
-    with pytest.raises(RowError, match="odd") as caught, only_this_row("encode"):
-        raise KeyError("odd")
-    assert caught.value.kind == "KeyError"
+    def fail(error: Exception) -> None:
+        raise error
+
+    failed = result_or_error("encode", row(), "in.jsonl", fail, KeyError("odd"))
+    assert isinstance(failed, ErrorRow)
+    assert (failed.stage, failed.error_type, failed.message) == ("encode", "KeyError", "'odd'")
     for general in (MemoryError, OSError):
-        with pytest.raises(general), only_this_row("encode"):
-            raise general
+        with pytest.raises(general):
+            result_or_error("encode", row(), "in.jsonl", fail, general())
 
 
 def test_the_samples_of_a_row_share_its_prompt(codec: TextCodec) -> None:

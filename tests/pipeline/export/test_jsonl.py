@@ -16,11 +16,8 @@ from pipeline.export.jsonl import export_jsonl
 from pipeline.inputs.carried import JSON_TEXT, types_to_dict
 from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import IncompleteRunError
-from pipeline.schema import errors_table, generations_schema
-from pipeline.storage.location import Location
-from pipeline.storage.parquet import to_parquet
-from tests.pipeline.made_up import RUN, error, generation, unit
+from pipeline.schema import ERRORS, generations_schema
+from tests.pipeline.made_up import RUN, generation, unit
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -79,7 +76,7 @@ def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
     )
     rows = [generation(0) | values, generation(1) | dict.fromkeys(values)]
     table = pa.Table.from_pylist(rows, schema=generations_schema(carried))
-    commit_part(run_directory, unit(0, num_rows=2), table, None, count_generations(table, 0), attempt=0)
+    commit_part(run_directory, unit(0, num_rows=2), table, ERRORS.empty_table(), count_generations(table, 0), attempt=0)
     export_jsonl(run_directory, str(tmp_path / "out.jsonl"), None)
     full, empty = _lines(tmp_path / "out.jsonl")
     assert {name: full[name] for name in carried} == {
@@ -94,32 +91,8 @@ def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
     assert full["text"] == "abcde"
 
 
-def test_a_row_in_data_and_in_errors_is_exported_as_its_generation_only(
-    finished_run: RunDirectory, tmp_path: Path
-) -> None:
-    stale = errors_table([error(unit(1), 1), error(unit(1), 2)])
-    Path(finished_run.errors_path(1).path).write_bytes(to_parquet(stale))
-    assert export_jsonl(finished_run, str(tmp_path / "out.jsonl"), str(tmp_path / "failed.jsonl")) == (10, 1)
-    assert [line["row_id"] & 0xFF for line in _lines(tmp_path / "failed.jsonl")] == [1]
-
-
-def test_an_export_that_fails_leaves_the_older_file(finished_run: RunDirectory, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text("older")
+def test_a_failed_export_writes_no_file_of_failed_rows_either(finished_run: RunDirectory, tmp_path: Path) -> None:
     Path(finished_run.part_path(1).path).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"part-000000001\.parquet: damaged"):
-        export_jsonl(finished_run, str(folder / "a.jsonl"), str(folder / "b.jsonl"))
-    finished_run.part_path(1).remove()
-    with pytest.raises(IncompleteRunError, match="1 of 2 units are missing"):
-        export_jsonl(finished_run, str(folder / "a.jsonl"), str(folder / "b.jsonl"))
-    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("a.jsonl", "older")]
-
-
-def test_an_export_to_a_store_equals_the_local_one(finished_run: RunDirectory, tmp_path: Path, s3_folder: str) -> None:
-    Location.parse(s3_folder).make_folder()
-    remote, failed = (Location.parse(s3_folder).child(name).name for name in ("out.jsonl", "failed.jsonl"))
-    export_jsonl(finished_run, remote, failed)
-    export_jsonl(finished_run, str(tmp_path / "out.jsonl"), str(tmp_path / "failed.jsonl"))
-    assert Location.parse(remote).read_bytes() == (tmp_path / "out.jsonl").read_bytes()
-    assert Location.parse(failed).read_bytes() == (tmp_path / "failed.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="damaged"):
+        export_jsonl(finished_run, str(tmp_path / "out/a.jsonl"), str(tmp_path / "out/b.jsonl"))
+    assert list((tmp_path / "out").iterdir()) == []

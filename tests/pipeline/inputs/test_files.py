@@ -16,16 +16,7 @@ Write = Callable[[str, bytes], str]
 
 @pytest.fixture
 def folder(tmp_path: Path, write: Write) -> Path:
-    names = [
-        "b.txt",
-        "a.txt",
-        "sub/c.txt",
-        "sub/deep/d.txt",
-        ".hidden.txt",
-        "_tmp/e.txt",
-        "sub/_SUCCESS",
-        "f.csv",
-    ]
+    names = ["b.txt", "a.txt", "sub/c.txt", "sub/deep/d.txt", ".hidden.txt", "_tmp/e.txt", "sub/_SUCCESS", "f.csv"]
     for name in names:
         write(f"in/{name}", b"x")
     return tmp_path / "in"

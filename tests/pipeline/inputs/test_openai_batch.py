@@ -41,10 +41,7 @@ def completion(**body: Any) -> dict[str, Any]:
     ("line", "overrides"),
     [
         (chat(temperature=0.5, top_p=0.9, seed=3, n=2, stop=["a"]), None),
-        (
-            chat(top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]),
-            None,
-        ),
+        (chat(top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]), None),
         (chat(max_completion_tokens=9), {"max_tokens": 9}),
         (chat(max_completion_tokens=9, max_tokens=9), {"max_tokens": 9}),
         (chat(logit_bias={"12": -100}), {"logit_bias": {12: -100}}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pipeline.run.unit_rows import read_errors, read_unit_rows
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage import whole_file
 from pipeline.storage.location import Location
-from tests.pipeline.made_up import RUN, commit_rows, error, generations, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generations, sound_rows, unit
 
 UNIT = unit(1)
 STEPS = ("before part", "at part", "after part", "before errors", "at errors", "after errors")
@@ -74,13 +73,6 @@ def test_retried_rows_join_the_part_in_order_as_if_they_had_never_failed(
     never_failed = _run(str(tmp_path / "other"), num_failed=0)
     assert content_hash(run_directory) == content_hash(never_failed)
     assert check_run(run_directory) == check_run(never_failed)
-
-
-def test_a_row_between_others_is_inserted_in_order(tmp_path: Path) -> None:
-    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(0), UNIT])
-    commit_rows(run_directory, UNIT, sound_rows(UNIT, [0, 2]), [error(UNIT, 1)])
-    _amend(run_directory, [1], [])
-    assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
 
 
 def test_a_row_that_fails_again_has_its_newest_message_and_one_more_attempt(run_directory: RunDirectory) -> None:
@@ -186,11 +178,7 @@ def test_a_process_killed_at_any_step_of_an_amendment_loses_nothing_and_data_win
 ) -> None:
     if step == "at errors" and not again:
         pytest.skip("the errors file is deleted then, by one call")
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_die_at, args=(step, run_directory.location.path, again))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 9
+    assert exit_code_of(_die_at, step, run_directory.location.path, again) == 9
     report = check_run(run_directory)
     assert report.problems == []
     is_done = step in STEPS[2:]
@@ -222,7 +210,7 @@ def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder: str, t
     assert check_run(remote).problems == []
 
 
-def test_amended_rows_keep_their_carried_columns(tmp_path: Path) -> None:
+def test_a_row_between_others_is_inserted_in_order_with_its_carried_columns(tmp_path: Path) -> None:
     carried = {"point": pa.struct([("x", pa.float32())])}
     run_directory = RunDirectory.create(str(tmp_path), {**RUN, "carried": types_to_dict(carried)}, [unit(0), UNIT])
     schema = generations_schema(carried)
@@ -233,14 +221,9 @@ def test_amended_rows_keep_their_carried_columns(tmp_path: Path) -> None:
     errors = errors_table([error(UNIT, 1)])
     commit_part(run_directory, UNIT, table([0, 2]), errors, count_generations(table([0, 2]), 1), attempt=0)
     amend_part(run_directory, UNIT, table([1]), [])
+    assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
     assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
     assert check_run(run_directory).problems == ["unit 0 (rows 0 on of prompts.jsonl) is missing; run again"]
-
-
-def _row_ids(run_directory: RunDirectory) -> list[int]:
-    """Return the rows of unit 1, as read_unit_rows reads them."""
-    rows = read_unit_rows(run_directory, UNIT)
-    return sorted({*rows.generations["row_id"].to_pylist()}) + rows.errors["row_id"].to_pylist()
 
 
 @pytest.mark.parametrize("moment", ["errors", "data"])
@@ -261,5 +244,7 @@ def test_a_reader_of_a_unit_whose_rows_move_sees_each_row_once(
     still.remove(other)
     assert check_run(one).problems == []
     still.append(other)
-    assert _row_ids(other) == [UNIT.row_id(index) for index in range(3)]
+    rows = read_unit_rows(other, UNIT)
+    row_ids = sorted({*rows.generations["row_id"].to_pylist()}) + rows.errors["row_id"].to_pylist()
+    assert row_ids == [UNIT.row_id(index) for index in range(3)]
     assert still == []

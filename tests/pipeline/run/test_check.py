@@ -10,13 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.check import check_run
+from pipeline.run.check import check_run, contradictions
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
-from pipeline.run.identities import contradictions
-from pipeline.schema import errors_table
-from pipeline.storage.parquet import to_parquet
-from tests.pipeline.made_up import committed_run, error, generation, unit
+from tests.pipeline.made_up import committed_run, generation, write_errors
 
 Rows = list[dict[str, Any]]
 
@@ -38,12 +35,7 @@ def test_a_sound_run_has_no_problems_and_its_counts_are_those_of_its_rows(finish
     assert report.is_complete
     assert (report.num_units, report.num_committed_units) == (2, 2)
     counts = report.counts
-    assert (counts.num_rows, counts.num_errors, counts.num_generations, counts.num_output_tokens) == (
-        6,
-        1,
-        10,
-        50,
-    )
+    assert (counts.num_rows, counts.num_errors, counts.num_generations, counts.num_output_tokens) == (6, 1, 10, 50)
     assert counts.accepted_per_position == (20, 10)
 
 
@@ -94,17 +86,26 @@ def test_a_truncated_part_is_named_and_the_others_are_still_checked(finished_run
     assert report.counts.num_rows == 3
 
 
-def test_damage_within_a_part_is_named(finished_run: RunDirectory) -> None:
-    path = Path(finished_run.part_path(0).path)
-    content = bytearray(path.read_bytes())
-    content[4:200] = bytes(196)
-    path.write_bytes(content)
-    assert any("data/part-000000000.parquet: damaged" in problem for problem in check_run(finished_run).problems)
+DATA, ERRORS = "data/part-00000000{}.parquet", "errors/part-00000000{}.parquet"
 
 
-def test_a_part_under_another_units_name_is_named(finished_run: RunDirectory) -> None:
-    Path(finished_run.part_path(1).path).write_bytes(finished_run.part_path(0).read_bytes())
-    assert any("its footer says unit 0" in problem for problem in check_run(finished_run).problems)
+@pytest.mark.parametrize(
+    ("target", "source", "problem"),
+    [
+        (DATA.format(1), DATA.format(0), "its footer says unit 0"),
+        (ERRORS.format(0), ERRORS.format(1), "rows 4294967297 are not of this unit"),
+        (ERRORS.format(1), ERRORS.format(0), "rows 4294967297 are neither in data nor in errors"),
+    ],
+    ids=["a part under another unit's name", "errors of another part", "missing errors"],
+)
+def test_a_file_in_the_place_of_another_and_a_missing_one_are_named(
+    finished_run: RunDirectory, target: str, source: str, problem: str
+) -> None:
+    place, other = (Path(finished_run.location.child(name).path) for name in (target, source))
+    place.unlink(missing_ok=True)
+    if other.exists():
+        place.write_bytes(other.read_bytes())
+    assert any(problem in text for text in check_run(finished_run).problems)
 
 
 @pytest.mark.parametrize("name", ["data/part-000000002.parquet", "data/notes.txt", "errors/part-000000007.parquet"])
@@ -113,21 +114,8 @@ def test_a_foreign_file_is_named(finished_run: RunDirectory, name: str) -> None:
     assert check_run(finished_run).problems == [f"{name}: not a part of this run; move it away"]
 
 
-def test_missing_error_rows_are_named(finished_run: RunDirectory) -> None:
-    Path(finished_run.errors_path(1).path).unlink()
-    problems = check_run(finished_run).problems
-    assert any("rows 4294967297 are neither in data nor in errors" in problem for problem in problems)
-
-
-def test_errors_that_do_not_belong_to_the_part_are_named(finished_run: RunDirectory) -> None:
-    Path(finished_run.errors_path(0).path).write_bytes(finished_run.errors_path(1).read_bytes())
-    assert any("rows 4294967297 are not of this unit" in problem for problem in check_run(finished_run).problems)
-
-
 def test_a_stale_error_row_is_a_note_and_no_problem(finished_run: RunDirectory) -> None:
-    Path(finished_run.errors_path(1).path).write_bytes(
-        to_parquet(errors_table([error(unit(1), index) for index in (0, 1, 2)]))
-    )
+    write_errors(finished_run, 1, [0, 1, 2])
     report = check_run(finished_run)
     assert report.is_complete
     assert report.counts.num_errors == 1

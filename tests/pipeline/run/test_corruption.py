@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.run import quarantine as quarantine_module
 from pipeline.run.check import check_run
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
 from tests.damage import damage
-from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, sound_rows, unit
 
 NUM_UNITS = 6
 SEEDS = range(200)
@@ -147,16 +148,11 @@ def test_error_rows_with_a_renamed_column_are_damaged(finished_run: RunDirectory
     assert list(check_run(finished_run).damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
 
 
-@pytest.mark.parametrize("where", ["tmp_path", "s3_folder"])
-def test_repair_keeps_the_files_and_their_reasons_and_never_overwrites_an_older_one(
-    where: str, request: pytest.FixtureRequest
-) -> None:
-    run_directory = committed_run(Location.parse(str(request.getfixturevalue(where))).child("run"))
+def test_repair_keeps_the_files_and_their_reasons_and_never_overwrites_an_older_one(anywhere: Location) -> None:
+    run_directory = committed_run(anywhere)
     run_directory.mark_success()
     for number in ("", ".1"):
-        part = run_directory.part_path(1)
-        with part.filesystem.open_output_stream(part.path) as stream:
-            stream.write(b"not Parquet")
+        put(run_directory.part_path(1), b"not Parquet")
         moved = quarantine(run_directory, check_run(run_directory).damaged)
         assert moved == [f"quarantine/{folder}/part-000000001.parquet{number}" for folder in ("data", "errors")]
         assert run_directory.location.child(moved[0]).read_bytes() == b"not Parquet"
@@ -184,25 +180,16 @@ def test_a_quarantine_that_stops_midway_can_be_repeated(
     Path(finished_run.errors_path(1).path).write_bytes(b"")
     damaged = check_run(finished_run).damaged
     assert list(damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "pipeline.run.quarantine._free_location", _fails_at("errors/", "pipeline.run.quarantine._free_location")
-        )
-        with pytest.raises(OSError, match="planted"):
-            quarantine(finished_run, damaged)
+    move = quarantine_module._move
+
+    def fail_at_errors(source: Location, target: Location) -> None:
+        if "/errors/" in source.path:
+            raise OSError("planted")
+        move(source, target)
+
+    monkeypatch.setattr(quarantine_module, "_move", fail_at_errors)
+    with pytest.raises(OSError, match="planted"):
+        quarantine(finished_run, damaged)
     assert finished_run.committed_unit_ids() == {0}  # the unit's part went first
     _commit(finished_run, 1)
     assert check_run(finished_run).is_complete
-
-
-def _fails_at(prefix: str, name: str) -> Any:
-    from pipeline.run import quarantine as module
-
-    original = getattr(module, name.rpartition(".")[2])
-
-    def fail(run_directory: RunDirectory, file: str) -> Location:
-        if file.startswith(prefix):
-            raise OSError("planted")
-        return original(run_directory, file)
-
-    return fail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,11 @@ import pytest
 from pipeline.errors import ErrorRow, Stage
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
-from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
 
 
 def _error(unit_id: int, index: int, stage: Stage, kind: str) -> ErrorRow:
-    work_unit = unit(unit_id)
-    return ErrorRow(
-        row_id=work_unit.row_id(index),
-        id=None,
-        file=work_unit.file,
-        row_number=index,
-        stage=stage,
-        error_type=kind,
-        message=f"{stage} of {index}",
-        attempt=0,
-    )
+    return replace(error(unit(unit_id), index, f"{stage} of {index}"), stage=stage, error_type=kind)
 
 
 @pytest.fixture
@@ -42,11 +33,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
 
 def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_directory: RunDirectory) -> None:
     letters = find_dead_letters(run_directory, Wanted())
-    assert letters.num_rows == {
-        ("read", "ValueError"): 2,
-        ("generate", "WorkerDied"): 1,
-        ("generate", "ValueError"): 1,
-    }
+    assert letters.num_rows == {("read", "ValueError"): 2, ("generate", "WorkerDied"): 1, ("generate", "ValueError"): 1}
     assert letters.examples["read", "ValueError"] == "read of 0"
     assert letters.num_wanted == {0: 3, 2: 1}
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.inputs.units import WorkUnit
+from pipeline.run.check import check_run
+from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.manifest import ManifestSummary
+from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file
-from tests.pipeline.made_up import RUN, commit_rows, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, put, sound_rows, unit
 
 _PART = "manifest/part-0123456789abcdef-00000.parquet"
 
@@ -24,10 +29,10 @@ def _interrupted(num_units: int) -> Iterator[WorkUnit]:
     raise KeyboardInterrupt
 
 
-def test_a_created_run_opens_with_its_units_and_totals(tmp_path: Path) -> None:
-    created = RunDirectory.create(str(tmp_path / "run"), RUN, (unit(i) for i in range(25_000)))
-    opened = RunDirectory.open(str(tmp_path / "run"))
-    assert opened.run == created.run == {**RUN, "manifest": opened.manifest.to_dict()}
+def test_a_created_run_opens_with_its_units_and_totals(anywhere: Location) -> None:
+    created = RunDirectory.create(anywhere, RUN, (unit(i) for i in range(25_000)))
+    opened = RunDirectory.open(anywhere)
+    assert opened.run == created.run == {**RUN, "manifest": asdict(opened.manifest)}
     assert opened.manifest == ManifestSummary(1, 25_000, 75_000, 50_000, opened.manifest.token, opened.manifest.digests)
     assert list(opened.units()) == [unit(i) for i in range(25_000)]
 
@@ -69,20 +74,20 @@ def test_a_creation_that_dies_before_run_json_is_overwritten(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("name", ["notes.txt", _PART, "manifest/part-00000.parquet", "data/part-000000000.parquet"])
-def test_a_folder_with_foreign_files_is_refused_and_not_touched(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
+def test_a_folder_with_foreign_files_is_refused_and_not_touched(anywhere: Location, name: str) -> None:
+    put(anywhere.child(name), b"mine")
+    before = sorted(info.path for info in anywhere.list(recursive=True))
     with pytest.raises(ValueError, match=f"is not empty and is not a run: it has \\['{name}'\\]"):
-        RunDirectory.create(str(tmp_path), RUN, [unit(0)])
-    assert sorted(tmp_path.rglob("*")) == before
+        RunDirectory.create(anywhere, RUN, [unit(0)])
+    assert sorted(info.path for info in anywhere.list(recursive=True)) == before
     with pytest.raises(ValueError, match="no run here"):
-        RunDirectory.open(str(tmp_path))
+        RunDirectory.open(anywhere)
 
 
-def test_a_run_is_not_created_twice(finished_run: RunDirectory) -> None:
+def test_a_run_is_not_created_twice(anywhere: Location) -> None:
+    committed_run(anywhere)
     with pytest.raises(ValueError, match="holds a run already"):
-        RunDirectory.create(finished_run.location, RUN, [unit(0)])
+        RunDirectory.create(anywhere, RUN, [unit(0)])
 
 
 def test_an_output_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -106,23 +111,32 @@ def test_every_changed_field_of_the_identity_is_named_with_both_values(tmp_path:
     ]
 
 
-def test_the_missing_units_are_those_without_a_part(tmp_path: Path) -> None:
-    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(3)])
+def test_the_missing_units_are_those_without_a_part(anywhere: Location) -> None:
+    run_directory = RunDirectory.create(anywhere, RUN, [unit(i) for i in range(3)])
     assert run_directory.committed_unit_ids() == set()
+    with pytest.raises(FileNotFoundError):
+        read_receipt(run_directory, 1)
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 1, 2]), [])
-    (tmp_path / "data" / "notes.txt").write_text("x")
+    put(anywhere.child("data/notes.txt"), b"x")
     assert run_directory.committed_unit_ids() == {1}
     assert [u.unit_id for u in run_directory.missing_units()] == [0, 2]
+    assert len(check_run(run_directory).problems) == 3
 
 
-def test_the_report_and_the_success_mark_are_written_at_the_end(finished_run: RunDirectory) -> None:
-    assert not finished_run.is_success()
-    finished_run.write_report({"rows": 1})
-    finished_run.write_report({"rows": 6})
-    finished_run.mark_success()
-    assert finished_run.is_success()
-    assert json.loads(finished_run.location.child("report.json").read_bytes()) == {"rows": 6}
-    assert [info.base_name for info in finished_run.temporary.list()] == ["commit.lock"]
+def test_the_report_and_the_success_mark_are_written_at_the_end(anywhere: Location) -> None:
+    run_directory = committed_run(anywhere)
+    assert not run_directory.is_success()
+    run_directory.write_report({"rows": 1})
+    run_directory.write_report({"rows": 6})
+    run_directory.mark_success()
+    assert RunDirectory.open(anywhere).is_success()
+    assert json.loads(anywhere.child("report.json").read_bytes()) == {"rows": 6}
+    run_directory.unmark_success()
+    run_directory.unmark_success()
+    assert not run_directory.is_success()
+    files = {info.base_name for info in anywhere.list() if info.is_file}
+    assert files == {"run.json", "report.json"}, "a temporary file was left"
+    assert {info.base_name for info in run_directory.temporary.list()} <= {"commit.lock"}
 
 
 def test_a_creation_that_loses_does_not_harm_the_one_that_wins(tmp_path: Path) -> None:
@@ -168,31 +182,21 @@ def test_a_creation_deletes_no_part_of_another_before_it_has_won(
     assert left.exists()
 
 
-@pytest.mark.parametrize("key", ["identity", "manifest", "carried", "digest"])
+@pytest.mark.parametrize("key", ["identity", "manifest", "carried", "digest", "manifest.token"])
 def test_a_run_json_without_a_required_key_is_refused_by_name(finished_run: RunDirectory, key: str) -> None:
     path = Path(finished_run.location.child("run.json").path)
-    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
-    with pytest.raises(ValueError, match=f"not a run of this version, or damaged: run.json has no {key};"):
-        RunDirectory.open(finished_run.location)
-
-
-def test_a_run_json_of_another_version_or_that_is_no_object_is_refused(finished_run: RunDirectory) -> None:
-    path = Path(finished_run.location.child("run.json").path)
     run = json.loads(path.read_text())
-    manifest = {name: value for name, value in run["manifest"].items() if name != "token"}
-    path.write_text(json.dumps({**run, "manifest": manifest}))
-    with pytest.raises(ValueError, match=r"run.json has no manifest\.token;"):
+    parent, _, name = key.rpartition(".")
+    del (run[parent] if parent else run)[name]
+    path.write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=f"not a run of this version, or damaged: run.json has no {re.escape(key)};"):
         RunDirectory.open(finished_run.location)
-    path.write_text("[]")
+
+
+def test_a_run_json_that_is_no_object_is_refused(finished_run: RunDirectory) -> None:
+    Path(finished_run.location.child("run.json").path).write_text("[]")
     with pytest.raises(ValueError, match="not a run of this version, or damaged"):
         RunDirectory.open(finished_run.location)
-
-
-def test_removing_the_success_mark_twice_is_harmless(finished_run: RunDirectory) -> None:
-    finished_run.mark_success()
-    finished_run.unmark_success()
-    finished_run.unmark_success()
-    assert not finished_run.is_success()
 
 
 def test_a_run_json_that_was_edited_is_refused(finished_run: RunDirectory) -> None:

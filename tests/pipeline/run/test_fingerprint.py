@@ -12,13 +12,7 @@ from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokeni
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "model-1.safetensors",
-        "model-2.safetensors",
-        "README.md",
-    ):
+    for name in ("config.json", "generation_config.json", "model-1.safetensors", "model-2.safetensors", "README.md"):
         (tmp_path / name).write_text(name)
     return tmp_path
 

@@ -11,31 +11,22 @@ import pytest
 
 from pipeline.inputs.carried import JSON_TEXT
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import (
-    IncompleteRunError,
-    each_unit,
-    in_row_order,
-    read_ahead,
-    read_unit_rows,
-    refuse_incomplete,
-    without_rows,
-)
-from pipeline.schema import errors_table
-from pipeline.storage.parquet import to_parquet
-from tests.pipeline.made_up import error, unit
+from pipeline.run.unit_rows import each_unit, in_row_order, read_ahead, read_unit_rows, without_rows_of
+from tests.pipeline.made_up import unit, write_errors
 
 
 def test_each_unit_has_its_rows_and_the_rows_that_failed(finished_run: RunDirectory) -> None:
     first, second = each_unit(finished_run, finished_run.units())
-    assert (first.unit, second.unit) == (unit(0), unit(1))
     assert first.generations["row_id"].to_pylist() == [0, 0, 1, 1, 2, 2]
     assert first.errors.num_rows == 0
     assert second.errors["row_id"].to_pylist() == [unit(1).row_id(1)]
+    finished_run.part_path(1).remove()
+    with pytest.raises(FileNotFoundError):
+        list(each_unit(finished_run, finished_run.units()))
 
 
 def test_a_row_in_data_and_in_errors_counts_as_generated(finished_run: RunDirectory) -> None:
-    stale = errors_table([error(unit(1), 2), error(unit(1), 1)])
-    Path(finished_run.errors_path(1).path).write_bytes(to_parquet(stale))
+    write_errors(finished_run, 1, [2, 1])
     rows = read_unit_rows(finished_run, unit(1))
     assert rows.errors["row_id"].to_pylist() == [unit(1).row_id(1)]
     assert rows.num_stale_errors == 1
@@ -47,11 +38,6 @@ def test_rows_are_read_in_order_however_they_were_written(finished_run: RunDirec
     pq.write_table(table.take([5, 0, 3, 2, 4, 1]), path)
     rows = read_unit_rows(finished_run, unit(0), columns=["row_id", "sample", "text"]).generations
     assert rows.equals(table.select(["row_id", "sample", "text"]))
-
-
-def test_only_the_requested_columns_are_read(finished_run: RunDirectory) -> None:
-    rows = read_unit_rows(finished_run, unit(0), columns=["sample", "row_id"])
-    assert sorted(rows.generations.column_names) == ["row_id", "sample"]
 
 
 @pytest.mark.parametrize("name", ["data/part-000000001.parquet", "errors/part-000000001.parquet"])
@@ -75,15 +61,6 @@ def test_a_table_with_other_columns_is_named(finished_run: RunDirectory) -> None
     pq.write_table(pq.read_table(part).drop_columns(["row_id"]), part)
     with pytest.raises(ValueError, match="its columns are not those of a generations table"):
         read_unit_rows(finished_run, unit(1))
-
-
-def test_an_incomplete_run_is_refused_naming_the_first_missing_unit(finished_run: RunDirectory) -> None:
-    refuse_incomplete(finished_run)
-    finished_run.part_path(1).remove()
-    with pytest.raises(IncompleteRunError, match="1 of 2 units are missing, the first is unit 1"):
-        refuse_incomplete(finished_run)
-    with pytest.raises(FileNotFoundError):
-        list(each_unit(finished_run, finished_run.units()))
 
 
 def test_reading_ahead_keeps_the_order_of_results_and_errors() -> None:
@@ -142,11 +119,11 @@ def test_tables_are_merged_by_row_and_sample_with_carried_columns_of_every_type(
     )
     assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
     assert merged["carried"].to_pylist() == [value] * 6
-    assert _keys(without_rows(merged, {4, 9})) == [(0, 0), (1, 0), (1, 1)]
+    assert _keys(without_rows_of(_table([(4, 0), (9, 5)]), merged)) == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_a_table_in_order_is_unchanged() -> None:
     table = _table([(1, 0), (2, 0)])
     assert in_row_order(table).equals(table)
     assert in_row_order(table.slice(0, 0)).num_rows == 0
-    assert without_rows(table, {1, 2}).num_rows == 0
+    assert without_rows_of(table, table).num_rows == 0

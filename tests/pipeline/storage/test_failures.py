@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
+from pyarrow import fs
 
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
@@ -20,8 +23,8 @@ from pipeline.storage.location import Location
 from pipeline.storage.retries import RetryPolicy
 from pipeline.storage.whole_file import create_file, replace_file
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy
-from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
-from tests.pipeline.s3_server import s3_uri
+from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, sound_rows, unit
+from tests.pipeline.stores import s3_uri
 
 ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, max_wait_s=0.01)
 ONE_CLIENT_GIVES_UP = 31  # requests that pyarrow's own client makes of one operation before it reports a failure
@@ -44,34 +47,28 @@ def _commit(run_directory: RunDirectory) -> None:
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
 
 
-@pytest.mark.parametrize("how", [503, pytest.param(500, marks=pytest.mark.slow), "reset"])
-def test_a_commit_survives_a_store_that_fails_longer_than_its_client_tries(
-    run_directory: RunDirectory, proxy: FlakyProxy, how: int | Literal["reset"]
-) -> None:
-    proxy.failures.append(Failure("PUT .*/data/", how, ONE_CLIENT_GIVES_UP))
-    _commit(run_directory)
-    assert proxy.failures[0].times == 0
-    assert check_run(run_directory).is_complete
-
-
 @pytest.mark.parametrize(
-    "request_pattern", ["HEAD .*/data/", "GET .*list-type=2", "PUT .*/errors/", "PUT .*/data/", "GET .*/data/part"]
+    "failure",
+    [
+        Failure("PUT .*/data/", 503, ONE_CLIENT_GIVES_UP),
+        pytest.param(Failure("PUT .*/data/", 500, ONE_CLIENT_GIVES_UP), marks=pytest.mark.slow),
+        Failure("PUT .*/data/", "reset", ONE_CLIENT_GIVES_UP),
+        Failure("PUT .*/(data|errors)/", "reset", 2, after_forwarding=True),  # a lost response
+        Failure("HEAD .*/data/", 429),  # pyarrow's client gives up on most of these at once
+        Failure("GET .*list-type=2", 429),
+        Failure("PUT .*/errors/", 429),
+        Failure("PUT .*/data/", 429),
+        Failure("GET .*/data/part", 429),
+    ],
+    ids=str,
 )
-def test_a_commit_and_a_check_survive_throttling_of_any_request(
-    run_directory: RunDirectory, proxy: FlakyProxy, request_pattern: str
+def test_a_commit_and_a_check_survive_a_store_that_fails_for_a_while(
+    run_directory: RunDirectory, proxy: FlakyProxy, failure: Failure
 ) -> None:
-    proxy.failures.append(Failure(request_pattern, 429, 1))  # pyarrow's client gives up on most of these at once
+    proxy.failures.append(replace(failure))
     _commit(run_directory)
     assert check_run(run_directory).is_complete
     assert proxy.failures[0].times == 0
-
-
-def test_a_lost_response_after_the_part_was_written_does_no_harm(
-    run_directory: RunDirectory, proxy: FlakyProxy
-) -> None:
-    proxy.failures.append(Failure("PUT .*/(data|errors)/", "reset", 2, after_forwarding=True))
-    _commit(run_directory)
-    assert check_run(run_directory).is_complete
 
 
 def test_the_error_of_a_store_that_stays_down_says_what_was_tried(
@@ -127,11 +124,7 @@ def _commit_with_little_space(path: str, num_bytes: int) -> None:
 @pytest.mark.parametrize("num_bytes", [0, 100, 3500])
 def test_a_disk_that_runs_full_keeps_no_partial_file_and_loses_no_unit(tmp_path: Path, num_bytes: int) -> None:
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit()])
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_commit_with_little_space, args=(str(tmp_path), num_bytes))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 0
+    assert exit_code_of(_commit_with_little_space, str(tmp_path), num_bytes) == 0
     assert run_directory.committed_unit_ids() == set()
     assert [info.base_name for info in run_directory.temporary.list()] == ["commit.lock"]
     _commit(run_directory)
@@ -194,3 +187,41 @@ def test_a_link_whose_response_was_lost_is_recognized_as_our_own(
     assert create_file(place.child("part"), b"ours", place)
     assert not create_file(place.child("part"), b"theirs", place)
     assert [path.name for path in tmp_path.iterdir()] == ["part"]
+
+
+class _Store:
+    """A folder in the role of an object store; after put number k, another writer may replace the file."""
+
+    def __init__(self, folder: Path, becomes: dict[int, bytes]) -> None:
+        self._folder, self._becomes = folder, becomes
+        self._files = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+        self.num_puts = self.num_deleted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    @contextmanager
+    def open_output_stream(self, path: str) -> Iterator[BytesIO]:
+        stream = BytesIO()
+        yield stream
+        self.num_puts += 1
+        (self._folder / path).write_bytes(self._becomes.get(self.num_puts, stream.getvalue()))
+
+    def delete_file(self, path: str) -> None:
+        self.num_deleted += 1
+        self._files.delete_file(path)
+
+
+@pytest.mark.parametrize(
+    ("becomes", "num_deleted"),
+    [({1: b"the other attempt's part, of another size"}, 0), ({1: b"a pa", 2: b""}, 2)],
+    ids=["the file of another attempt is never deleted", "a truncated upload is removed and sent again"],
+)
+def test_of_two_attempts_that_put_a_file_at_once_one_is_there_whole(
+    tmp_path: Path, becomes: dict[int, bytes], num_deleted: int
+) -> None:
+    store: Any = _Store(tmp_path, becomes)
+    place = Location(store, "part", "store://part", RetryPolicy(max_tries=4, first_wait_s=0.001, max_wait_s=0.002))
+    assert create_file(place, b"a part", place)
+    assert (tmp_path / "part").read_bytes() == b"a part"
+    assert store.num_deleted == num_deleted

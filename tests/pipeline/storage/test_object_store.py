@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,74 +22,26 @@ from pipeline.run.commit import read_receipt
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import LeaseHeld, hold_lease
-from pipeline.run.manifest import manifest_parts
-from pipeline.run.quarantine import quarantine
-from pipeline.schema import errors_table
 from pipeline.storage.location import Location
-from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy
-from tests.pipeline.gcs_server import gcs_uri, running_gcs_server
-from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, read_all, sound_rows, unit
-from tests.pipeline.s3_server import s3_uri
-
-
-@pytest.fixture(scope="module")
-def gcs_server() -> Iterator[str]:
-    with running_gcs_server() as address:
-        yield address
-
-
-@pytest.fixture
-def gs_folder(gcs_server: str) -> str:
-    """The URI of a folder that only this test uses."""
-    return gcs_uri(gcs_server, f"{uuid.uuid4().hex}/folder")
-
-
-@pytest.fixture(params=["s3_folder", "gs_folder"])
-def store_folder(request: pytest.FixtureRequest) -> str:
-    """The URI of a folder in each of the stores."""
-    folder: str = request.getfixturevalue(request.param)
-    return folder
-
-
-def _put(folder: str, name: str, content: bytes) -> None:
-    place = Location.parse(folder).child(name)
-    place.at(place.path.rpartition("/")[0]).make_folder()
-    replace_file(place, content, place)
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, read_all, sound_rows, unit, write_errors
+from tests.pipeline.stores import gcs_uri, s3_uri
 
 
 def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder: str, tmp_path: Path) -> None:
     local, remote = committed_run(tmp_path / "run"), committed_run(Location.parse(store_folder))
-    again = RunDirectory.open(store_folder)
-    assert list(again.units()) == list(local.units()) == [unit(0), unit(1)]
-    assert again.committed_unit_ids() == {0, 1}
-    assert again.failed_unit_ids() == {1}
-    assert list(again.missing_units()) == []
-    assert check_run(again) == check_run(local)
-    assert check_run(again).is_complete
-    assert content_hash(again) == content_hash(local)
-    assert read_receipt(again, 1) == read_receipt(local, 1)
-    assert dict(acceptance_by(again, "sample")) == dict(acceptance_by(local, "sample"))
-    remote.write_report({"rows": 6})
-    remote.mark_success()
-    assert again.is_success()
-    again.unmark_success()
-    again.unmark_success()
-    assert not remote.is_success()
-    assert json.loads(again.location.child("report.json").read_bytes()) == {"rows": 6}
-    own_files = {info.base_name for info in again.location.list() if info.is_file}
-    assert own_files == {"run.json", "report.json"}, "a temporary file was left"
-
-
-def test_the_missing_units_of_a_run_in_a_store_are_those_without_a_part(store_folder: str) -> None:
-    run_directory = RunDirectory.create(store_folder, RUN, [unit(i) for i in range(3)])
-    assert run_directory.committed_unit_ids() == set()
-    with pytest.raises(FileNotFoundError):
-        read_receipt(run_directory, 1)
-    commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 1, 2]), [])
-    assert [u.unit_id for u in run_directory.missing_units()] == [0, 2]
-    assert len(check_run(run_directory).problems) == 2
+    assert list(remote.units()) == list(local.units()) == [unit(0), unit(1)]
+    assert remote.committed_unit_ids() == {0, 1}
+    assert remote.failed_unit_ids() == {1}
+    assert list(remote.missing_units()) == []
+    assert check_run(remote) == check_run(local)
+    assert check_run(remote).is_complete
+    assert content_hash(remote) == content_hash(local)
+    assert read_receipt(remote, 1) == read_receipt(local, 1)
+    assert dict(acceptance_by(remote, "sample")) == dict(acceptance_by(local, "sample"))
+    own_files = {info.base_name for info in remote.location.list() if info.is_file}
+    assert own_files == {"run.json"}, "a temporary file was left"
 
 
 @pytest.mark.slow
@@ -104,22 +54,10 @@ def test_more_parts_than_one_listing_returns_are_all_found(s3_folder: str) -> No
     assert [u.unit_id for u in run_directory.missing_units()] == [1001, 1002]
 
 
-def test_a_second_attempt_in_a_store_does_not_replace_the_part(store_folder: str) -> None:
-    run_directory = RunDirectory.create(store_folder, RUN, [unit()])
-    first = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
-    content = run_directory.part_path(0).read_bytes()
-    second = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [error(unit(), 2)])
-    assert second.already_committed
-    assert second.counts == first.counts
-    assert run_directory.part_path(0).read_bytes() == content
-    assert check_run(run_directory).is_complete
-
-
 def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_count(s3_folder: str) -> None:
     """These errors stay: without a lock they could be those of an attempt that commits at this moment."""
     run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
-    content = to_parquet(errors_table([error(unit(), 1)]))
-    replace_file(run_directory.errors_path(0), content, run_directory.temporary)
+    write_errors(run_directory, 0, [1])
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
     check = check_run(run_directory)
     assert check.is_complete
@@ -159,15 +97,6 @@ def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_fol
     assert (report.counts.num_rows, report.counts.num_errors) == (15, 5)
 
 
-def test_a_run_in_a_store_is_not_created_twice_nor_over_foreign_files(store_folder: str) -> None:
-    committed_run(Location.parse(store_folder))
-    with pytest.raises(ValueError, match="holds a run already"):
-        RunDirectory.create(store_folder, RUN, [unit(0)])
-    _put(store_folder.replace("/folder", "/other"), "notes.txt", b"mine")
-    with pytest.raises(ValueError, match=r"is not empty and is not a run: it has \['notes.txt'\]"):
-        RunDirectory.create(store_folder.replace("/folder", "/other"), RUN, [unit(0)])
-
-
 def test_the_error_of_a_missing_bucket_names_it(s3_server: str, gcs_server: str) -> None:
     uri = s3_uri(s3_server, "no-such-bucket/run").replace("&allow_bucket_creation=true", "")
     with pytest.raises(OSError, match="no-such-bucket"):
@@ -182,14 +111,6 @@ def test_a_run_in_a_store_has_one_driver_at_a_time(store_folder: str) -> None:
         raise AssertionError("two drivers at once")
     with hold_lease(run_directory, 8.0):
         pass
-
-
-def test_a_damaged_part_in_a_store_is_moved_away_and_its_unit_is_missing(store_folder: str) -> None:
-    run_directory = committed_run(Location.parse(store_folder))
-    part = run_directory.part_path(0)
-    replace_file(part, part.read_bytes()[:-9], part)
-    assert quarantine(run_directory, check_run(run_directory).damaged) == ["quarantine/data/part-000000000.parquet"]
-    assert [u.unit_id for u in run_directory.missing_units()] == [0]
 
 
 def test_a_run_in_a_store_is_compacted_to_the_store(store_folder: str) -> None:
@@ -209,7 +130,7 @@ def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path)
     for folder, name, content in [("jsonl", "a.jsonl", lines), ("parquet", "b.parquet", sink.getvalue().to_pybytes())]:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_bytes(content)
-        _put(s3_folder, f"{folder}/{name}", content)
+        put(Location.parse(s3_folder).child(f"{folder}/{name}"), content)
         options = InputOptions(id_column="id")
         uri = s3_folder.replace("/folder", f"/folder/{folder}")
         remote, local = list_files([uri]), list_files([str(tmp_path / folder)])
@@ -220,7 +141,7 @@ def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path)
 
 def test_a_file_larger_than_one_request_is_whole_or_the_older_file_stays(store_folder: str) -> None:
     place = Location.parse(store_folder).child("out.jsonl")
-    _put(store_folder, "out.jsonl", b"old")
+    put(place, b"old")
     with pytest.raises(KeyError, match="mine"):
         _fail_while_writing(place)
     assert place.read_bytes() == b"old"
@@ -233,10 +154,3 @@ def _fail_while_writing(place: Location) -> None:
     with replacement(place) as stream:
         stream.write(bytes(12_000_000))
         raise KeyError("mine")
-
-
-def test_the_manifest_in_s3_is_whole_before_run_json_is_there(s3_folder: str) -> None:
-    run_directory = RunDirectory.create(s3_folder, RUN, (unit(i) for i in range(25_000)))
-    assert [u.unit_id for u in RunDirectory.open(s3_folder).units()] == list(range(25_000))
-    parts = manifest_parts(run_directory.location.child("manifest"), run_directory.manifest)
-    assert all(part.exists() for part in parts)

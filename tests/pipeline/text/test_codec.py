@@ -56,10 +56,7 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
         ([], "the list is empty"),
         (["hi"], r"messages\[0\]: expected an object, got str"),
         ([{"content": "x"}], r"messages\[0\].role: expected a string, got None"),
-        (
-            [USER, {"role": "user", "content": None}],
-            r"messages\[1\].content: expected a string, got NoneType",
-        ),
+        ([USER, {"role": "user", "content": None}], r"messages\[1\].content: expected a string, got NoneType"),
         ([{"role": "user", "content": [{"type": "text"}]}], "content: expected a string, got list"),
         ([{"role": b"user", "content": "x"}], r"role: expected a string, got b'user'"),
         ([{"role": datetime(2020, 1, 2), "content": "x"}], r"role: expected a string, got datetime"),
@@ -239,9 +236,7 @@ def _bytewise(codec: TextCodec, text: str) -> list[int]:
     return [token_id for character in text for token_id in codec.encode(character, is_chat=True)]
 
 
-def test_the_stop_string_that_ends_first_wins_and_of_two_that_end_together_the_longer(
-    codec: TextCodec,
-) -> None:
+def test_the_stop_string_that_ends_first_wins_and_of_two_that_end_together_the_longer(codec: TextCodec) -> None:
     token_ids = _bytewise(codec, "xabcd")
     assert StopStrings(codec, ("bcd", "ab")).find(token_ids, 0) == (3, "ab")
     assert StopStrings(codec, ("c", "abc")).find(token_ids, 0) == (4, "abc")
@@ -256,9 +251,7 @@ def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec:
     assert stop_strings.find(token_ids, 4) is None
 
 
-def test_a_stop_string_is_found_in_a_long_run_of_bytes(
-    any_codec: TextCodec,
-) -> None:
+def test_a_stop_string_is_found_in_a_long_run_of_bytes(any_codec: TextCodec) -> None:
     token_ids = _bytewise(any_codec, "🙂" * 30 + "é")
     for num_checked in range(len(token_ids) - 8, len(token_ids)):
         assert StopStrings(any_codec, ("é",)).find(token_ids, num_checked) == (len(token_ids), "é")

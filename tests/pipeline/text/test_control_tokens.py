@@ -45,14 +45,7 @@ def user(content: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "the cat",
-        "über Käse\n\n日本語 🙂",
-        "a < b | c > d, <|, |>, <|us er|>",
-        "",
-        " the  cat ",
-    ],
+    "content", ["the cat", "über Käse\n\n日本語 🙂", "a < b | c > d, <|, |>, <|us er|>", "", " the  cat "]
 )
 def test_ordinary_chats_have_the_tokenizers_own_ids(marked_codec: TextCodec, content: str) -> None:
     messages = [user(content), {"role": "assistant", "content": "so"}, user("stop")]
