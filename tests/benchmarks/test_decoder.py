@@ -1,20 +1,14 @@
 """`python -m benchmarks.decoder` from end to end, on a pair that takes milliseconds."""
 
-from pathlib import Path
+import json
 
 import pytest
-import torch
 
-from benchmarks.decoder.__main__ import main
+from benchmarks.decoder.__main__ import main, measure_all
+from benchmarks.decoder.options import parse
 from benchmarks.decoder.results import Report
-from benchmarks.pair_factory import Shape, make_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    make_pair(folder, Shape(64, 3, 4, 2, 96, 256, 1), 0.8, torch.float32)
-    return folder
+from benchmarks.pair_factory import SHAPES
+from tests.benchmarks.conftest import SHAPE
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +20,11 @@ def report(pair, tmp_path_factory) -> Report:
         f"--memory adaptive@3 --peers {folder} --json {folder}/bench.json --chart {folder}/bench.png "
         "--only plain,fixed-2,adaptive*,transformers*,openvino"
     )
-    assert main(arguments.split()) == 0
-    assert (folder / "bench.png").exists()
-    return Report.from_json((folder / "bench.json").read_text())
+    (report,) = measure_all(*parse(arguments.split(), "bench"), "bench")
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((folder / "bench.json").read_text())["results"]
+    assert [row["figures"]["efficiency"] for row in written] == [result.efficiency for result in report.results]
+    return report
 
 
 def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
@@ -112,9 +108,7 @@ def test_the_names_of_all_configurations_are_listed(capsys):
 
 
 def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp_path, monkeypatch, capsys):
-    from benchmarks import pair_factory
-
-    monkeypatch.setitem(pair_factory.SHAPES, "tiny", Shape(64, 3, 4, 2, 96, 256, 1))
+    monkeypatch.setitem(SHAPES, "tiny", SHAPE)
     arguments = (
         f"--size tiny --dtype float32 --cache {tmp_path} --sweep 0.3,0.9 --repeats 1 --batches 2 --new-tokens 4 "
         f"--prompt-lengths 3-9 --only plain,fixed-1,adaptive --reference 0 --json {tmp_path}/sweep.json --memory none"
@@ -122,7 +116,6 @@ def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp
     assert main(arguments.split()) == 0
     printed = capsys.readouterr().out
     assert "over fixed" in printed
-    rates = [
-        Report.from_json((tmp_path / f"sweep-{rate}.json").read_text()).pair["acceptance"] for rate in ("0.3", "0.9")
-    ]
+    files = [tmp_path / f"sweep-{rate}.json" for rate in ("0.3", "0.9")]
+    rates = [json.loads(file.read_text())["pair"]["acceptance"] for file in files]
     assert rates == pytest.approx([0.3, 0.9], abs=0.08)

@@ -40,7 +40,6 @@ def test_replaying_takes_time_of_every_phase_and_only_of_those_that_ran(models):
     assert seconds.target > 0
     assert seconds.prefill > 0
     assert seconds.draft == 0
-    assert seconds.total == seconds.target + seconds.prefill
 
 
 def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
