@@ -48,7 +48,7 @@ test-processors: setup  ## run tests/decoding four times, as four kinds of proce
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py tests/jobs/test_backups.py \
 	  tests/jobs/test_stages.py tests/jobs/test_split.py tests/jobs/test_stopping.py tests/actors/drafts/test_split.py \
-	  tests/actors/stages/test_target.py tests/actors/stages/test_ranks.py tests/actors/stages/test_lost_rows.py
+	  tests/actors/stages/test_target.py tests/actors/stages/test_ranks.py
 
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint

@@ -1,7 +1,7 @@
 """`python -m checks.paths`: every file that a document names exists.
 
 MkDocs checks links (`make docs`). This checks the paths between backticks, in documents that describe the repository as
-it is. Decision records, the lab book and the changelog describe it as it was.
+it is, and the tests that the Makefile names. Decision records, the lab book and the changelog describe it as it was.
 """
 
 import re
@@ -19,6 +19,7 @@ _PATH = re.compile(
 )
 
 _FILE = re.compile(r"`(\w+\.py)`")
+_TEST = re.compile(r"\btests/[\w/]+(?:\.\w+)?")
 
 
 def main() -> int:
@@ -26,6 +27,8 @@ def main() -> int:
     tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     documents = [name for name in tracked.splitlines() if not name.startswith(_HISTORY) and (ROOT / name).is_file()]
     found = [line for name in documents for line in missing(name, (ROOT / name).read_text())]
+    tests = _TEST.findall((ROOT / "Makefile").read_text())
+    found += [f"Makefile: there is no {path}" for path in tests if not (ROOT / path).exists()]
     print("\n".join(found) or f"all paths in {len(documents)} documents exist")
     return bool(found)
 
