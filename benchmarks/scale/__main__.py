@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plans(given, folder)
         else:
             start_own_ray()
-            spreads = _simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder))
-            print_spreads(spreads)
+            print_spreads(_simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder)))
             ray.shutdown()
     return 0
 
