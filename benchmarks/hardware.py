@@ -3,41 +3,31 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 
-from benchmarks.timing import seconds_of
+from benchmarks.harness import CPU, median_seconds
 
 _COPY_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
-_REPEATS = 5
 
 
-def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Return bytes per second of a large torch copy; bytes read and bytes written are both counted."""
-    num_bytes = num_bytes or _COPY_BYTES[device.type]
-    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    source = torch.ones(_COPY_BYTES[device.type] // 4, dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
-    return 2 * num_bytes / _median_seconds(partial(target.copy_, source), device)
+    return 2 * source.nbytes / median_seconds(partial(target.copy_, source), device)
 
 
-def read_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
+def read_bandwidth(device: torch.device) -> float:
     """Return bytes per second of a large matrix-vector product, which does little but read the matrix."""
-    num_bytes = num_bytes or _COPY_BYTES[device.type]
-    matrix = torch.ones(num_bytes // 4 // 4096, 4096, dtype=torch.float32, device=device)
+    matrix = torch.ones(_COPY_BYTES[device.type] // 4 // 4096, 4096, dtype=torch.float32, device=device)
     vector = torch.ones(4096, dtype=torch.float32, device=device)
-    return matrix.numel() * 4 / _median_seconds(partial(torch.mv, matrix, vector), device)
+    return matrix.nbytes / median_seconds(partial(torch.mv, matrix, vector), device)
 
 
-def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
-    work()
-    return median(seconds_of(work, device) for _ in range(_REPEATS))
-
-
-def describe_machine(device: torch.device) -> dict[str, object]:
+def describe_machine(device: torch.device = CPU) -> dict[str, object]:
     """Return processor, threads and memory."""
     facts: dict[str, object] = {
         "processor": _processor(),
@@ -52,16 +42,12 @@ def describe_machine(device: torch.device) -> dict[str, object]:
 
 def versions() -> dict[str, str]:
     """Return the versions of what the figures depend on."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "transformers"):
-        found[name] = importlib.metadata.version(name)
-    return found
+    names = ("torch", "transformers")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -6,11 +6,13 @@ Prints milliseconds of all layers, the bandwidth at which the weights are read, 
 """
 
 import argparse
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch.nn import functional as F
 
+from benchmarks.harness import seconds_of
 from decoding.fused.linear import KernelLinear, kernel_function
 from decoding.fused.packed_linear import PackedLinear, can_pack
 
@@ -29,7 +31,7 @@ def main() -> None:
     weights = [(torch.randn(shape) / shape[1] ** 0.5).to(dtype) for _ in range(_NUM_LAYERS) for shape in _SHAPES]
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     kinds: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {
-        "torch": [_plain(weight) for weight in weights],
+        "torch": [partial(F.linear, weight=weight) for weight in weights],
     }
     if can_pack(weights[0]):
         kinds["oneDNN, packed"] = [PackedLinear(weight, None) for weight in weights]
@@ -42,7 +44,7 @@ def main() -> None:
         least = dict.fromkeys(kinds, float("inf"))
         for _ in range(_REPEATS):
             for kind, layers in kinds.items():
-                least[kind] = min(least[kind], _seconds(layers, inputs))
+                least[kind] = min(least[kind], seconds_of(partial(_run, layers, inputs)))
         flops = sum(2 * num_lines * weight.numel() for weight in weights)
         columns = (
             f"{k} {s * 1e3:6.1f} ms {num_bytes / s / 1e9:5.1f} GB/s {flops / s / 1e9:4.0f} GFLOP/s"
@@ -51,16 +53,10 @@ def main() -> None:
         print(f"{num_lines:4} lines: " + " | ".join(columns), flush=True)
 
 
-def _plain(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: torch.nn.functional.linear(x, weight)
-
-
 @torch.inference_mode()
-def _seconds(layers: list[Callable[[torch.Tensor], torch.Tensor]], inputs: dict[int, torch.Tensor]) -> float:
-    started = time.perf_counter()
+def _run(layers: list[Callable[[torch.Tensor], torch.Tensor]], inputs: dict[int, torch.Tensor]) -> None:
     for index, layer in enumerate(layers):
         layer(inputs[_SHAPES[index % len(_SHAPES)][1]])
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

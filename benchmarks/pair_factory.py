@@ -17,14 +17,18 @@ Shapes: B texts, T tokens, V vocabulary, H hidden size.
 """
 
 import argparse
-import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from benchmarks.harness import listed
+
+_Pair = tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,22 @@ class Shape:
     draft_layers: int = 0
     head_size: int | None = None  # None: hidden / heads
     draft: "Shape | None" = None
+
+    def config(self) -> LlamaConfig:
+        """Return the configuration of a model of this shape, which has no end token."""
+        return LlamaConfig(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size or self.hidden // self.heads,
+            intermediate_size=self.feed_forward,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
 
 
 SHAPES = {
@@ -57,12 +77,11 @@ _LARGEST_SCALE = 32.0  # where what is scaled is all there is
 _PROMPT_LENGTH, _TEXT_LENGTH, _NUM_TEXTS = 32, 64, 16  # what a rate is measured on: 1024 tokens
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The rates measured on the pair that was made: in all, and of each language."""
 
     acceptance: float
-    languages: tuple[float, ...] = ()
+    languages: tuple[float, ...]
 
 
 def make_pair(
@@ -85,38 +104,34 @@ def make_pair(
         raise ValueError("languages need a pair whose draft is the target's first layers (tiny, small, medium)")
     torch.manual_seed(seed)
     with torch.device(device):
-        target, draft, scale = _nested(shape, dtype, seed) if shape.draft else _layered(shape, dtype, len(languages))
+        target, draft, scale = (
+            _nested(shape, shape.draft, dtype, seed) if shape.draft else _layered(shape, dtype, len(languages))
+        )
     prompts_BT = _prompts(shape.vocab, len(languages), device)
     goal = max(languages, default=acceptance)
     _find_scale(scale, target, draft, prompts_BT[: _NUM_TEXTS // 2] if not languages else _of(prompts_BT, 0), goal)
     rates = [_blur(target, draft, _of(prompts_BT, i), i, len(languages), rate) for i, rate in enumerate(languages)]
     found = Found(greedy_acceptance(target, draft, prompts_BT), tuple(rates))
-    for name, model in (("target", target), ("draft", draft)):
-        model.save_pretrained(folder / name)
+    target.save_pretrained(folder / "target")
+    draft.save_pretrained(folder / "draft")
     return found
 
 
-@torch.inference_mode()
 def greedy_acceptance(target: PreTrainedModel, draft: PreTrainedModel, prompts_BT: torch.Tensor) -> float:
     """Return how often the draft's next token is the target's, over texts that the target writes after the prompts."""
     return _agreement(draft, _continued(target, prompts_BT), prompts_BT.shape[1])
 
 
-def _layered(
-    shape: Shape, dtype: torch.dtype, num_languages: int
-) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
+def _layered(shape: Shape, dtype: torch.dtype, num_languages: int) -> _Pair:
     """Return a target, a draft of its first layers, and what scales the later layers' share."""
     target = _random_model(shape)
     if num_languages:
         _add_languages(target, num_languages)
     target.to(dtype)
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = shape.draft_layers
+    config = replace(shape, layers=shape.draft_layers).config()
     draft = LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
-    draft.load_state_dict({name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()})
-    later = [
-        p for layer in target.model.layers[shape.draft_layers :] for p in (layer.self_attn.o_proj, layer.mlp.down_proj)
-    ]
+    draft.load_state_dict(target.state_dict(), strict=False)  # the first layers
+    later = [p for layer in target.model.layers[shape.draft_layers :] for p in _outputs(layer)]
     full = [projection.weight.clone() for projection in later]
 
     def scale(size: float) -> None:
@@ -126,21 +141,21 @@ def _layered(
     return target, draft, scale
 
 
-def _nested(
-    shape: Shape, dtype: torch.dtype, seed: int
-) -> tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]:
+def _nested(shape: Shape, draft_shape: Shape, dtype: torch.dtype, seed: int) -> _Pair:
     """Return a target, a draft that it holds in the corner of its weights, and what scales the noise around it.
 
     Without noise the target's hidden state is the draft's followed by zeros; its norms divide by the root of all
     dimensions, so their weights are smaller by the root of the ratio.
     """
-    assert shape.draft is not None
-    if shape.heads // shape.kv_heads < shape.draft.heads // shape.draft.kv_heads:
+    group, draft_group = shape.heads // shape.kv_heads, draft_shape.heads // draft_shape.kv_heads
+    if group < draft_group:
         raise ValueError("the target needs as many query heads for each KV head as the draft")
-    draft = _random_model(shape.draft).to(dtype)
-    target = LlamaForCausalLM(_config(shape)).eval().requires_grad_(False).to(dtype)
-    corner = {name: _corner(name, weight, shape) for name, weight in draft.state_dict().items()}
-    shrink = (shape.draft.hidden / shape.hidden) ** 0.5
+    head_of = [group * (head // draft_group) + head % draft_group for head in range(draft_shape.heads)]
+    draft = _random_model(draft_shape).to(dtype)
+    target = LlamaForCausalLM(shape.config()).eval().requires_grad_(False).to(dtype)
+    queries = torch.arange(shape.heads * target.config.head_dim).view(shape.heads, -1)[head_of].flatten()
+    inside = draft.state_dict()
+    shrink = (draft_shape.hidden / shape.hidden) ** 0.5
 
     def scale(size: float) -> None:
         generator = torch.Generator(target.device).manual_seed(seed)
@@ -151,56 +166,28 @@ def _nested(
             unit = _ENTROPY_STD if name == "lm_head.weight" else 1.0
             fan_in = 1 if "embed" in name else weight.shape[1]
             weight.normal_(std=size * unit / fan_in**0.5, generator=generator)
-            if name in corner:
-                inside, index = corner[name]
-                weight[index] += inside
+            if name in inside:  # its KV heads keep their query heads
+                corner: list[torch.Tensor | slice] = [slice(0, length) for length in inside[name].shape]
+                if "q_proj" in name or "o_proj" in name:
+                    corner["o_proj" in name] = queries
+                weight[tuple(corner)] += inside[name]
 
     return target, draft, scale
 
 
-def _corner(name: str, weight: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, tuple[torch.Tensor | slice, ...]]:
-    """Return the draft's weight and its place in the target's; its KV heads keep their query heads."""
-    assert shape.draft is not None
-    assert shape.head_size is not None
-    group, draft_group = shape.heads // shape.kv_heads, shape.draft.heads // shape.draft.kv_heads
-    head_of = [group * (head // draft_group) + head % draft_group for head in range(shape.draft.heads)]
-    queries = torch.tensor(
-        [h * shape.head_size + i for h in head_of for i in range(shape.head_size)], device=weight.device
-    )
-    if "norm" in name:
-        return weight, (slice(0, len(weight)),)
-    rows, columns = (slice(0, size) for size in weight.shape)
-    if "q_proj" in name:
-        return weight, (queries, columns)
-    if "o_proj" in name:
-        return weight, (rows, queries)
-    return weight, (rows, columns)
+def _outputs(layer: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:
+    """Return what writes the share of a layer into the hidden state."""
+    return layer.self_attn.o_proj, layer.mlp.down_proj
 
 
 def _random_model(shape: Shape) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(_config(shape)).eval().requires_grad_(False)
+    model = LlamaForCausalLM(shape.config()).eval().requires_grad_(False)
     model.lm_head.weight.normal_(std=_ENTROPY_STD / shape.hidden**0.5)
     model.model.embed_tokens.weight.normal_(std=1.0)
     for layer in model.model.layers:  # each layer moves the hidden state, so that the context matters
-        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        for projection in _outputs(layer):
             projection.weight.normal_(std=1.0 / projection.in_features**0.5)
     return model
-
-
-def _config(shape: Shape) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size or shape.hidden // shape.heads,
-        intermediate_size=shape.feed_forward,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
 
 
 def _add_languages(model: LlamaForCausalLM, num_languages: int) -> None:
@@ -224,8 +211,7 @@ def _find_scale(
     Searched on the draft's own texts, which do not change with the scale; then the goal is moved by how far off the
     rate on the target's texts is.
     """
-    with torch.inference_mode():
-        text_BT = _continued(draft, prompts_BT)
+    text_BT = _continued(draft, prompts_BT)
     goal = acceptance
     for _ in range(4):
         _bisect(scale, lambda: _agreement(target, text_BT, prompts_BT.shape[1]), goal)
@@ -247,17 +233,17 @@ def _blur(
     rows = slice(language, None, num_languages)
     sharp_VH = draft.lm_head.weight[rows].clone()
     noise_VH = torch.randn_like(sharp_VH) * (_ENTROPY_STD / sharp_VH.shape[1] ** 0.5)
-    with torch.inference_mode():
-        text_BT = _continued(target, prompts_BT)
+    text_BT = _continued(target, prompts_BT)
+
+    def rate() -> float:
+        return _agreement(draft, text_BT, prompts_BT.shape[1])
 
     def blur(size: float) -> None:
         draft.lm_head.weight[rows] = (sharp_VH + noise_VH * size) / (1 + size**2) ** 0.5
 
-    rate = _agreement(draft, text_BT, prompts_BT.shape[1])
-    if rate <= acceptance:
-        return rate
-    _bisect(blur, lambda: _agreement(draft, text_BT, prompts_BT.shape[1]), acceptance)
-    return _agreement(draft, text_BT, prompts_BT.shape[1])
+    if rate() > acceptance:
+        _bisect(blur, rate, acceptance)
+    return rate()
 
 
 def _bisect(scale: Callable[[float], None], rate: Callable[[], float], goal: float) -> None:
@@ -280,13 +266,13 @@ def _agreement(model: PreTrainedModel, text_BT: torch.Tensor, first: int) -> flo
     return float((picks_BT == text_BT[:, first:]).float().mean())
 
 
+@torch.inference_mode()
 def _continued(model: PreTrainedModel, prompts_BT: torch.Tensor) -> torch.Tensor:
     """Return the prompts and what the model writes after them, greedily."""
-    model.generation_config.pad_token_id = 0
+    mask_BT = torch.ones_like(prompts_BT)
     text_BT: torch.Tensor = model.generate(
-        prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=_TEXT_LENGTH, do_sample=False
+        prompts_BT, attention_mask=mask_BT, max_new_tokens=_TEXT_LENGTH, do_sample=False, pad_token_id=0
     )
-    model.generation_config.pad_token_id = None
     return text_BT
 
 
@@ -318,9 +304,15 @@ def cached_pair(
     description = folder / "pair.json"
     if not description.exists():
         found = make_pair(folder, SHAPES[size], acceptance, getattr(torch, dtype), seed, languages, device)
-        facts = {"size": size, "dtype": dtype, "acceptance": found.acceptance, "languages": list(found.languages)}
-        description.write_text(json.dumps(facts))
+        description.write_text(json.dumps({"size": size, "dtype": dtype, **found._asdict()}))
     return folder
+
+
+def describe_pair(folder: Path) -> dict[str, Any]:
+    """Return what pair.json says of a pair that was made; nothing of another."""
+    description = folder / "pair.json"
+    facts: dict[str, Any] = json.loads(description.read_text()) if description.exists() else {}
+    return facts
 
 
 def main() -> None:
@@ -329,20 +321,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", choices=SHAPES, default="small")
     parser.add_argument("--acceptance", type=float, default=0.8)
-    parser.add_argument("--languages", type=lambda text: [float(x) for x in text.split(",")], default=[])
+    parser.add_argument("--languages", type=listed(float), default=())
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
+    rates = {"languages": options.languages, "device": options.device}
     try:
-        found = make_pair(
-            options.folder,
-            SHAPES[options.size],
-            options.acceptance,
-            dtype,
-            languages=options.languages,
-            device=options.device,
-        )
+        found = make_pair(options.folder, SHAPES[options.size], options.acceptance, dtype, **rates)
     except ValueError as error:
         parser.error(str(error))
     by_language = f", by language {', '.join(f'{rate:.3f}' for rate in found.languages)}" if found.languages else ""

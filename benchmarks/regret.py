@@ -9,6 +9,7 @@ import argparse
 import random
 import statistics
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 
 from decoding import SamplingParams, Sequence
 from decoding.pace.cost_table import CostTable
@@ -59,12 +60,11 @@ def main() -> None:
 
 def _mean_speed(case: Case, length: int | None, options: argparse.Namespace) -> float:
     """Return tokens per second with this common length, or with adaptive lengths if it is None."""
-    return statistics.mean(
-        _speed(
-            AdaptiveSchedule(_COSTS, _MOST) if length is None else FixedSchedule(length), case, options.new_tokens, seed
-        )
-        for seed in range(options.seeds)
-    )
+    speeds = []
+    for seed in range(options.seeds):
+        schedule = AdaptiveSchedule(_COSTS, _MOST) if length is None else FixedSchedule(length)
+        speeds.append(_speed(schedule, case, options.new_tokens, seed))
+    return statistics.mean(speeds)
 
 
 def _speed(schedule: Schedule, case: Case, new_tokens: int, seed: int) -> float:
@@ -90,10 +90,7 @@ def _speed(schedule: Schedule, case: Case, new_tokens: int, seed: int) -> float:
 
 
 def _accepted(chance: random.Random, rate: float, length: int) -> int:
-    stood = 0
-    while stood < length and chance.random() < rate:
-        stood += 1
-    return stood
+    return sum(1 for _ in takewhile(lambda _: chance.random() < rate, range(length)))
 
 
 def _seconds(lengths: Seq[int]) -> float:

@@ -10,15 +10,13 @@ Colocated, one process has all the threads (`--threads`); split, the target has 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
-import time
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import ray
 import torch
@@ -28,14 +26,12 @@ from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
 from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
 from actors.workers.loading import load_engine
-from benchmarks.decoder.corpus import Corpus, make_corpus
-from benchmarks.decoder.options import BenchOptions
-from benchmarks.decoder.table import plain_table
+from benchmarks.decoder.configurations import engine_configuration
+from benchmarks.decoder.corpus import Corpus, generate, make_corpus
+from benchmarks.decoder.options import BenchOptions, add_flags
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.pair_factory import SHAPES, cached_pair
+from benchmarks.harness import listed, say, seconds_of, show, write_json
 from benchmarks.scale.runs import start_own_ray
-from decoding.engine.engine import Engine
-from decoding.engine.options import EngineOptions
 from pipeline.logs import LogSettings
 
 _HEADINGS = ["configuration", "batch", "tokens/s", "xcolocated", "ideal/s", "efficiency"]
@@ -56,7 +52,6 @@ class Measured:
     batch: int
     num_rows: int
     threads: int  # of the engine's process
-    draft_length: str  # "adaptive", or a number
     is_split: bool
     seconds: list[float] = field(default_factory=list)
     wait_seconds: list[float] = field(default_factory=list)
@@ -65,6 +60,11 @@ class Measured:
     outputs: list[list[int]] = field(default_factory=list)
     num_drafted: int = 0
     num_accepted: int = 0
+
+    def forget(self) -> None:
+        """Drop the repeats so far."""
+        for values in (self.seconds, self.wait_seconds, self.draft_seconds, self.bytes_per_row):
+            values.clear()
 
     @property
     def num_tokens(self) -> int:
@@ -94,9 +94,7 @@ class Side:
         torch.set_num_threads(measured.threads)
         self._links = None
         if measured.is_split:
-            roster = start_roster(settings, run, LogSettings(level="error"), 1)
-            self._links = DraftLinks(settings, roster)
-        self._settings = settings
+            self._links = DraftLinks(settings, start_roster(settings, run, LogSettings(level="error"), 1))
         self.engine = load_engine(settings, self._links)
         self._check_drafts()
 
@@ -107,20 +105,17 @@ class Side:
 
     def repeat(self, corpus: Corpus) -> None:
         """Generate the corpus once more, by an engine that has learned nothing."""
-        torch.set_num_threads(self.measured.threads)
-        self.engine.resize(self.measured.batch)
-        before, drafting_before = self._stats()
-        sequences = corpus.sequences(self.measured.num_rows)
-        started = time.perf_counter()
-        _generate(self.engine, sequences)
         measured = self.measured
-        measured.seconds.append(time.perf_counter() - started)
+        torch.set_num_threads(measured.threads)
+        self.engine.resize(measured.batch)
+        before, drafting_before = self._stats()
+        sequences = corpus.sequences(measured.num_rows)
+        measured.seconds.append(seconds_of(partial(generate, self.engine, sequences)))
         after, drafting = self._stats()
         num_rows = after.num_rows - before.num_rows
-        crossed = sum(_crossing(stats) * sign for stats, sign in ((after, 1), (before, -1)))
         measured.wait_seconds.append(after.wait_seconds - before.wait_seconds)
         measured.draft_seconds.append(drafting - drafting_before)
-        measured.bytes_per_row.append(crossed / num_rows if num_rows else 0.0)
+        measured.bytes_per_row.append((_crossing(after) - _crossing(before)) / num_rows if num_rows else 0.0)
         measured.outputs = [sequence.output_token_ids for sequence in sequences]
         measured.num_drafted = sum(sequence.num_draft_tokens for sequence in sequences)
         measured.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
@@ -143,17 +138,7 @@ def main(arguments: Seq[str] | None = None) -> int:
     """Measure, and return 0, or 2 if something cannot be measured."""
     given = _parse(arguments)
     try:
-        options = BenchOptions(
-            pair=given.pair,
-            size=given.size,
-            acceptance=given.acceptance,
-            dtype=given.dtype,
-            batches=given.batches,
-            repeats=given.repeats,
-            prompts=given.prompts,
-            new_tokens=given.new_tokens,
-            temperature=given.temperature,
-        )
+        options = BenchOptions.of(given)
         if given.threads <= given.draft_threads:
             raise ValueError(f"--threads {given.threads} must be more than --draft-threads {given.draft_threads}")
     except ValueError as error:
@@ -166,15 +151,15 @@ def main(arguments: Seq[str] | None = None) -> int:
         ray.shutdown()
     print_table(found)
     if given.json is not None:
-        facts = {"machine": describe_machine(torch.device("cpu")), "versions": versions(), "options": options.to_dict()}
-        results = [{**asdict(measured), "outputs": None} for measured in found]
-        given.json.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+        results = [replace(measured, outputs=[]) for measured in found]
+        facts = {"machine": describe_machine(), "versions": versions(), "options": options, "results": results}
+        write_json(given.json, facts)
     return 0
 
 
 def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Seq[str]) -> list[Measured]:
     """Measure every configuration at every batch, as often as the options say."""
-    pair = options.pair or cached_pair(options.cache, options.size, options.acceptance, options.dtype)
+    pair = options.pair_folder()
     corpus = make_corpus(options, pair)
     found: list[Measured] = []
     for batch in options.batches:
@@ -182,17 +167,23 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
         for length in lengths:
             for placement, own_threads in (("colocated", threads), ("split", threads - draft_threads)):
                 name, is_split = f"{placement} {length}", placement == "split"
-                measured = Measured(name, batch, options.num_rows(batch), own_threads, length, is_split)
-                print(f"loading {name}@{batch} ...", file=sys.stderr, flush=True)
-                sides.append(Side(measured, _settings(options, pair, corpus, measured, draft_threads), name))
+                measured = Measured(name, batch, options.num_rows(batch), own_threads, is_split)
+                say(f"loading {name}@{batch} ...")
+                models = ModelSettings(
+                    target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype
+                )
+                settings = GeneratorSettings(
+                    models=models,
+                    engine=engine_configuration(length).engine_options(batch, corpus.max_model_len),
+                    drafts=DraftSettings(num_cpus=draft_threads, timeout_s=60.0),
+                    placement="split" if is_split else "colocated",
+                )
+                sides.append(Side(measured, settings, name))
         for repeat in range(-1, options.repeats):  # the first one warms up
-            order = list(sides)
-            random.Random(options.seed * 1000 + repeat).shuffle(order)
-            for side in order:
+            for side in random.Random(options.seed * 1000 + repeat).sample(sides, len(sides)):
                 side.repeat(corpus)
-            if repeat < 0:
-                for side in sides:
-                    _forget(side.measured)
+                if repeat < 0:
+                    side.measured.forget()
         for side in sides:
             side.close()
         found += [side.measured for side in sides]
@@ -221,61 +212,23 @@ def print_table(found: Seq[Measured]) -> None:
                 f"{sum(same) / len(same):.2f}",
             ]
         )
-    print(plain_table(_HEADINGS, rows))
+    show("draft and target apart", _HEADINGS, rows)
     print(_LEGEND)
-
-
-def _settings(
-    options: BenchOptions, pair: Path, corpus: Corpus, measured: Measured, draft_threads: int
-) -> GeneratorSettings:
-    is_fixed = measured.draft_length != "adaptive"
-    settings = GeneratorSettings(
-        models=ModelSettings(target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype),
-        engine=EngineOptions(
-            num_slots=measured.batch,
-            max_model_len=corpus.max_model_len,
-            draft_length="fixed" if is_fixed else "adaptive",
-            num_speculative_tokens=int(measured.draft_length) if is_fixed else 8,
-        ),
-        drafts=DraftSettings(num_cpus=draft_threads, timeout_s=60.0),
-    )
-    return replace(settings, placement="split") if measured.is_split else settings
-
-
-def _generate(engine: Engine, sequences: Seq[Any]) -> None:
-    for sequence in engine.stream(sequences):
-        if sequence.error:
-            raise RuntimeError(f"the engine failed: {sequence.error}")
 
 
 def _crossing(stats: LinkStats) -> int:
     return stats.num_bytes_sent - stats.num_new_row_bytes + stats.num_bytes_received - stats.num_distribution_bytes
 
 
-def _forget(measured: Measured) -> None:
-    for values in (measured.seconds, measured.wait_seconds, measured.draft_seconds, measured.bytes_per_row):
-        values.clear()
-
-
 def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in text.split(","))
-
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.split", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pair", type=Path, help="folder with target/ and draft/; else one is made")
-    parser.add_argument("--size", choices=SHAPES, default="small")
-    parser.add_argument("--acceptance", type=float, default=0.8)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add_flags(parser, "pair", "acceptance", "repeats", "new_tokens", "temperature")
+    add_flags(parser, size="small", dtype="float32", batches=(4, 16), prompts=32)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both placements together")
     parser.add_argument("--draft-threads", type=int, default=1, help="of the draft actor")
-    parser.add_argument("--drafts", type=lambda text: text.split(","), default=["4", "adaptive"], help="draft lengths")
-    parser.add_argument("--batches", type=numbers, default=(4, 16))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--drafts", type=listed(str), default=("4", "adaptive"), help="draft lengths")
     parser.add_argument("--json", type=Path, help="write what was measured")
     return parser.parse_args(arguments)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-import statistics
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from actors.settings import ModelSettings, StageSettings
 from actors.stages.target import ShardedModel
 from actors.workers.loading import load_sharded
 from benchmarks.hardware import describe_machine
+from benchmarks.harness import listed, seconds_of
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint.supported import load_config
 
@@ -35,13 +35,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--draft", help="folder of the draft; without one nothing is drafted")
-    parser.add_argument("--stages", type=_numbers, default=[2, 3], help="numbers of stages")
-    parser.add_argument("--tensor-parallel", type=_numbers, default=[], help="numbers of ranks of a single stage")
+    parser.add_argument("--stages", type=listed(int), default=(2, 3), help="numbers of stages")
+    parser.add_argument("--tensor-parallel", type=listed(int), default=(), help="numbers of ranks of a single stage")
     parser.add_argument("--rows", type=int, default=8, help="rows at once, and in all")
     parser.add_argument("--tokens", type=int, default=48, help="output tokens of a row")
     options = parser.parse_args()
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    print(describe_machine(torch.device("cpu")), flush=True)
+    print(describe_machine(), flush=True)
     cores = len(os.sched_getaffinity(0))
     print("| placement | threads | tokens/s | of one process with all cores |\n|---|---|---|---|", flush=True)
     torch.set_num_threads(cores)
@@ -51,7 +51,8 @@ def main() -> None:
     _print_row("in one process", "1", _measured(options, None, 1), whole)
     for count in options.stages:
         threads = max(1, cores // count)
-        with _sharded(options.target, count, threads) as model:
+        model = _sharded(options.target, count, threads)
+        with closing(model.pipeline):
             for num_lanes in sorted({1, count, count + 1}):
                 speed = _measured(options, model, num_lanes)
                 _print_row(f"{count} stages, {num_lanes} lanes", f"{threads} each", speed, whole)
@@ -59,7 +60,8 @@ def main() -> None:
                 _print_hops(options.target, model, options.rows)
     for num_ranks in options.tensor_parallel:
         threads = max(1, cores // num_ranks)
-        with _sharded(options.target, 1, threads, num_ranks) as model:
+        model = _sharded(options.target, 1, threads, num_ranks)
+        with closing(model.pipeline):
             _print_row(f"1 stage of {num_ranks} ranks", f"{threads} each", _measured(options, model, 1), whole)
 
 
@@ -67,18 +69,9 @@ def _print_row(name: str, threads: str, speed: float, whole: float) -> None:
     print(f"| {name} | {threads} | {speed:.1f} | {speed / whole:.2f} |", flush=True)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
-@contextmanager
-def _sharded(target: str, count: int, num_threads: int, num_ranks: int = 1) -> Iterator[ShardedModel]:
+def _sharded(target: str, count: int, num_threads: int, num_ranks: int = 1) -> ShardedModel:
     models = ModelSettings(target=target, device="cpu", dtype="float32")
-    model = load_sharded(models, StageSettings(count=count, num_cpus=num_threads, tensor_parallel=num_ranks))
-    try:
-        yield model
-    finally:
-        model.pipeline.close()
+    return load_sharded(models, StageSettings(count=count, num_cpus=num_threads, tensor_parallel=num_ranks))
 
 
 def _measured(options: argparse.Namespace, model: ShardedModel | None, num_lanes: int) -> float:
@@ -96,17 +89,12 @@ def _measured(options: argparse.Namespace, model: ShardedModel | None, num_lanes
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(vocab_size, (64,), generator=generator).tolist() for _ in range(options.rows)]
     params = SamplingParams(temperature=0.8, max_tokens=options.tokens, ignore_eos=True)
-    speeds = []
-    for _ in range(1 + _REPEATS):
-        started = time.perf_counter()
-        sequences = engine.generate(prompts, params)
-        num_tokens = sum(len(sequence.output_token_ids) for sequence in sequences)
-        speeds.append(num_tokens / (time.perf_counter() - started))
-    return statistics.median(speeds[1:])
+    num_tokens = sum(len(sequence.output_token_ids) for sequence in engine.generate(prompts, params))
+    return num_tokens / median(seconds_of(partial(engine.generate, prompts, params)) for _ in range(_REPEATS))
 
 
 class _Echo:
-    """Hands on what it gets."""
+    """An actor that hands on what it gets."""
 
     def hand_on(self, value: object) -> object:
         return value
@@ -135,16 +123,15 @@ def _print_hops(target: str, model: ShardedModel, num_rows: int) -> None:
 def _hop(first: Any, second: Any, value: object) -> float:
     """Return the milliseconds that a second actor adds to a first one."""
     reference = ray.put(value)
-    times: list[list[float]] = [[], []]
-    for _ in range(30):
-        for hops, found in enumerate(times):
-            started = time.perf_counter()
-            handed = first.hand_on.remote(reference)
-            if hops:
-                handed = second.hand_on.remote(handed)
-            ray.wait([handed], fetch_local=False)
-            found.append(time.perf_counter() - started)
-    return 1e3 * (statistics.median(times[1][5:]) - statistics.median(times[0][5:]))
+
+    def one() -> None:
+        ray.wait([first.hand_on.remote(reference)], fetch_local=False)
+
+    def two() -> None:
+        ray.wait([second.hand_on.remote(first.hand_on.remote(reference))], fetch_local=False)
+
+    times = [(seconds_of(one), seconds_of(two)) for _ in range(30)][5:]
+    return 1e3 * (median(after for _, after in times) - median(before for before, _ in times))
 
 
 if __name__ == "__main__":

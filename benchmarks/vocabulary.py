@@ -7,12 +7,12 @@ sampling.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
+from benchmarks.harness import median_seconds
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled
@@ -37,8 +37,10 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
     return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, "coupled")
 
 
+@torch.inference_mode()
 def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> BatchVerdict:
     """Do all that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
+    rows = replace(rows)  # rows remember what was computed for them
     drafted_BK = torch.zeros(len(rows.sequences), 0, dtype=torch.long)
     for step in range(NUM_DRAFT_TOKENS):
         token_ids_B1 = rows.pick(draft_logits_BKV[:, step : step + 1], drafted_BK, step).token_ids_BJ
@@ -59,17 +61,6 @@ def make_logits(
     target_BJV = -exponent * ranks_BJV.float().log()
     draft_BJV = target_BJV + 0.3 * torch.randn(shape, generator=generator)
     return draft_BJV[:, :-1].contiguous().to(dtype), target_BJV.to(dtype)
-
-
-def median_ms(run: Callable[[], object], repeats: int) -> float:
-    """Return the median time of a call, in milliseconds."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
 
 
 def main() -> None:
@@ -93,13 +84,8 @@ def main() -> None:
             draft_BKV, target_BJV = make_logits(num_rows, vocab_size, getattr(torch, args.dtype), args.exponent)
             line = f"{num_rows:4d}  {vocab_size:6d}"
             for names in columns.values():
-                rows = make_rows(num_rows, names)
-
-                def work(rows: Rows = rows, draft: torch.Tensor = draft_BKV, target: torch.Tensor = target_BJV) -> None:
-                    fresh = Rows(rows.sequences, rows.sampling, rows.num_draft_tokens, rows.verification)
-                    vocabulary_work(fresh, draft, target)
-
-                line += f"{median_ms(torch.inference_mode()(work), args.repeats):26.2f}"
+                work = partial(vocabulary_work, make_rows(num_rows, names), draft_BKV, target_BJV)
+                line += f"{1000 * median_seconds(work, repeats=args.repeats):26.2f}"
             print(line, flush=True)
 
 

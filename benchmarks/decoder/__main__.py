@@ -1,6 +1,6 @@
 """`python -m benchmarks.decoder`: measure plain decoding, every drafter and other systems (`benchmarks/README.md`).
 
-Needs `decoding/`, `benchmarks/`, torch and transformers only; tables look better where rich is installed.
+Needs `decoding/`, `benchmarks/`, torch and transformers (which brings rich) only.
 """
 
 import shlex
@@ -8,11 +8,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.decoder.chart import draw, require_matplotlib
+from benchmarks.decoder.chart import draw
 from benchmarks.decoder.configurations import CONFIGURATIONS
 from benchmarks.decoder.measure import measure
 from benchmarks.decoder.options import BenchOptions, parse
@@ -23,13 +24,12 @@ from benchmarks.decoder.table import (
     SWEEP_HEADINGS,
     TARGET_HEADINGS,
     cells,
-    plain_table,
     summary,
     sweep_rows,
     target_rows,
 )
+from benchmarks.harness import show, write_json
 
-_MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
 SWEPT = ("plain", "fixed-?", "adaptive")
 
 
@@ -45,26 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        if given.chart:
-            require_matplotlib()
-        reports = _measure_all(options, given, command)
+        if given.chart and find_spec("matplotlib") is None:
+            raise ValueError("--chart needs matplotlib: pip install matplotlib")
+        reports = measure_all(options, given, command)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for report in reports:
-        for line in summary(report):
-            print(line)
-        _show("results", HEADINGS, [cells(report, result) for result in report.results])
+        print(*summary(report), sep="\n")
+        show("results", HEADINGS, [cells(report, result) for result in report.results])
         if rows := target_rows(report):
-            _show("targets", TARGET_HEADINGS, rows)
+            show("targets", TARGET_HEADINGS, rows)
     if given.sweep:
-        _show("adaptive against fixed lengths", SWEEP_HEADINGS, sweep_rows(reports))
-    for line in LEGEND:
-        print(line)
+        show("adaptive against fixed lengths", SWEEP_HEADINGS, sweep_rows(reports))
+    print(*LEGEND, sep="\n")
     return 0
 
 
-def _measure_all(options: BenchOptions, given: Namespace, command: str) -> list[Report]:
+def measure_all(options: BenchOptions, given: Namespace, command: str) -> list[Report]:
     """Return one report, or one for each acceptance rate of the sweep; write each as soon as it is complete."""
     if not given.sweep:
         return [_measured(options, command, given.json, given.chart)]
@@ -78,10 +76,9 @@ def _measure_all(options: BenchOptions, given: Namespace, command: str) -> list[
 
 
 def _measured(options: BenchOptions, command: str, json_file: Path | None, chart: Path | None) -> Report:
-    report = measure(options, command, lambda line: print(line, file=sys.stderr, flush=True))
+    report = measure(options, command)
     if json_file:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(report.to_json() + "\n")
+        write_json(json_file, report.to_dict())
     if chart:
         draw(report, chart)
     return report
@@ -89,23 +86,6 @@ def _measured(options: BenchOptions, command: str, json_file: Path | None, chart
 
 def _beside(file: Path | None, rate: float) -> Path | None:
     return file.with_stem(f"{file.stem}-{rate:g}") if file else None
-
-
-def _show(title: str, headings: Sequence[str], rows: list[list[str]]) -> None:
-    """Print a table, by rich where it is installed."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(f"\n{title}\n{plain_table(headings, rows)}\n")
-        return
-    shown = Table(title=title, title_justify="left")
-    for index, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(*row)
-    console = Console()
-    (console if console.is_terminal else Console(width=_MIN_WIDTH)).print(shown)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, DrafterName
-from decoding.engine.options import DraftLength
+from decoding.engine.options import DraftLength, EngineOptions
 
 System = Literal["engine", "transformers", "openvino", "vllm"]
 MAX_FIXED = 8
@@ -33,24 +33,33 @@ class Configuration:
         """Tell whether this way of generating exists at this batch size."""
         return batch == 1 if self.batch_1_only else not (self.mode == "batched" and batch == 1)
 
-
-def _engine() -> list[Configuration]:
-    lengths = range(1, MAX_FIXED + 1)
-    found = [Configuration("plain", "engine")]
-    found += [Configuration(f"fixed-{k}", "engine", drafter="model", num_draft_tokens=k) for k in lengths]
-    found.append(Configuration("adaptive", "engine", drafter="model", draft_length="adaptive"))
-    others = [name for name in DRAFTERS if name not in ("none", "model")]
-    for name in others:
-        found.append(Configuration(f"adaptive-{name}", "engine", drafter=name, draft_length="adaptive"))
-        found += [
-            Configuration(f"fixed-{k}-{name}", "engine", drafter=name, num_draft_tokens=k, is_default=False)
-            for k in lengths
-        ]
-    return found
+    def engine_options(self, batch: int, max_model_len: int) -> EngineOptions:
+        """Return what our engine is made with."""
+        return EngineOptions(
+            num_slots=batch,
+            max_model_len=max_model_len,
+            drafter=self.drafter,
+            num_speculative_tokens=self.num_draft_tokens,
+            draft_length=self.draft_length,
+        )
 
 
+def engine_configuration(length: str, drafter: DrafterName = "model") -> Configuration:
+    """Return our engine that drafts a number of tokens, or as many as pay where the length is `adaptive`."""
+    is_model = drafter == "model"
+    ending = "" if is_model else f"-{drafter}"
+    if length == "adaptive":
+        return Configuration(f"adaptive{ending}", "engine", drafter=drafter, draft_length="adaptive")
+    name = f"fixed-{length}{ending}"
+    return Configuration(name, "engine", drafter=drafter, num_draft_tokens=int(length), is_default=is_model)
+
+
+_FIXED = tuple(map(str, range(1, MAX_FIXED + 1)))
+_LOOKUPS = [name for name in DRAFTERS if name not in ("none", "model")]
 CONFIGURATIONS: tuple[Configuration, ...] = (
-    *_engine(),
+    Configuration("plain", "engine"),
+    *(engine_configuration(length) for length in (*_FIXED, "adaptive")),
+    *(engine_configuration(length, drafter) for drafter in _LOOKUPS for length in ("adaptive", *_FIXED)),
     Configuration("transformers-looped", "transformers", "looped", batch_1_only=True),
     Configuration("transformers-batched", "transformers", "batched"),
     Configuration("transformers-assisted-4", "transformers", "assisted", num_draft_tokens=4, batch_1_only=True),

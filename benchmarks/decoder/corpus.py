@@ -8,16 +8,16 @@
 
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.decoder.options import BenchOptions
-from decoding.sampling_params import SamplingParams
-from decoding.sequence import Sequence
+from benchmarks.pair_factory import describe_pair
+from decoding import Engine, SamplingParams, Sequence
 
 _SHORT = (8, 24)  # tokens of a templated prompt's own, without a tokenizer
 
@@ -51,16 +51,23 @@ class Corpus:
         return max(len(prompt) for prompt in self.prompts) + self.new_tokens
 
 
+def generate(engine: Engine, sequences: Iterable[Sequence]) -> None:
+    """Run the sequences to their ends; raise RuntimeError if one fails."""
+    for sequence in engine.stream(sequences):
+        if sequence.error:
+            raise RuntimeError(f"the engine failed: {sequence.error}")
+
+
 def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
     """Return the corpus of these options for this pair; raise ValueError if they contradict each other."""
     num_prompts = -(-max(options.num_rows(batch) for batch in options.batches) // options.samples)
-    tokenizer = _tokenizer(pair)
+    has_tokenizer = (pair / "target" / "tokenizer.json").exists()
+    texts = _texts(options.prompts_file, pair / "target") if has_tokenizer and options.prompts_file else []
     config = AutoConfig.from_pretrained(pair / "target")
     rng = random.Random(options.seed)
     kind = options.corpus
     if kind == "auto":
-        kind = "text" if tokenizer and options.prompts_file else "random"
-    texts = _texts(options.prompts_file, tokenizer) if tokenizer and options.prompts_file else []
+        kind = "text" if has_tokenizer and options.prompts_file else "random"
     if kind == "text" and not texts:
         raise ValueError(f"--corpus text needs a tokenizer in {pair / 'target'} and --prompts-file with rows in it")
     vocab_size, lengths = config.vocab_size, options.prompt_lengths
@@ -96,8 +103,7 @@ def _random_tokens(
 
 
 def _num_languages(pair: Path) -> int:
-    description = pair / "pair.json"
-    languages = json.loads(description.read_text()).get("languages", []) if description.exists() else []
+    languages = describe_pair(pair).get("languages")
     if not languages:
         raise ValueError(
             f"--corpus mixed needs a pair with languages, and {pair} has none; leave --pair away to make one"
@@ -105,13 +111,8 @@ def _num_languages(pair: Path) -> int:
     return len(languages)
 
 
-def _tokenizer(pair: Path) -> Any:
-    if not (pair / "target" / "tokenizer.json").exists():
-        return None
-    return AutoTokenizer.from_pretrained(pair / "target")
-
-
-def _texts(file: Path, tokenizer: Any) -> list[list[int]]:
+def _texts(file: Path, target: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(target)
     texts: list[list[int]] = []
     for line in file.read_text().splitlines():
         row = json.loads(line)

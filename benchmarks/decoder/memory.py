@@ -5,6 +5,7 @@ own count of allocated bytes.
 """
 
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,69 +13,39 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.decoder.configurations import Configuration
-from benchmarks.decoder.corpus import Corpus
+from benchmarks.decoder.corpus import Corpus, generate
 from benchmarks.decoder.results import Memory
 from decoding import Engine, EngineOptions
+from decoding.checkpoint.loading import DType
+from decoding.device import Device
 from decoding.network.language_model import LanguageModel
 
 
 def measure_memory(
-    configuration: Configuration,
-    batch: int,
-    corpus: Corpus,
-    num_rows: int,
-    pair: Path,
-    device: str,
-    dtype: str,
-    threads: int,
+    corpus: Corpus, num_rows: int, pair: Path, device: Device, dtype: DType, options: EngineOptions
 ) -> Memory:
     """Return the bytes that a fresh process needs for this run, above those of its imports."""
-    task = {
-        "corpus": asdict(corpus) | {"prompts": corpus.prompts[: -(-num_rows // corpus.samples)]},
-        "num_rows": num_rows,
-        "pair": str(pair),
-        "device": device,
-        "dtype": dtype,
-        "threads": threads,
-        "options": {
-            "num_slots": batch,
-            "max_model_len": corpus.max_model_len,
-            "drafter": configuration.drafter,
-            "num_speculative_tokens": configuration.num_draft_tokens,
-            "draft_length": configuration.draft_length,
-        },
-    }
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.decoder.memory"],
-        input=json.dumps(task),
+        input=pickle.dumps((torch.get_num_threads(), corpus, num_rows, pair, device, dtype, options)),
         capture_output=True,
-        text=True,
         check=False,
     )
     if found.returncode:
-        raise RuntimeError(f"measuring memory failed: {found.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"measuring memory failed: {found.stderr.decode().strip().splitlines()[-1:]}")
     return Memory(**json.loads(found.stdout.splitlines()[-1]))
 
 
 def main() -> None:
-    """Read the task from standard input, do it, print the Memory."""
-    task = json.load(sys.stdin)
-    torch.set_num_threads(task["threads"])
-    corpus = Corpus(**(task["corpus"] | {"prompts": tuple(map(tuple, task["corpus"]["prompts"]))}))
-    pair, cuda = Path(task["pair"]), task["device"] == "cuda"
+    """Read what to do from standard input, pickled, do it, print the Memory."""
+    threads, corpus, num_rows, pair, device, dtype, options = pickle.load(sys.stdin.buffer)
+    torch.set_num_threads(threads)
+    cuda = device == "cuda"
     before = _current(cuda)
-    engine = Engine.load(
-        str(pair / "target"),
-        str(pair / "draft"),
-        EngineOptions(**task["options"]),
-        device=task["device"],
-        dtype=task["dtype"],
-    )
+    engine = Engine.load(str(pair / "target"), str(pair / "draft"), options, device=device, dtype=dtype)
     loaded = _peak(cuda)
     _reset_peak(cuda)
-    for _ in engine.stream(corpus.sequences(task["num_rows"])):
-        pass
+    generate(engine, corpus.sequences(num_rows))
     models = _models_in(engine)
     peak = _peak(cuda)
     memory = Memory(

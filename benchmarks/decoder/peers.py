@@ -11,16 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from benchmarks.decoder.configurations import Configuration, System
-from benchmarks.decoder.corpus import Corpus
 from benchmarks.decoder.options import BenchOptions
 from benchmarks.decoder.recorder import RawSeconds
-from benchmarks.decoder.results import Result
-
-_WORKERS = Path(__file__).parent / "peer_workers"
+from benchmarks.decoder.runners import Runner, WarmUp
 
 
 class PeerError(Exception):
@@ -30,7 +26,7 @@ class PeerError(Exception):
 class Worker:
     """A peer's process."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Start it; it answers once it has loaded its models."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
@@ -40,40 +36,31 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
-            env=dict(os.environ) | dict(environment),
+            env=os.environ | environment,
         )
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the worker's answer; raise PeerError if it died."""
-        stdin, stdout = self._pipes
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None, "it was started with pipes"
+        assert stdout is not None, "it was started with pipes"
         with suppress(BrokenPipeError):  # a worker that is gone gives no answer
             stdin.write(json.dumps(question) + "\n")
             stdin.flush()
         line = stdout.readline()
         if not line:
-            raise PeerError(f"its process ended ({self._process.wait()}), see {self._log}\n{self._tail()}")
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
+            raise PeerError(f"its process ended ({self._process.wait()}), see {self._log}\n{tail}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def stop(self) -> None:
         """End the process."""
-        stdin, _ = self._pipes
-        stdin.close()
         try:
-            self._process.wait(timeout=20)
+            self._process.communicate(timeout=20)  # closes its standard input
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-
-    @property
-    def _pipes(self) -> tuple[IO[str], IO[str]]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None, "it was started with pipes"
-        assert stdout is not None, "it was started with pipes"
-        return stdin, stdout
-
-    def _tail(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
+            self._process.communicate()
 
 
 @dataclass
@@ -86,11 +73,7 @@ class Peers:
     versions: dict[str, str] = field(default_factory=dict)
     _workers: dict[str, Worker] = field(default_factory=dict, init=False)
 
-    def __enter__(self) -> "Peers":
-        """Return the peers, of which none runs yet."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         """End all workers."""
         for worker in self._workers.values():
             worker.stop()
@@ -108,11 +91,10 @@ class Peers:
     def worker(self, configuration: Configuration, max_model_len: int) -> Worker:
         """Return the worker that generates like this; it serves every batch size."""
         if configuration.name not in self._workers:
-            script = _WORKERS / f"{configuration.system}_worker.py"
-            environment = {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
+            script = Path(__file__).parent / "peer_workers" / f"{configuration.system}_worker.py"
             worker = Worker(
                 [str(self._python(configuration.system)), str(script)],
-                environment,
+                {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"},
                 self.options.cache / "logs" / f"{configuration.name}.log",
             )
             self._workers[configuration.name] = worker
@@ -137,31 +119,18 @@ class Peers:
 
 
 @dataclass
-class PeerRunner:
+class PeerRunner(Runner):
     """One configuration of a peer at one batch size."""
 
-    configuration: Configuration
-    batch: int
-    corpus: Corpus
-    num_rows: int
     peers: Peers
 
-    def warm_up(self) -> tuple[Result, list[list[int]]]:
+    def warm_up(self) -> WarmUp:
         """Start the worker if need be, and generate once."""
-        answer = self._ask()
-        outputs: list[list[int]] = answer["token_ids"]
+        outputs: list[list[int]] = self._ask()["token_ids"]
         short = [len(row) for row in outputs if len(row) != self.corpus.new_tokens]
         if short:
             raise PeerError(f"it wrote rows of {short} tokens instead of {self.corpus.new_tokens}")
-        result = Result(
-            name=self.configuration.name,
-            batch=self.batch,
-            num_rows=self.num_rows,
-            num_output_tokens=sum(map(len, outputs)),
-            seconds=(),
-            num_rounds=answer.get("num_rounds", 0),
-        )
-        return result, outputs
+        return self.shown(outputs)
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
         """Return the seconds by the worker's own clock."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.timing import seconds_of
+from benchmarks.harness import seconds_of
 from decoding.cache.kv_cache import LENGTH_BUCKET
 from decoding.network.language_model import LanguageModel
 
@@ -38,11 +38,6 @@ class RawSeconds:
     prefill: float
     target: float
     draft: float
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.prefill + self.target + self.draft
 
 
 @dataclass

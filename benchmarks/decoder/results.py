@@ -4,14 +4,22 @@ A figure is computed here and nowhere else. Seconds are paired: the run, its for
 timed in the same repeat, so a ratio is the median over repeats of the ratio within each.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 FORMAT = 1
+_FIGURES = (
+    "tokens_per_second",
+    "spread",
+    "tokens_per_round",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "ideal_tokens_per_second",
+    "efficiency",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +43,9 @@ class Result:
 
     name: str
     batch: int
-    num_rows: int
-    num_output_tokens: int
-    seconds: tuple[float, ...]  # of each repeat
+    num_rows: int = 0
+    num_output_tokens: int = 0
+    seconds: tuple[float, ...] = ()  # of each repeat
     missing: str | None = None  # why there is nothing to show
     num_rounds: int = 0  # summed over rows
     num_draft_tokens: int = 0
@@ -110,15 +118,17 @@ class Result:
         rounds = [wall - prefill for wall, prefill in zip(self.seconds, self.raw_prefill, strict=True)]
         return median(rounds) / self.num_target_forwards
 
-    def speedup(self, plain: "Result") -> float | None:
-        """Return tokens per second over those of `plain`."""
-        ratio = _median_ratio(plain.seconds, self.seconds)
-        return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
+    def speedup(self, other: "Result | None") -> float | None:
+        """Return tokens per second over those of `other`."""
+        return self._over(other, other.seconds, self.seconds) if other else None
 
-    def ideal_speedup(self, plain: "Result") -> float | None:
+    def ideal_speedup(self, other: "Result | None") -> float | None:
         """Return the speed-up if both were nothing but forwards."""
-        ratio = _median_ratio(plain.raw_seconds, self.raw_seconds)
-        return None if ratio is None else ratio * self.num_output_tokens / plain.num_output_tokens
+        return self._over(other, other.raw_seconds, self.raw_seconds) if other else None
+
+    def _over(self, other: "Result", seconds: Sequence[float], own_seconds: Sequence[float]) -> float | None:
+        ratio = _median_ratio(seconds, own_seconds)
+        return None if ratio is None else ratio * self.num_output_tokens / other.num_output_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +144,16 @@ class Report:
     copy_bandwidth: float  # bytes a second, read and written counted both
     read_bandwidth: float
     target_bytes: int  # read by every forward: all weights but an input embedding that is not also the head
-    results: tuple[Result, ...] = field(default=())
+    results: tuple[Result, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """What it ran on, in short."""
+        return self.machine.get("gpu") or f"{self.machine['processor']}, {self.machine['threads']} threads"
 
     def find(self, name: str, batch: int) -> Result | None:
         """Return the result of this name and batch if it has times."""
         return next((r for r in self.results if r.name == name and r.batch == batch and r.seconds), None)
-
-    def plain_beside(self, result: Result) -> Result | None:
-        """Return the engine's plain decoding at the same batch."""
-        return self.find("plain", result.batch)
 
     def bandwidth_share(self, result: Result) -> float | None:
         """Return, for plain decoding, the time to read the weights at the speed of a copy, over that of a step."""
@@ -150,35 +161,20 @@ class Report:
             return None
         return self.target_bytes / self.copy_bandwidth / result.step_seconds
 
-    def to_json(self) -> str:
-        """Return the report as JSON, with the figures beside what they follow from."""
-        results = [asdict(result) | {"figures": self.figures(result)} for result in self.results]
-        return json.dumps({"format": FORMAT} | asdict(self) | {"results": results}, indent=1)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, with the figures beside what they follow from."""
+        results = [vars(result) | {"figures": self.figures(result)} for result in self.results]
+        return {"format": FORMAT} | vars(self) | {"results": results}
 
     def figures(self, result: Result) -> dict[str, Any]:
         """Return every figure of a result, None where it has none."""
-        plain = self.plain_beside(result)
-        return {
-            "tokens_per_second": result.tokens_per_second,
-            "spread": result.spread,
-            "speedup": result.speedup(plain) if plain else None,
-            "tokens_per_round": result.tokens_per_round,
-            "acceptance_rate": result.acceptance_rate,
-            "acceptance_by_position": list(result.acceptance_by_position),
-            "ideal_tokens_per_second": result.ideal_tokens_per_second,
-            "ideal_speedup": result.ideal_speedup(plain) if plain else None,
-            "efficiency": result.efficiency,
+        plain = self.find("plain", result.batch)
+        return {name: getattr(result, name) for name in _FIGURES} | {
+            "speedup": result.speedup(plain),
+            "ideal_speedup": result.ideal_speedup(plain),
             "bandwidth_share": self.bandwidth_share(result),
             "memory_ratio": result.memory.ratio if result.memory else None,
         }
-
-    @classmethod
-    def from_json(cls, text: str) -> "Report":
-        """Return the report that `to_json` wrote; raise ValueError if it has another format."""
-        facts = json.loads(text)
-        if facts.pop("format", None) != FORMAT:
-            raise ValueError(f"not a benchmark report of format {FORMAT}")
-        return cls(**(facts | {"results": tuple(_result(dict(row)) for row in facts["results"])}))
 
 
 def share_equal(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float | None:
@@ -202,10 +198,3 @@ def per_position(rounds: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tu
 def _median_ratio(upper: Sequence[float], lower: Sequence[float]) -> float | None:
     ratios = [a / b for a, b in zip(upper, lower, strict=False)]
     return median(ratios) if ratios else None
-
-
-def _result(row: dict[str, Any]) -> Result:
-    row.pop("figures", None)
-    memory = row.pop("memory")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    return Result(**values, memory=Memory(**memory) if memory else None)

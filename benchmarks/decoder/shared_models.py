@@ -5,8 +5,7 @@ Every timed run gets an engine of its own, made by `Engine.load` as a user's wou
 probing a model, measuring a cost table. Slot caches are kept by size, so that their memory is warm.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -44,48 +43,31 @@ class SharedModel(LanguageModel):
 class SharedModels:
     """A target and a draft; makes engines over them."""
 
-    def __init__(self, target: str, draft: str | None, device: Device, dtype: DType) -> None:
+    def __init__(self, target: str, draft: str, device: Device, dtype: DType) -> None:
         """Load both; a ValueError says what cannot be."""
         self._folders = (target, draft)
         self._device, self._dtype = device, dtype
         self.target = _load(target, device, dtype)
-        self.draft = _load(draft, device, dtype) if draft else None
-        self._once: dict[Any, Any] = {}
+        self.draft = _load(draft, device, dtype)
+        self._check_model, self._measure_costs = cache(check_model), cache(measure_costs)
 
     @property
     def num_allocations(self) -> int:
         """Number of times that an engine was given new caches."""
-        return sum(model.num_allocations for model in (self.target, self.draft) if model)
+        return self.target.num_allocations + self.draft.num_allocations
 
     def engine(self, options: EngineOptions) -> Engine:
         """Return a new engine with these options; an earlier one must not be used any more."""
-        target, draft = self._folders
-        with self._in_place():
-            return Engine.load(target, draft, options, device=self._device, dtype=self._dtype)
+        with (
+            patch("decoding.engine.load.LanguageModel", self),
+            patch("decoding.engine.load.check_model", self._check_model),
+            patch("decoding.engine.engine.measure_costs", self._measure_costs),
+        ):
+            return Engine.load(*self._folders, options, device=self._device, dtype=self._dtype)
 
     def load(self, path: str, *_: object) -> LanguageModel:
         """Return the shared model, in place of LanguageModel.load."""
-        model = self.target if path == self._folders[0] else self.draft
-        assert model is not None, "an engine loads the target or the draft"
-        return model
-
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        with (
-            patch("decoding.engine.load.LanguageModel", self),
-            patch("decoding.engine.load.check_model", self._remembered(check_model)),
-            patch("decoding.engine.engine.measure_costs", self._remembered(measure_costs)),
-        ):
-            yield
-
-    def _remembered(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def remembered(*args: Any, **kwargs: Any) -> Any:
-            key = (function.__name__, args, tuple(sorted(kwargs.items())))
-            if key not in self._once:
-                self._once[key] = function(*args, **kwargs)
-            return self._once[key]
-
-        return remembered
+        return self.target if path == self._folders[0] else self.draft
 
 
 def _load(path: str, device: Device, dtype: DType) -> SharedModel:

@@ -1,27 +1,29 @@
-"""The report as rows of text: headings, cells, and a plain table for where rich is not installed."""
+"""The report as rows of text: headings and cells."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from benchmarks.decoder.results import Report, Result
-from benchmarks.decoder.targets import Target, best_fixed, judge
+from benchmarks.decoder.targets import best_fixed, judge
 
-HEADINGS = (
-    "configuration",
-    "batch",
-    "tokens/s",
-    "spread",
-    "x plain",
-    "ideal/s",
-    "ideal x",
-    "efficiency",
-    "a round",
-    "accepted",
-    "by position",
-    "bandwidth",
-    "memory",
-    "= hf",
-    "= plain",
-)
+_COLUMNS = {  # by heading: a field or figure of a result, and how it is written
+    "configuration": ("name", ""),
+    "batch": ("batch", ""),
+    "tokens/s": ("tokens_per_second", ",.1f"),
+    "spread": ("spread", ".0%"),
+    "x plain": ("speedup", ".2f"),
+    "ideal/s": ("ideal_tokens_per_second", ",.1f"),
+    "ideal x": ("ideal_speedup", ".2f"),
+    "efficiency": ("efficiency", ".2f"),
+    "a round": ("tokens_per_round", ".2f"),
+    "accepted": ("acceptance_rate", ".2f"),
+    "by position": ("acceptance_by_position", ".2f"),
+    "bandwidth": ("bandwidth_share", ".0%"),
+    "memory": ("memory_ratio", ".2f"),
+    "= hf": ("equal_to_transformers", ".2f"),
+    "= plain": ("equal_to_plain", ".2f"),
+}
+HEADINGS = tuple(_COLUMNS)
 TARGET_HEADINGS = ("target", "wanted", "found", "met", "")
 SWEEP_HEADINGS = ("acceptance", "batch", "plain/s", "best fixed", "fixed/s", "adaptive/s", "over fixed", "over plain")
 LEGEND = (
@@ -40,34 +42,18 @@ def cells(report: Report, result: Result) -> list[str]:
     """Return one row of the table, a cell for each of HEADINGS."""
     if result.missing:
         return [result.name, str(result.batch), result.missing, *[""] * (len(HEADINGS) - 3)]
-    figures = report.figures(result)
-    return [
-        result.name,
-        str(result.batch),
-        _number(figures["tokens_per_second"], ",.1f"),
-        _number(figures["spread"], ".0%"),
-        _number(figures["speedup"], ".2f"),
-        _number(figures["ideal_tokens_per_second"], ",.1f"),
-        _number(figures["ideal_speedup"], ".2f"),
-        _number(figures["efficiency"], ".2f"),
-        _number(figures["tokens_per_round"], ".2f"),
-        _number(figures["acceptance_rate"], ".2f"),
-        " ".join(f"{rate:.2f}".removeprefix("0") for rate in figures["acceptance_by_position"][:4]),
-        _number(figures["bandwidth_share"], ".0%"),
-        _number(figures["memory_ratio"], ".2f"),
-        _number(result.equal_to_transformers, ".2f"),
-        _number(result.equal_to_plain, ".2f"),
-    ]
+    found = vars(result) | report.figures(result)
+    return [_text(found[name], style) for name, style in _COLUMNS.values()]
 
 
 def summary(report: Report) -> list[str]:
     """Return the lines above the table."""
-    machine, options = report.machine, report.options
-    place = machine.get("gpu") or f"{machine['processor']}, {machine['threads']} threads"
+    options = report.options
     return [
-        f"{report.date}  {place}, {options['dtype']}; " + ", ".join(f"{k} {v}" for k, v in report.versions.items()),
+        f"{report.date}  {report.place}, {options['dtype']}; "
+        + ", ".join(f"{k} {v}" for k, v in report.versions.items()),
         f"pair {report.pair['folder']}: target {report.pair['target_bytes'] / 1e6:,.0f} MB, "
-        f"draft {report.pair.get('draft_bytes', 0) / 1e6:,.0f} MB; corpus {options['corpus']}, "
+        f"draft {report.pair['draft_bytes'] / 1e6:,.0f} MB; corpus {options['corpus']}, "
         f"{options['new_tokens']} new tokens, temperature {options['temperature']}, {options['repeats']} repeats",
         f"memory: copy {report.copy_bandwidth / 1e9:.1f} GB/s (read + written), "
         f"read {report.read_bandwidth / 1e9:.1f} GB/s; a forward reads {report.target_bytes / 1e6:,.0f} MB of weights",
@@ -76,7 +62,16 @@ def summary(report: Report) -> list[str]:
 
 def target_rows(report: Report) -> list[list[str]]:
     """Return a row for each target that this run measured: its name, the least value, the value found, met or not."""
-    return [_target_cells(target) for target in judge(report)]
+    return [
+        [
+            target.name,
+            f"{'<' if target.at_most else '>='} {target.wanted:.2f}",
+            f"{target.found:.2f}",
+            "yes" if target.is_met else "NO",
+            target.note,
+        ]
+        for target in judge(report)
+    ]
 
 
 def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
@@ -84,42 +79,24 @@ def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
     rows: list[list[str]] = []
     for report in reports:
         for adaptive in (result for result in report.results if result.name == "adaptive" and result.seconds):
-            plain, fixed = report.plain_beside(adaptive), best_fixed(report, adaptive.batch)
+            plain, fixed = report.find("plain", adaptive.batch), best_fixed(report, adaptive.batch)
             rows.append(
                 [
-                    _number(report.pair.get("acceptance"), ".2f"),
+                    _text(report.pair.get("acceptance"), ".2f"),
                     str(adaptive.batch),
-                    _number(plain.tokens_per_second if plain else None, ",.1f"),
+                    _text(plain and plain.tokens_per_second, ",.1f"),
                     fixed.name if fixed else "",
-                    _number(fixed.tokens_per_second if fixed else None, ",.1f"),
-                    _number(adaptive.tokens_per_second, ",.1f"),
-                    _number(adaptive.speedup(fixed) if fixed else None, ".3f"),
-                    _number(adaptive.speedup(plain) if plain else None, ".3f"),
+                    _text(fixed and fixed.tokens_per_second, ",.1f"),
+                    _text(adaptive.tokens_per_second, ",.1f"),
+                    _text(adaptive.speedup(fixed), ".3f"),
+                    _text(adaptive.speedup(plain), ".3f"),
                 ]
             )
     return rows
 
 
-def plain_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return aligned text; the first column is to the left, and the reason of a row without figures is not cut."""
-    rows = [list(row) for row in rows]
-    counted = [row for row in rows if len([cell for cell in row if cell]) > 3]
-    widths = [max(len(row[i]) for row in [list(headings), *counted]) for i in range(len(headings))]
-    widths[0] = max(widths[0], *(len(row[0]) for row in rows)) if rows else widths[0]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in [list(headings), *rows]
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _target_cells(target: Target) -> list[str]:
-    met = "yes" if target.is_met else "NO"
-    sign = "<" if target.at_most else ">="
-    return [target.name, f"{sign} {target.wanted:.2f}", f"{target.found:.2f}", met, target.note]
-
-
-def _number(value: float | None, style: str) -> str:
+def _text(value: Any, style: str) -> str:
+    """Return a value in this style; of a value by position, the first four."""
+    if isinstance(value, tuple):
+        return " ".join(format(part, style).removeprefix("0") for part in value[:4])
     return "" if value is None else format(value, style)

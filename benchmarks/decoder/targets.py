@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from benchmarks.decoder.results import Report, Result
 
@@ -40,7 +41,7 @@ def judge(report: Report) -> list[Target]:
 
 
 def _judge_one(report: Report, result: Result) -> Iterator[Target]:
-    batch, plain = result.batch, report.plain_beside(result)
+    batch, plain = result.batch, report.find("plain", result.batch)
     if result.name == "plain":
         share = report.bandwidth_share(result)
         if batch in BANDWIDTH_SHARE and share is not None:
@@ -52,11 +53,10 @@ def _judge_one(report: Report, result: Result) -> Iterator[Target]:
             yield Target(f"peak memory, {result.label}", MEMORY, result.memory.ratio, at_most=True)
     if result.name != "adaptive":
         return
-    speedup = result.speedup(plain) if plain else None
-    if plain and speedup is not None:
+    speedup, ideal = result.speedup(plain), result.ideal_speedup(plain)
+    if speedup is not None:
         yield Target(f"adaptive over plain, batch {batch}", AGAINST_PLAIN, speedup)
         if batch in SPEEDUP and report.options["corpus"] == "random":
-            ideal = result.ideal_speedup(plain)
             share = speedup / ideal if ideal else 0.0
             note = f"{share:.0%} of this run's ideal, {ideal:.2f}" if ideal else ""
             yield Target(f"speed-up, batch {batch}", SPEEDUP[batch], speedup, note, or_else=share >= SHARE_OF_IDEAL)
@@ -72,10 +72,10 @@ def _judge_against_others(report: Report, result: Result) -> Iterator[Target]:
     ours = max(filter(None, (result, report.find("plain", batch))), key=_speed)
     if batch in (8, 32):
         for system, wanted in (("openvino", OVER_OPENVINO), ("vllm", OVER_VLLM)):
-            if best := _best(report, batch, system):
+            if best := _best(report, batch, f"{system}*"):
                 yield _over(f"over {system}'s best, batch {batch}", wanted, ours, best)
     if batch == 16:
-        if best := _best(report, 1, "transformers-assisted"):
+        if best := _best(report, 1, "transformers-assisted*"):
             yield _over("over transformers assisted (batch 1), batch 16", OVER_ASSISTED, ours, best)
         if batched := report.find("transformers-batched", 16):
             yield _over("over transformers batched, batch 16", OVER_BATCHED, ours, batched)
@@ -87,12 +87,11 @@ def _judge_against_others(report: Report, result: Result) -> Iterator[Target]:
 
 def best_fixed(report: Report, batch: int) -> Result | None:
     """Return the fastest fixed length of the draft model at this batch."""
-    fits = [r for r in report.results if r.batch == batch and r.seconds and r.name.startswith("fixed-")]
-    return max((r for r in fits if r.name.count("-") == 1), key=_speed, default=None)
+    return _best(report, batch, "fixed-?")
 
 
-def _best(report: Report, batch: int, system: str) -> Result | None:
-    fits = [r for r in report.results if r.batch == batch and r.seconds and r.name.startswith(system)]
+def _best(report: Report, batch: int, names: str) -> Result | None:
+    fits = [r for r in report.results if r.batch == batch and r.seconds and fnmatchcase(r.name, names)]
     return max(fits, key=_speed, default=None)
 
 

@@ -1,7 +1,7 @@
 """TransformersRunner: `generate` as transformers has it, looped, batched, assisted and with prompt lookup."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.decoder.configurations import Configuration
-from benchmarks.decoder.corpus import Corpus
 from benchmarks.decoder.recorder import RawSeconds
-from benchmarks.decoder.results import Result
-from benchmarks.timing import seconds_of
+from benchmarks.decoder.runners import Runner, WarmUp
+from benchmarks.harness import seconds_of
 
 _DEFAULT_ASSISTANT = {
     "num_assistant_tokens": 20,
@@ -48,56 +46,41 @@ class TransformersModels:
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """Return the text of each prompt alone, which the other ways are compared with."""
-        return [_generate(self.target, [prompt], new_tokens=new_tokens, temperature=0.0)[0] for prompt in prompts]
+        return [_generate(self.target, [prompt], new_tokens, temperature=0.0)[0] for prompt in prompts]
 
 
 @dataclass
-class TransformersRunner:
+class TransformersRunner(Runner):
     """One way to call `generate`."""
 
-    configuration: Configuration
-    batch: int
-    corpus: Corpus
-    num_rows: int
     models: TransformersModels
-    _num_forwards: int = field(default=0, init=False)
 
-    def warm_up(self) -> tuple[Result, list[list[int]]]:
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one call."""
+        return self.batch if self.configuration.mode == "batched" else 1
+
+    def warm_up(self) -> WarmUp:
         """Count forwards of the target; transformers does not tell how many tokens it drafted."""
-        handle = self.models.target.register_forward_hook(self._count)
+        forwards: list[object] = []
+        handle = self.models.target.register_forward_hook(lambda *_: forwards.append(None))
         try:
             outputs = self._run()
         finally:
             handle.remove()
-        rows_at_once = self.batch if self.configuration.mode == "batched" else 1
-        result = Result(
-            name=self.configuration.name,
-            batch=self.batch,
-            num_rows=self.num_rows,
-            num_output_tokens=sum(map(len, outputs)),
-            seconds=(),
-            num_rounds=self._num_forwards * rows_at_once,
-        )
-        return result, outputs
+        return self.shown(outputs, num_rounds=len(forwards) * self.rows_at_once)
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
         """Time the run once more."""
         return seconds_of(self._run, self.models.target.device), None
 
-    def _count(self, *_: object) -> None:
-        self._num_forwards += 1
-
     def _run(self) -> list[list[int]]:
         prompts = self.corpus.rows(self.num_rows)
-        step = self.batch if self.configuration.mode == "batched" else 1
         outputs: list[list[int]] = []
-        for first in range(0, len(prompts), step):
+        for first in range(0, len(prompts), self.rows_at_once):
+            some = prompts[first : first + self.rows_at_once]
             outputs += _generate(
-                self.models.target,
-                prompts[first : first + step],
-                new_tokens=self.corpus.new_tokens,
-                temperature=self.corpus.temperature,
-                arguments=self._arguments(),
+                self.models.target, some, self.corpus.new_tokens, self.corpus.temperature, **self._arguments()
             )
         return outputs
 
@@ -122,18 +105,15 @@ class TransformersRunner:
 def _generate(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    *,
     new_tokens: int,
     temperature: float,
-    arguments: Mapping[str, Any] | None = None,
+    **arguments: Any,
 ) -> list[list[int]]:
     """Return the new tokens of prompts that are padded on the left to the longest."""
     width = max(map(len, prompts))
     tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    output_BT = model.generate(
-        tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **(arguments or {})
-    )
+    output_BT = model.generate(tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **arguments)
     new: list[list[int]] = output_BT[:, width:].tolist()
     return new

@@ -8,12 +8,12 @@ python -m benchmarks.scale engines --actors 1,2          the bundled pair instea
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import ray
@@ -26,16 +26,12 @@ from benchmarks.scale.runs import start_own_ray
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named measurement and return 0."""
     given = _parse(arguments)
-    if given.command == "measure-plan":
-        print(json.dumps(measure_plan(given.units[0], given.rows_per_unit, given.seconds, given.folder)))
-        return 0
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         if given.command == "plan":
             _print_plans(given, folder)
         else:
             start_own_ray()
-            spreads = _simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder))
-            print_spreads(spreads)
+            print_spreads(_simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder)))
             ray.shutdown()
     return 0
 
@@ -57,19 +53,10 @@ def print_spreads(spreads: Iterable[Spread]) -> None:
 
 
 def _print_plans(given: argparse.Namespace, folder: str) -> None:
-    for num_units in given.units:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.scale",
-            "measure-plan",
-            f"--units={num_units}",
-            f"--folder={folder}",
-        ]
-        command += [f"--rows-per-unit={given.rows_per_unit}", f"--seconds={given.seconds}"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        print("  ".join(f"{name} {value:,.1f}".replace(".0 ", " ") for name, value in figures.items()), flush=True)
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        for num_units in given.units:
+            figures = processes.submit(measure_plan, num_units, given.rows_per_unit, given.seconds, folder).result()
+            print("  ".join(f"{name} {value:,.1f}".replace(".0 ", " ") for name, value in figures.items()), flush=True)
 
 
 def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
@@ -95,9 +82,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale", description=__doc__.splitlines()[0] if __doc__ else ""
     )
-    parser.add_argument("command", choices=["plan", "actors", "engines", "measure-plan"])
+    parser.add_argument("command", choices=["plan", "actors", "engines"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
-    parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit; also slots, for actors")
+    parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit")
     parser.add_argument("--seconds", type=float, default=60.0, help="plan: how long to hand units out")
     parser.add_argument("--actors", type=_numbers, help="numbers of actors: 1,4,16,64, for engines 1,2 unless given")
     parser.add_argument("--units-per-actor", type=int, default=6, help="actors: units for each")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,13 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
-from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, new_run
+from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
 from benchmarks.scale.simulated import SimulatedWorker
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
-from pipeline.run.commit import Receipt
 from pipeline.run.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import stream_units
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,14 @@ class Spread:
 def simulate(
     num_actors: int, folder: Path, *, units_per_actor: int, rows_per_unit: int, round_s: float, rounds_per_row: int
 ) -> Spread:
-    """Measure with engines that sleep: all rows of a unit at once, `rounds_per_row` rounds of `round_s` seconds."""
-    missing = new_run(folder, num_actors * units_per_actor, rows_per_unit)
+    """Measure with workers that sleep for `rounds_per_row` rounds of `round_s` seconds over each unit."""
+    folder.mkdir()
+    write_prompts(folder / "prompts.jsonl", num_actors * units_per_actor * rows_per_unit)
+    missing = missing_units(plan_run(folder / "prompts.jsonl", folder / "run", rows_per_unit))
     arguments = {
         "run_path": missing.run_path,
         "input_options": InputOptions(format="jsonl"),
         "carried": {},
-        "num_slots": rows_per_unit,
         "round_s": round_s,
         "rounds_per_row": rounds_per_row,
     }
@@ -69,16 +67,8 @@ def measure_actors(
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    receipts: Iterator[Receipt] = stream_units(
-        UnitFeed(missing, ledger, backups=False),
-        missing.num_units,
-        _begin_together(worker, pool.max_actors),
-        {**worker_arguments, "ledger": ledger},
-        pool,
-        PROGRESS_TIMEOUT_S,
-    )
     counts, ended = Counts(), 0.0
-    for receipt in receipts:
+    for receipt in stream(missing, ledger, _begin_together(worker, pool.max_actors), worker_arguments, pool):
         counts += receipt.counts
         ended = time.perf_counter()
     watcher.join()

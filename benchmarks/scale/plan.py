@@ -8,17 +8,10 @@ from pathlib import Path
 
 import ray
 
-from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
-from benchmarks.scale.runs import PROGRESS_TIMEOUT_S, RUN, start_own_ray, write_prompts
+from benchmarks.scale.runs import missing_units, plan_run, start_own_ray, stream, write_prompts
 from benchmarks.scale.simulated import EmptyWorker
-from pipeline.inputs.files import list_files
-from pipeline.inputs.options import InputOptions, resolve_options
-from pipeline.inputs.units import plan_units
-from pipeline.run.directory import RunDirectory
-from pipeline.run.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import stream_units
 
 
 def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str) -> dict[str, float]:
@@ -32,16 +25,11 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
     start_own_ray()
     figures = {"units": float(num_units), "rows": float(num_units * rows_per_unit), "MB before": _peak_mb()}
     started = time.perf_counter()
-    files = list_files(str(source))
-    options = resolve_options(files, InputOptions())
-    run_directory = RunDirectory.create(str(output), RUN, plan_units(files, options, rows_per_unit))
-    missing = MissingUnits.of(run_directory, tokens_per_row=100)
+    run_directory = plan_run(source, output, rows_per_unit)
+    missing = missing_units(run_directory)
     figures |= {"plan s": time.perf_counter() - started, "MB planned": _peak_mb()}
     ledger = start_ledger(units_in_flight=8, max_waiting=64)
-    pool = ActorPool(num_cpus=0.5, units_in_flight=8)
-    receipts = stream_units(
-        UnitFeed(missing, ledger, backups=False), num_units, EmptyWorker, {"ledger": ledger}, pool, PROGRESS_TIMEOUT_S
-    )
+    receipts = stream(missing, ledger, EmptyWorker, {}, ActorPool(num_cpus=0.5, units_in_flight=8))
     num_done, first = 0, 0.0
     for _ in receipts:
         num_done += 1
@@ -53,16 +41,13 @@ def measure_plan(num_units: int, rows_per_unit: int, seconds: float, folder: str
         if time.perf_counter() - first > seconds:
             break
     receipts.close()  # type: ignore[attr-defined]
-    figures |= {
-        "done": float(num_done),
-        "units/s": num_done / (time.perf_counter() - first),
-        "MB at the end": _peak_mb(),
-    }
+    speed = num_done / (time.perf_counter() - first)
+    figures |= {"done": float(num_done), "units/s": speed, "MB at the end": _peak_mb()}
     num_left = min(10, num_units)
     for unit_id in range(num_units - num_left):  # as if they had been committed: what a second command finds
         (output / f"data/part-{unit_id:09d}.parquet").touch()
     started = time.perf_counter()
-    left = MissingUnits.of(run_directory, tokens_per_row=100)
+    left = missing_units(run_directory)
     assert left.num_units == num_left
     assert len(list(left)) == num_left
     figures |= {"resume s": time.perf_counter() - started, "MB resumed": _peak_mb()}

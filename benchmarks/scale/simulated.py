@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,55 +19,19 @@ from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import calls_in, outcomes_table
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class SimulatedRow:
-    """A row and the number of rounds that it still takes."""
+    """A row that needs no encoding."""
 
     row: InputRow
-    num_rounds: int
-    is_done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class SimulatedEngine:
-    """Slots and rounds; a round takes `round_s` seconds, however many rows run.
-
-    While there is work, rounds follow each other by the clock: that sixty processes share two cores and wake up late is
-    a trouble of the simulation, not of what it stands for. An engine that found nothing to do begins anew.
-    """
-
-    def __init__(self, num_slots: int, round_s: float) -> None:
-        """Make an engine without rows."""
-        self._num_slots, self._round_s = num_slots, round_s
-        self._waiting: deque[SimulatedRow] = deque()
-        self._pump: asyncio.Task[None] | None = None
-
-    async def finish(self, rows: list[SimulatedRow]) -> None:
-        """Return when all these rows have had their rounds."""
-        self._waiting.extend(rows)
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.get_running_loop().create_task(self._run())
-        for row in rows:
-            await row.is_done.wait()
-
-    async def _run(self) -> None:
-        running: list[SimulatedRow] = []
-        now = time.monotonic()
-        while True:
-            while self._waiting and len(running) < self._num_slots:
-                running.append(self._waiting.popleft())
-            if not running:
-                return
-            now += self._round_s
-            await asyncio.sleep(max(0.0, now - time.monotonic()))
-            for row in running:
-                row.num_rounds -= 1
-                if not row.num_rounds:
-                    row.is_done.set()
-            running = [row for row in running if row.num_rounds]
 
 
 class SimulatedWorker(UnitWorker[SimulatedRow]):
-    """A worker like Generator, over a SimulatedEngine: the same units, ledger and commits, other rows."""
+    """A worker like Generator without an engine: the same units, ledger and commits, other rows.
+
+    All rows of a unit run at once, and units follow each other by the clock: that sixty processes share two cores and
+    wake up late is a trouble of the simulation, not of what it stands for.
+    """
 
     def __init__(
         self,
@@ -76,21 +39,22 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
         input_options: InputOptions,
         carried: Mapping[str, pa.DataType],
         ledger: Any,
-        num_slots: int,
         round_s: float,
         rounds_per_row: int,
     ) -> None:
-        """Make a worker whose rows take `rounds_per_row` rounds each."""
+        """Make a worker whose rows take `rounds_per_row` rounds of `round_s` seconds each."""
         super().__init__(run_path, input_options, carried, ledger, LogSettings(level="warning"))
-        self._rounds_per_row = rounds_per_row
-        self._engine = SimulatedEngine(num_slots, round_s)
+        self._round_s, self._rounds_per_row = round_s, rounds_per_row
+        self._idle_from = 0.0
         self._join()
 
     def _encode(self, row: InputRow, ordinal: int) -> SimulatedRow:
-        return SimulatedRow(row, self._rounds_per_row)
+        return SimulatedRow(row)
 
     async def _finish(self, rows: list[SimulatedRow]) -> None:
-        await self._engine.finish(rows)
+        """Return when the unit has had its rounds, after those of the units before it."""
+        self._idle_from = max(self._idle_from, time.monotonic()) + self._rounds_per_row * self._round_s
+        await asyncio.sleep(self._idle_from - time.monotonic())
 
     def _decode(self, row: SimulatedRow) -> list[dict[str, Any]]:
         rounds = self._rounds_per_row

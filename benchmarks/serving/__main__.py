@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +31,23 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.workers.loading import load_codec, load_engine
 from actors.workers.replica import ReplicaSettings
+from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, make_corpus
-from benchmarks.decoder.options import BenchOptions
-from benchmarks.decoder.table import plain_table
+from benchmarks.decoder.options import BenchOptions, add_flags, require_at_least_1
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.pair_factory import SHAPES, cached_pair
+from benchmarks.harness import listed, say, show, write_json
+from benchmarks.pair_factory import SHAPES
 from benchmarks.serving.client import Row, client_of
 from benchmarks.serving.measures import (
     WAYS,
     Endpoint,
     Spread,
-    Throughput,
     measure_latency,
     measure_leaving,
     measure_recovery,
     measure_refusals,
     measure_throughput,
 )
-from decoding.engine.options import EngineOptions
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _options(given)
         with tempfile.TemporaryDirectory() as folder:
-            pair = options.pair or cached_pair(options.cache, options.size, options.acceptance, options.dtype)
+            pair = options.pair_folder()
             corpus = make_corpus(options, pair)
             found = asyncio.run(_measure(given, _settings(given, pair, corpus, Path(folder)), _rows(corpus, given)))
     except (ValueError, RuntimeError) as error:
@@ -85,10 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray.shutdown()
     print_tables(found)
     if given.json is not None:
-        facts = {"machine": describe_machine(torch.device("cpu")), "versions": versions(), "load": load}
-        asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**facts, "options": asked, "results": _plain(found)}, indent=1) + "\n")
+        facts = {"machine": describe_machine(), "versions": versions(), "load": load}
+        write_json(given.json, {**facts, "options": vars(given), "results": found})
     return 0
 
 
@@ -97,24 +92,24 @@ async def _measure(given: argparse.Namespace, settings: GeneratorSettings, rows:
     found: dict[str, Any] = {}
     port = _deploy(given, settings)
     async with client_of(f"http://127.0.0.1:{port}") as client:
-        endpoint = Endpoint(client, given.slots, given.max_waiting)
+        endpoint = Endpoint(client, given.slots + given.max_waiting)
         if "throughput" in given.only:
-            _say("throughput")
+            say("throughput ...")
             engine, codec = load_engine(settings), load_codec(settings)
             found["throughput"] = await measure_throughput(endpoint, engine, codec, rows, given.repeats)
         if "latency" in given.only:
             for at_once in sorted({1, given.slots}):
-                _say(f"latency, {at_once} at a time")
+                say(f"latency, {at_once} at a time ...")
                 some = rows[: max(given.few, 2 * at_once)]
                 found.setdefault("latency", {})[at_once] = await measure_latency(endpoint, some, at_once)
         if "refusals" in given.only:
-            _say("refusals")
+            say("refusals ...")
             found["refusals"] = await measure_refusals(endpoint, rows, given.bursts)
         if "leaving" in given.only:
-            _say("leaving")
+            say("leaving ...")
             found["leaving"] = await measure_leaving(endpoint, rows[0], given.leavers)
         if "recovery" in given.only:
-            _say("recovery")
+            say("recovery ...")
             exact = await client.ask(rows[0], is_streamed=False)
             found["recovery"] = await measure_recovery(endpoint, rows[0], exact.text, given.kills)
     return found
@@ -123,7 +118,9 @@ async def _measure(given: argparse.Namespace, settings: GeneratorSettings, rows:
 def print_tables(found: Mapping[str, Any]) -> None:
     """Print what was measured."""
     if throughput := found.get("throughput"):
-        print(plain_table(("", "tokens/s", "x offline", "=offline"), _throughput_rows(throughput)), end="\n\n")
+        speeds = [(way, throughput.tokens_per_second(way), throughput.share_of_offline(way)) for way in WAYS]
+        rows = [(way, f"{t:,.1f}", f"{share:.3f}", f"{throughput.share_equal[way]:.2f}") for way, t, share in speeds]
+        show("throughput", ("", "tokens/s", "x offline", "=offline"), rows)
     spreads: list[tuple[str, Spread]] = []
     for at_once, latency in found.get("latency", {}).items():
         spreads += [(f"{what}, {at_once} at a time", spread) for what, spread in latency.items()]
@@ -134,25 +131,9 @@ def print_tables(found: Mapping[str, Any]) -> None:
         ends = ", ".join(f"{num} {end}" for end, num in recovery["streams"].items())
         spreads.append((f"killed (streams: {ends})", recovery["seconds"]))
     if spreads:
-        rows = [[what, *_cells(spread)] for what, spread in spreads]
-        print(plain_table(("milliseconds", "number", "median", "p99", "most"), rows), end="\n\n")
+        rows = [(what, f"{s.num}", *(f"{1000 * t:,.1f}" for t in (s.median, s.p99, s.most))) for what, s in spreads]
+        show("milliseconds", ("", "number", "median", "p99", "most"), rows)
     print(_LEGEND)
-
-
-def _throughput_rows(found: Throughput) -> list[list[str]]:
-    return [
-        [
-            way,
-            f"{found.tokens_per_second(way):,.1f}",
-            f"{found.share_of_offline(way):.3f}",
-            f"{found.share_equal[way]:.2f}",
-        ]
-        for way in WAYS
-    ]
-
-
-def _cells(spread: Spread) -> list[str]:
-    return [f"{spread.num}", *(f"{1000 * value:,.1f}" for value in (spread.median, spread.p99, spread.most))]
 
 
 def _deploy(given: argparse.Namespace, settings: GeneratorSettings) -> int:
@@ -170,7 +151,7 @@ def _deploy(given: argparse.Namespace, settings: GeneratorSettings) -> int:
         DeploymentSettings(num_cpus=given.threads),
         LogSettings(level="error"),
     )
-    _say("loading")
+    say("loading ...")
     deploy(application)
     return port
 
@@ -179,18 +160,11 @@ def _settings(given: argparse.Namespace, pair: Path, corpus: Corpus, folder: Pat
     target = pair / "target"
     has_tokenizer = (target / "tokenizer.json").exists()
     tokenizer = None if has_tokenizer else _save_tokenizer(AutoConfig.from_pretrained(target).vocab_size, folder)
-    is_fixed = given.draft_length != "adaptive"
-    return GeneratorSettings(
-        models=ModelSettings(
-            target=str(target), draft=str(pair / "draft"), tokenizer=tokenizer, device="cpu", dtype=given.dtype
-        ),
-        engine=EngineOptions(
-            num_slots=given.slots,
-            max_model_len=corpus.max_model_len,
-            draft_length="fixed" if is_fixed else "adaptive",
-            num_speculative_tokens=int(given.draft_length) if is_fixed else 8,
-        ),
+    models = ModelSettings(
+        target=str(target), draft=str(pair / "draft"), tokenizer=tokenizer, device="cpu", dtype=given.dtype
     )
+    engine = engine_configuration(given.draft_length).engine_options(given.slots, corpus.max_model_len)
+    return GeneratorSettings(models=models, engine=engine)
 
 
 def _save_tokenizer(vocab_size: int, folder: Path) -> str:
@@ -210,61 +184,38 @@ def _options(given: argparse.Namespace) -> BenchOptions:
     unknown = set(given.only) - set(MEASURES)
     if unknown:
         raise ValueError(f"--only takes {', '.join(MEASURES)}; got {', '.join(sorted(unknown))}")
-    for name in ("slots", "rows", "threads", "bursts", "leavers", "kills"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
+    require_at_least_1(given, "slots", "rows", "threads", "bursts", "leavers", "kills")
     pair = None if given.size else given.pair
-    return BenchOptions(
+    has_words = pair and (pair / "target" / "tokenizer.json").exists()
+    return BenchOptions.of(
+        given,
         pair=pair,
         size=given.size or "small",
-        acceptance=given.acceptance,
-        dtype=given.dtype,
         batches=(given.rows,),
-        repeats=given.repeats,
         prompts=given.rows,
-        prompts_file=given.prompts_file if pair and (pair / "target" / "tokenizer.json").exists() else None,
-        new_tokens=given.new_tokens,
-        temperature=given.temperature,
+        prompts_file=given.prompts_file if has_words else None,
+        only=(),
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return the value as JSON can hold it."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _say(what: str) -> None:
-    print(f"{what} ...", file=sys.stderr, flush=True)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    def names(text: str) -> tuple[str, ...]:
-        return tuple(part for part in text.split(",") if part)
-
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--pair", type=Path, default=Path("examples/tiny_pair"), metavar="FOLDER", help="with target/ and draft/")
-    add("--prompts-file", type=Path, default=Path("examples/prompts.jsonl"), metavar="JSONL", help="where it has words")
+    add_flags(parser, "acceptance", "new_tokens", "temperature", "repeats")
+    add_flags(parser, pair=Path("examples/tiny_pair"), prompts_file=Path("examples/prompts.jsonl"), dtype="float32")
     add("--size", choices=SHAPES, help="make a pair of this size instead, of random weights and prompts")
-    add("--acceptance", type=float, default=0.8, metavar="RATE", help="greedy acceptance of a pair that is made")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--draft-length", default="4", metavar="K", help="a number, or adaptive (default %(default)s)")
     add("--threads", type=int, default=1, help="of an engine (default %(default)s)")
     add("--slots", type=int, default=16, help="rows in flight (default %(default)s)")
     add("--max-waiting", type=int, default=16, metavar="N", help="requests that may wait (default %(default)s)")
     add("--rows", type=int, default=96, metavar="N", help="rows of a repeat (default %(default)s)")
-    add("--new-tokens", type=int, default=64, metavar="N", help="output tokens of every row (default %(default)s)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--repeats", type=int, default=5, help="passes each way (default %(default)s)")
     add("--few", type=int, default=16, metavar="N", help="least requests for a latency (default %(default)s)")
     add("--bursts", type=int, default=5, metavar="N", help="of four times what fits (default %(default)s)")
     add("--leavers", type=int, default=50, metavar="N", help="clients that leave (default %(default)s)")
     add("--kills", type=int, default=3, metavar="N", help="of the replica (default %(default)s)")
-    add("--only", type=names, default=MEASURES, metavar="NAMES", help=f"of {', '.join(MEASURES)}")
+    add("--only", type=listed(str), default=MEASURES, metavar="NAMES", help=f"of {', '.join(MEASURES)}")
     add("--json", type=Path, metavar="FILE", help="write what was measured")
     return parser.parse_args(arguments)
 

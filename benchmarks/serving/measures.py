@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,6 +18,7 @@ import aiohttp
 from ray import serve
 
 from actors.engine.loop import EngineStats
+from benchmarks.decoder.corpus import generate
 from benchmarks.serving.client import Answer, Client, Row
 from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
@@ -66,9 +68,9 @@ class Spread:
 class Endpoint:
     """The endpoint that is measured, from outside by a client and from inside by its engine's statistics."""
 
-    def __init__(self, client: Client, num_slots: int, max_waiting: int) -> None:
-        """Make an endpoint of one replica."""
-        self.client, self.num_slots, self.capacity = client, num_slots, num_slots + max_waiting
+    def __init__(self, client: Client, capacity: int) -> None:
+        """Make an endpoint of one replica, whose slots and queue hold `capacity` requests."""
+        self.client, self.capacity = client, capacity
         self._replica = serve.get_deployment_handle("Replica", APP_NAME)
 
     async def stats(self) -> EngineStats:
@@ -99,8 +101,7 @@ async def measure_throughput(
                 texts[way] = [_checked(answer).text for answer in answers]
             if repeat >= 0:
                 found.seconds[way].append(time.perf_counter() - started)
-    for way in WAYS:
-        found.share_equal[way] = sum(map(str.__eq__, texts[way], texts["offline"])) / len(rows)
+    found.share_equal = {way: sum(map(str.__eq__, texts[way], texts["offline"])) / len(rows) for way in WAYS}
     return found
 
 
@@ -123,19 +124,17 @@ async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int)
     Each burst follows one request that fits, from which the gate learns how many do.
     """
     refused: list[float] = []
-    num_asked = 0
+    asked = [_reseeded(rows, 4 * endpoint.capacity, burst) for burst in range(bursts)]
     _checked(await endpoint.client.ask(rows[0], is_streamed=False))
-    for burst in range(bursts):
-        asked = _reseeded(rows, 4 * endpoint.capacity, burst)
-        answers = await asyncio.gather(*(endpoint.client.ask(row, is_streamed=False) for row in asked))
-        num_asked += len(answers)
+    for burst in asked:
+        answers = await asyncio.gather(*(endpoint.client.ask(row, is_streamed=False) for row in burst))
         strange = {answer.status for answer in answers} - {200, 429}
         if strange:
             raise RuntimeError(f"an overloaded endpoint answered with {strange}")
         refused += [answer.seconds for answer in answers if answer.status == 429]
     if not refused:
         raise RuntimeError("nothing was refused: the requests are too short, or too few at once")
-    return {"num_asked": num_asked, "num_refused": len(refused), "seconds": Spread.of(refused)}
+    return {"num_asked": sum(map(len, asked)), "num_refused": len(refused), "seconds": Spread.of(refused)}
 
 
 async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
@@ -157,7 +156,7 @@ async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str,
 async def measure_recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
     """Measure from a SIGKILL of the only replica to the next answer, and return what became of a text under way."""
     seconds: list[float] = []
-    ends: dict[str, int] = {}
+    ends: Counter[str] = Counter()
     for _ in range(kills):
         began = asyncio.Event()
         stream = asyncio.create_task(endpoint.client.ask(row, is_streamed=True, began=began))
@@ -167,16 +166,13 @@ async def measure_recovery(endpoint: Endpoint, row: Row, exact: str, kills: int)
         while (await endpoint.client.ask(replace(row, num_tokens=1), is_streamed=False)).status != 200:
             await asyncio.sleep(0.1)
         seconds.append(time.perf_counter() - started)
-        end = _how_it_ended(await asyncio.gather(stream, return_exceptions=True), exact)
-        ends[end] = ends.get(end, 0) + 1
+        ends[await _how_it_ended(stream, exact)] += 1
     return {"seconds": Spread.of(seconds), "streams": ends}
 
 
 def _offline(engine: Engine, codec: TextCodec, rows: Sequence[Row]) -> list[str]:
     samples = [Sample.create(row.prompt, _params(row)) for row in rows]
-    for sample in engine.stream(samples):
-        if sample.error:
-            raise RuntimeError(f"the engine failed: {sample.error}")
+    generate(engine, samples)
     return [codec.decode(sample.output_token_ids) for sample in samples]
 
 
@@ -205,12 +201,11 @@ async def _leave(endpoint: Endpoint, asking: Sequence[asyncio.Task[Answer]]) -> 
     return seconds
 
 
-def _how_it_ended(result: Sequence[Answer | BaseException], exact: str) -> str:
-    (end,) = result
-    if isinstance(end, aiohttp.ClientError):
+async def _how_it_ended(stream: asyncio.Task[Answer], exact: str) -> str:
+    try:
+        end = await stream
+    except aiohttp.ClientError:
         return "connection broken"
-    if isinstance(end, BaseException):
-        raise end
     if end.error is not None:
         return "error event"
     if not end.is_whole:

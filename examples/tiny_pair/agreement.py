@@ -21,6 +21,7 @@ from examples.tiny_pair.corpus import KINDS
 PAIR = Path(__file__).parent
 PROMPTS = PAIR.parent / "prompts.jsonl"
 MAX_NEW_TOKENS = 256
+ROW = "| {} | {:.0f} | {:.0%} | {:.3f} | {:.3f} |"
 
 
 def prompts_by_kind(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[str]]:
@@ -75,22 +76,14 @@ def main() -> None:
                 for pair in greedy
             ]
             overlaps = [
-                torch.minimum(
-                    logits_of_output(target, *pair).softmax(-1), logits_of_output(draft, *pair).softmax(-1)
-                ).sum(-1)
+                torch.minimum(*(logits_of_output(model, *pair).softmax(-1) for model in (target, draft))).sum(-1)
                 for pair in sampled
             ]
             lengths = torch.tensor([float(len(output)) for _, output in sampled])
-            figures = (
-                lengths.mean().item(),
-                (lengths < MAX_NEW_TOKENS).float().mean().item(),
-                torch.cat(agreements).float().mean().item(),
-                torch.cat(overlaps).mean().item(),
-            )
-            rows.append(figures)
-            print("| {} | {:.0f} | {:.0%} | {:.3f} | {:.3f} |".format(kind, *figures), flush=True)
-    means = torch.tensor(rows).mean(0).tolist()
-    print("| mean of the kinds | {:.0f} | {:.0%} | {:.3f} | {:.3f} |".format(*means))
+            columns = (lengths, lengths < MAX_NEW_TOKENS, torch.cat(agreements), torch.cat(overlaps))
+            rows.append([column.float().mean() for column in columns])
+            print(ROW.format(kind, *rows[-1]), flush=True)
+    print(ROW.format("mean of the kinds", *torch.tensor(rows).mean(0)))
 
 
 if __name__ == "__main__":

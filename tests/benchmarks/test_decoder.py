@@ -1,20 +1,14 @@
 """`python -m benchmarks.decoder` from end to end, on a pair that takes milliseconds."""
 
-from pathlib import Path
+import json
 
 import pytest
-import torch
 
-from benchmarks.decoder.__main__ import main
+from benchmarks.decoder.__main__ import main, measure_all
+from benchmarks.decoder.options import parse
 from benchmarks.decoder.results import Report
-from benchmarks.pair_factory import Shape, make_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    make_pair(folder, Shape(64, 3, 4, 2, 96, 256, 1), 0.8, torch.float32)
-    return folder
+from benchmarks.pair_factory import SHAPES
+from tests.benchmarks.conftest import SHAPE
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +20,11 @@ def report(pair, tmp_path_factory) -> Report:
         f"--memory adaptive@3 --peers {folder} --json {folder}/bench.json --chart {folder}/bench.png "
         "--only plain,fixed-2,adaptive*,transformers*,openvino"
     )
-    assert main(arguments.split()) == 0
-    assert (folder / "bench.png").exists()
-    return Report.from_json((folder / "bench.json").read_text())
+    (report,) = measure_all(*parse(arguments.split(), "bench"), "bench")
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((folder / "bench.json").read_text())["results"]
+    assert [row["figures"]["efficiency"] for row in written] == [result.efficiency for result in report.results]
+    return report
 
 
 def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
@@ -36,21 +32,17 @@ def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
     assert {"plain@1", "plain@3", "fixed-2@3", "adaptive@1", "adaptive-ngram@3"} <= labels
     assert {"transformers-looped@1", "transformers-batched@3", "transformers-assisted-4@1"} <= labels
     assert "transformers-batched@1" not in labels
-    assert all(len(result.seconds) == 2 for result in report.results if result.seconds)
+    measured = [result for result in report.results if result.seconds]
+    assert {(len(result.seconds), result.num_output_tokens / result.num_rows) for result in measured} == {(2, 12.0)}
 
 
 def test_all_our_configurations_write_what_transformers_writes_in_float32(report):
-    assert {result.equal_to_transformers for result in report.results if result.seconds} == {1.0}
-    assert {result.equal_to_plain for result in report.results if result.seconds} == {1.0}
-
-
-def test_every_row_has_the_same_number_of_tokens(report):
-    assert {result.num_output_tokens / result.num_rows for result in report.results if result.seconds} == {12.0}
+    measured = [result for result in report.results if result.seconds]
+    assert {(result.equal_to_transformers, result.equal_to_plain) for result in measured} == {(1.0, 1.0)}
 
 
 def test_counts_are_those_of_the_draft_length(report):
     fixed = report.find("fixed-2", 3)
-    assert fixed is not None
     assert len(fixed.drafted_per_position) == 2
     assert sum(fixed.drafted_per_position) == fixed.num_draft_tokens
     assert sum(fixed.accepted_per_position) == fixed.num_accepted_tokens
@@ -61,7 +53,6 @@ def test_counts_are_those_of_the_draft_length(report):
 def test_the_forwards_alone_are_part_of_the_time(report):
     for result in report.results:
         if result.name in ("plain", "fixed-2", "adaptive"):
-            assert result.efficiency is not None
             assert result.efficiency > 0
             assert sum(result.raw_draft) > 0 or not result.num_draft_tokens
     assert sum(report.find("plain", 3).raw_draft) == 0
@@ -69,8 +60,7 @@ def test_the_forwards_alone_are_part_of_the_time(report):
 
 
 def test_memory_is_measured_where_it_is_asked_for(report):
-    measured = {result.label for result in report.results if result.memory}
-    assert measured == {"adaptive@3"}
+    assert {result.label for result in report.results if result.memory} == {"adaptive@3"}
     memory = report.find("adaptive", 3).memory
     assert memory.weights == report.pair["target_bytes"] + report.pair["draft_bytes"]
     assert memory.kv_slots > 0
@@ -112,9 +102,7 @@ def test_the_names_of_all_configurations_are_listed(capsys):
 
 
 def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp_path, monkeypatch, capsys):
-    from benchmarks import pair_factory
-
-    monkeypatch.setitem(pair_factory.SHAPES, "tiny", Shape(64, 3, 4, 2, 96, 256, 1))
+    monkeypatch.setitem(SHAPES, "tiny", SHAPE)
     arguments = (
         f"--size tiny --dtype float32 --cache {tmp_path} --sweep 0.3,0.9 --repeats 1 --batches 2 --new-tokens 4 "
         f"--prompt-lengths 3-9 --only plain,fixed-1,adaptive --reference 0 --json {tmp_path}/sweep.json --memory none"
@@ -122,7 +110,6 @@ def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp
     assert main(arguments.split()) == 0
     printed = capsys.readouterr().out
     assert "over fixed" in printed
-    rates = [
-        Report.from_json((tmp_path / f"sweep-{rate}.json").read_text()).pair["acceptance"] for rate in ("0.3", "0.9")
-    ]
+    files = [tmp_path / f"sweep-{rate}.json" for rate in ("0.3", "0.9")]
+    rates = [json.loads(file.read_text())["pair"]["acceptance"] for file in files]
     assert rates == pytest.approx([0.3, 0.9], abs=0.08)

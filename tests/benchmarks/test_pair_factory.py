@@ -1,19 +1,11 @@
 """Made pairs agree as often as asked, by greedy text."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.pair_factory import SHAPES, Shape, _nested, cached_pair, greedy_acceptance, make_pair
+from benchmarks.pair_factory import SHAPES, Shape, _nested, cached_pair, describe_pair, greedy_acceptance, make_pair
 from tests.benchmarks.conftest import SHAPE
-
-
-def acceptance(folder, prompts_BT: torch.Tensor) -> float:
-    """Return the greedy acceptance of the models on disk, in text they have not been fitted on."""
-    target, draft = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "draft"))
-    return greedy_acceptance(target, draft, prompts_BT)
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.95])
@@ -21,7 +13,8 @@ def test_the_first_layers_agree_as_often_as_asked(tmp_path, rate):
     found = make_pair(tmp_path, SHAPE, rate, torch.float32)
     assert found.acceptance == pytest.approx(rate, abs=0.05)
     other_prompts_BT = torch.randint(SHAPE.vocab, (16, 20), generator=torch.Generator().manual_seed(9))
-    assert acceptance(tmp_path, other_prompts_BT) == pytest.approx(rate, abs=0.1)
+    target, draft = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("target", "draft"))
+    assert greedy_acceptance(target, draft, other_prompts_BT) == pytest.approx(rate, abs=0.1)
 
 
 def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path):
@@ -33,7 +26,7 @@ def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path):
 
 
 def test_without_noise_a_nested_target_is_its_draft():
-    target, draft, scale = _nested(SHAPES["nested-tiny"], torch.float32, seed=0)
+    target, draft, scale = _nested(SHAPES["nested-tiny"], SHAPES["nested-tiny"].draft, torch.float32, seed=0)
     scale(0.0)
     tokens_BT = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(9))
     torch.testing.assert_close(target(tokens_BT).logits, draft(tokens_BT).logits, rtol=1e-3, atol=1e-3)
@@ -51,7 +44,7 @@ def test_each_language_gets_its_own_rate_and_text_stays_in_its_language(tmp_path
 def test_a_pair_is_made_once(tmp_path, monkeypatch):
     monkeypatch.setitem(SHAPES, "tiny", SHAPE)
     folder = cached_pair(tmp_path, "tiny", 0.8, "float32")
-    assert json.loads((folder / "pair.json").read_text())["acceptance"] == pytest.approx(0.8, abs=0.05)
+    assert describe_pair(folder)["acceptance"] == pytest.approx(0.8, abs=0.05)
     made = (folder / "target" / "model.safetensors").stat().st_mtime_ns
     assert cached_pair(tmp_path, "tiny", 0.8, "float32") == folder
     assert (folder / "target" / "model.safetensors").stat().st_mtime_ns == made

@@ -1,6 +1,7 @@
 """A peer's process: asked in JSON lines, missing where it is not installed, and no reason for the run to fail."""
 
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -30,7 +31,7 @@ def peers(pair, tmp_path):
     python.write_text(WORKER.format(python=sys.executable))
     python.chmod(0o755)
     options = BenchOptions(pair=pair, peers=tmp_path, cache=tmp_path / "cache", new_tokens=4, prompt_lengths=(2, 5))
-    with Peers(options, pair, threads=1) as found:
+    with closing(Peers(options, pair, threads=1)) as found:
         yield found
 
 

@@ -40,20 +40,16 @@ def test_replaying_takes_time_of_every_phase_and_only_of_those_that_ran(models):
     assert seconds.target > 0
     assert seconds.prefill > 0
     assert seconds.draft == 0
-    assert seconds.total == seconds.target + seconds.prefill
 
 
 def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
-    recorder = run(models, drafter="none")
     monkeypatch.setattr("benchmarks.decoder.recorder.seconds_of", lambda work, device, times: 1.0)
-    assert recorder.replay().target == 18.0
+    assert run(models, drafter="none").replay().target == 18.0
 
 
 def test_models_are_unwrapped_after_recording(models):
     run(models, drafter="none")
-    assert "forward" not in vars(models.target)
-    assert "plain_logits" not in vars(models.target)
-    assert "forward" not in vars(models.draft)
+    assert not {"forward", "plain_logits"} & (vars(models.target) | vars(models.draft)).keys()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Every figure of the report, worked out by hand."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from benchmarks.decoder.results import Report, per_position, share_equal
+from benchmarks.decoder.results import per_position, share_equal
+from benchmarks.harness import write_json
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 
@@ -51,10 +54,6 @@ def test_the_bandwidth_share_is_that_of_a_step_without_prefill():
     assert report.bandwidth_share(made_up()) is None
 
 
-def test_memory_is_measured_against_weights_and_slots():
-    assert MEMORY.ratio == pytest.approx(230 / 200)
-
-
 def test_a_configuration_without_times_has_no_figures():
     report = made_up_report(made_up("vllm", seconds=(), raw_prefill=(), raw_target=(), raw_draft=(), missing="gone"))
     figures = report.figures(report.results[0])
@@ -62,16 +61,15 @@ def test_a_configuration_without_times_has_no_figures():
     assert [figures[name] for name in names] == [None] * 5
 
 
-def test_a_report_survives_json():
-    report = made_up_report(made_up("plain"), made_up(memory=MEMORY, equal_to_plain=0.5))
-    text = report.to_json()
-    assert Report.from_json(text) == report
-    assert json.loads(text)["results"][1]["figures"]["efficiency"] == report.results[1].efficiency
-
-
-def test_json_of_another_format_is_refused():
-    with pytest.raises(ValueError, match="not a benchmark report of format 1"):
-        Report.from_json(json.dumps({"format": 2}))
+def test_a_report_in_json_has_everything_and_the_figures(tmp_path):
+    report = made_up_report(made_up("plain"), made_up(memory=MEMORY, equal_to_plain=0.5), peers=Path("out"))
+    write_json(tmp_path / "out" / "bench.json", report.to_dict())
+    found = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert found["format"] == 1
+    assert found["options"]["peers"] == "out"
+    result, figures = found["results"][1], found["results"][1].pop("figures")
+    assert result == json.loads(json.dumps(asdict(report.results[1])))
+    assert figures["efficiency"] == report.results[1].efficiency
 
 
 def test_the_share_of_equal_rows_is_over_the_rows_both_have():

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.serving.measures import WAYS
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2 --bursts 2 --leavers 4 --kills 1"
@@ -33,11 +35,7 @@ def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
     found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())["results"]
     throughput, refusals = found["throughput"], found["refusals"]
     assert throughput["num_tokens"] == 6 * 150
-    assert {way: len(seconds) for way, seconds in throughput["seconds"].items()} == {
-        "offline": 2,
-        "whole": 2,
-        "streamed": 2,
-    }
+    assert {way: len(times) for way, times in throughput["seconds"].items()} == dict.fromkeys(WAYS, 2)
     assert set(throughput["share_equal"].values()) == {1.0}
     assert found["latency"].keys() == {"1", "2"}
     assert 0 < refusals["num_refused"] < refusals["num_asked"] == 2 * 4 * (2 + 2)

@@ -1,14 +1,6 @@
-"""openvino-genai as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
+"""openvino-genai as a peer. The pipeline would ignore max_num_seqs where dynamic_split_fuse is on, so it is off."""
 
-The batch size is the largest number of requests in the pipeline; a waiting one joins when one finishes. The pipeline
-would ignore max_num_seqs where dynamic_split_fuse is on, so it is off.
-"""
-
-import importlib.metadata
-import json
-import sys
-import time
-from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +10,7 @@ from openvino_tokenizers import convert_tokenizer
 from optimum.intel import OVModelForCausalLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-
-def main() -> None:
-    """Load what the first line says, then generate for each further line."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # only answers go there
-    task = json.loads(sys.stdin.readline())
-    pipeline = load(task)
-    found = {name: importlib.metadata.version(name) for name in ("openvino", "openvino-genai")}
-    print(json.dumps({"versions": found}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(generate(pipeline, task, json.loads(line))), file=answers, flush=True)
+from worker import answer_all, generate_all
 
 
 def load(task: dict) -> openvino_genai.ContinuousBatchingPipeline:
@@ -83,23 +65,21 @@ def generate(pipeline: openvino_genai.ContinuousBatchingPipeline, task: dict, qu
     config.do_sample = False
     if task["mode"] == "draft":
         config.num_assistant_tokens = task["num_draft_tokens"]
-    prompts = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in question["prompts"]]
-    waiting = deque(enumerate(prompts))
     running: dict[int, openvino_genai.GenerationHandle] = {}
-    outputs: dict[int, list[int]] = {}
-    started = time.perf_counter()
-    while waiting or running:
-        while waiting and len(running) < question["batch"]:
-            number, prompt = waiting.popleft()
-            running[number] = pipeline.add_request(number, prompt, config)
+
+    def add(number: int, prompt: openvino.Tensor) -> None:
+        running[number] = pipeline.add_request(number, prompt, config)
+
+    def step() -> Iterator[tuple[int, list[int]]]:
         pipeline.step()
         for number, handle in list(running.items()):
             if handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
-                outputs[number] = list(handle.read_all()[0].generated_ids)
+                yield number, list(handle.read_all()[0].generated_ids)
                 del running[number]
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "token_ids": [outputs[number] for number in range(len(prompts))]}
+
+    prompts = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in question["prompts"]]
+    return generate_all(prompts, question["batch"], add, step)
 
 
 if __name__ == "__main__":
-    main()
+    answer_all(load, generate, "openvino", "openvino-genai")

