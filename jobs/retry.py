@@ -60,7 +60,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
     run_directory.unmark_success()
     log_run_started(run_directory, len(letters.num_wanted))
     units = FailedUnits(run_directory.location.name, letters.num_wanted)
-    if units.num_units and "WorkerDied" not in letters.wanted_types:  # units beside a row that kills would share its deaths
+    if units.num_units and "WorkerDied" not in letters.wanted_types:  # beside a row that kills, units share its deaths
         plan = _with_full_slots(plan, units.num_rows / units.num_units)
     arguments = {**worker_arguments(plan, run_directory), "wanted": wanted}
     for receipt in execute(units, RetryGenerator, arguments, plan, backups=False):

@@ -131,8 +131,8 @@ def print_tables(found: Mapping[str, Any]) -> None:
         ends = ", ".join(f"{num} {end}" for end, num in recovery["streams"].items())
         spreads.append((f"killed (streams: {ends})", recovery["seconds"]))
     if spreads:
-        rows = [(what, f"{s.num}", *(f"{1000 * t:,.1f}" for t in (s.median, s.p99, s.most))) for what, s in spreads]
-        show("milliseconds", ("", "number", "median", "p99", "most"), rows)
+        times = [(what, str(s.num), *(f"{1000 * t:,.1f}" for t in (s.median, s.p99, s.most))) for what, s in spreads]
+        show("milliseconds", ("", "number", "median", "p99", "most"), times)
     print(_LEGEND)
 
 
