@@ -77,7 +77,7 @@ def test_an_engine_that_fails_fails_all_callers_and_then_works_again(text_pair: 
 def test_an_engine_that_fails_before_its_step_works_again_too(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine.load(*text_pair)
 
-    def broken(newcomers: object) -> set[Sequence]:
+    def broken() -> set[Sequence]:
         raise RuntimeError("it cannot say who is next")
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ from decoding.engine.engine import TargetLostError
 class Lost:
     has_work = True
     def submit(self, sequences): pass
-    def up_next(self, newcomers): return set()
+    def up_next(self): return set()
     def step(self): raise TargetLostError("over these rows")
 
 asyncio.run(EngineLoop(Lost()).finish([Sequence.create([1], SamplingParams())]))
