@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from actors.engine.deadline import Deadline
 from endpoint.answers.chat import chat
@@ -26,7 +25,7 @@ _READY_TIMEOUT_S = 25.0
 def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     """Return the application with the routes over this service; `has_docs` adds /docs and /openapi.json.
 
-    The edge answers the exceptions that the routes raise (`endpoint/edge/install.py`).
+    The edge names its requests and answers the exceptions that its routes raise (`endpoint/edge/install.py`).
     """
     app = FastAPI(
         title="Dray",
@@ -39,15 +38,15 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
 
     def deadline_of(request: Request) -> Deadline:
         timeout_s = service.settings.request_timeout_s
-        return Deadline.after(timeout_s, started=getattr(request.state, "arrived_at", None))
+        return Deadline.after(timeout_s, started=request.state.arrived_at)
 
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
-        return await complete(service, body, request_id_of(request), deadline_of(request))
+        return await complete(service, body, request.state.request_id, deadline_of(request))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
-        return await chat(service, body, request_id_of(request), deadline_of(request))
+        return await chat(service, body, request.state.request_id, deadline_of(request))
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
@@ -55,6 +54,7 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
 
     @app.get("/v1/models/{model:path}")
     async def _model(model: str, request: Request) -> dict[str, Any]:
+        service.check_model(model)
         return one_model(service.settings, await service.facts(deadline_of(request)), model)
 
     @app.post("/tokenize")
@@ -70,8 +70,14 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
         return {"status": "ok"}
 
     @app.get("/health/ready")
-    async def _ready() -> Response:
-        return await _readiness(service)
+    async def _ready() -> dict[str, str]:
+        """Tell whether an engine has written a token lately, or writes one now. Raises ApiError (503) otherwise."""
+        try:
+            await asyncio.wait_for(service.backend.check_health(), _READY_TIMEOUT_S)
+        except Exception:  # noqa: BLE001 - whatever it is, the model is not ready
+            retry = {"Retry-After": "5"}
+            raise ApiError(503, "The model is not ready.", code="not_ready", headers=retry) from None
+        return {"status": "ready"}
 
     @app.get("/version")
     async def _version() -> dict[str, str]:
@@ -80,25 +86,9 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     return app
 
 
-def request_id_of(request: Request) -> str:
-    """Return the id that names the request in logs and answers: the edge's, or a new one."""
-    given = getattr(request.state, "request_id", None)
-    return given if isinstance(given, str) else uuid.uuid4().hex
-
-
 def dray_version() -> str:
     """Return the version of the installed package; "unknown" if it is not installed."""
     try:
         return version("dray")
     except PackageNotFoundError:
         return "unknown"
-
-
-async def _readiness(service: Service) -> Response:
-    """Return 200 if an engine has written a token lately, or writes one now; 503 otherwise."""
-    try:
-        await asyncio.wait_for(service.backend.check_health(), _READY_TIMEOUT_S)
-    except Exception:  # noqa: BLE001 - whatever it is, the model is not ready
-        error = ApiError(503, "The model is not ready.", type="server_error", code="not_ready")
-        return JSONResponse(error.envelope(), status_code=error.status, headers={"Retry-After": "5"})
-    return JSONResponse({"status": "ready"})

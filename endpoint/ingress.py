@@ -12,7 +12,6 @@ from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
-from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.logs import LogSettings, set_up_logs
@@ -49,7 +48,7 @@ class Ingress:
         metrics = ServingMetrics(service_settings.names[0], to_ray=True)
         codec = load_codec(settings)
         warn_of_late_text(codec)
-        service = Service(service_settings, codec, backend, lambda: RequestMeter(metrics))
+        service = Service(service_settings, codec, backend, metrics)
         await backend.wait_for_model()
         self._app = create_app(service, has_docs=edge_settings.has_docs)
         install(self._app, edge_settings, metrics, max_requests)

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 from decoding.sequence import FinishReason, Sequence, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a sequence ended, and the counts of its rounds (`decoding.sequence.Sequence` has the same names).
-
-    Where an engine was lost and another one wrote the same tokens again, the first time counts.
-    """
+    """How a sequence ended (`decoding.sequence.Sequence` has the same names)."""
 
     finish_reason: FinishReason
     stop_reason: str | int | None
     error: str | None
     num_cached_tokens: int
-    num_rounds: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_rounds_by_draft: Mapping[tuple[int, int], int]  # (drafted, accepted) -> rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step added to one sequence: the first `num_accepted` of its tokens are the draft's, of `num_drafted`."""
+    """What a round added to one sequence: the first `num_accepted` of its tokens are the draft's, of `num_drafted`."""
 
     index: int  # of the sequence among those that were asked for together
     token_ids: tuple[int, ...]
@@ -40,16 +30,6 @@ class Delta:
     num_drafted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, where they were wanted
     ending: Ending | None = None  # with the last delta of a sequence
-
-
-def counts_of_rounds(rounds: Mapping[tuple[int, int], int]) -> dict[str, Any]:
-    """Return the counts of an Ending whose rounds these are, (drafted, accepted) -> rounds."""
-    return {
-        "num_rounds": sum(rounds.values()),
-        "num_draft_tokens": sum(drafted * count for (drafted, _), count in rounds.items()),
-        "num_accepted_tokens": sum(accepted * count for (_, accepted), count in rounds.items()),
-        "num_rounds_by_draft": dict(rounds),
-    }
 
 
 class Growth:
@@ -60,7 +40,6 @@ class Growth:
         self.sequence = sequence
         self._index = index
         self._length = self._num_drafted = self._num_accepted = 0  # at the last look
-        self._rounds: Counter[tuple[int, int]] = Counter()
 
     def look(self) -> Delta | None:
         """Return what the last step added; None if that is nothing. After the ending nothing is asked any more."""
@@ -68,26 +47,15 @@ class Growth:
         new = tuple(sequence.output_token_ids[self._length :])
         num_drafted = sequence.num_draft_tokens - self._num_drafted
         num_accepted = sequence.num_accepted_tokens - self._num_accepted
-        if new:
-            self._rounds[num_drafted, num_accepted] += 1
-        ending = self._ending() if sequence.is_finished else None
-        if not new and ending is None:
+        ending = None
+        if sequence.finish_reason is not None:
+            ending = Ending(sequence.finish_reason, sequence.stop_reason, sequence.error, sequence.num_cached_tokens)
+        elif not new:
             return None
         logprobs = tuple(sequence.logprobs[self._length :])
         self._length += len(new)
         self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
         return Delta(self._index, new, num_accepted, num_drafted, logprobs, ending)
-
-    def _ending(self) -> Ending:
-        sequence = self.sequence
-        assert sequence.finish_reason is not None
-        return Ending(
-            sequence.finish_reason,
-            sequence.stop_reason,
-            sequence.error,
-            sequence.num_cached_tokens,
-            **counts_of_rounds(self._rounds),
-        )
 
 
 class DeltaStream:

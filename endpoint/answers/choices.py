@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.engine.deltas import Delta, Ending, counts_of_rounds
+from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.text import Piece, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
 from endpoint.service.backend import ask
-from endpoint.service.meter import FinishReason, Rounds, counts_of, num_drafts_of
+from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.service import Service
-from pipeline.counts import Counts
 from pipeline.logs import Event
 from pipeline.text.codec import TextCodec
 
@@ -38,7 +37,7 @@ class Choice:
     offsets: list[int] = field(default_factory=list)
     ending: Ending | None = None
     has_begun: bool = False  # whether a chunk of it was sent
-    rounds_so_far: Counter[tuple[int, int]] = field(default_factory=Counter)  # according to its deltas
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by their (drafted, accepted) tokens
 
     def add(self, delta: Delta) -> Growth:
         """Add a delta and return what it changes."""
@@ -46,7 +45,8 @@ class Choice:
         self.logprobs += delta.logprobs
         self.offsets += piece.offsets
         self.ending = delta.ending
-        self.rounds_so_far[delta.num_drafted, delta.num_accepted] += 1
+        if delta.token_ids:
+            self.rounds[delta.num_drafted, delta.num_accepted] += 1
         return Growth(self, delta, piece)
 
     @property
@@ -58,11 +58,6 @@ class Choice:
     def token_ids(self) -> list[int]:
         """The output tokens so far."""
         return self.stream.token_ids
-
-    @property
-    def rounds(self) -> Rounds:
-        """The number of rounds by how many tokens were drafted and accepted in them."""
-        return self.rounds_so_far if self.ending is None else self.ending.num_rounds_by_draft
 
     @property
     def finish_reason(self) -> str | None:
@@ -105,7 +100,7 @@ def make_choices(
 
 async def grow(service: Service, generation: Generation, choices: list[Choice]) -> AsyncIterator[Growth]:
     """Generate, and yield how each step changes the choices. Raises ApiError."""
-    meter = service.new_meter()
+    meter = RequestMeter(service.metrics)
     reason: FinishReason = "cancelled"
     try:
         async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
@@ -117,7 +112,7 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
                         raise _sample_failed(delta.ending, generation.request_id, delta.index)
                     yield choices[delta.index].add(delta)
         if any(choice.ending is None for choice in choices):
-            raise ApiError(500, "The model stopped early.", type="server_error", code="generation_failed")
+            raise ApiError(500, "The model stopped early.", code="generation_failed")
         reason = "length" if any(choice.finish_reason == "length" for choice in choices) else "stop"
     except ApiError as error:
         reason = _REASONS.get(error.status, "error")
@@ -126,21 +121,21 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
         reason = "error"
         raise
     finally:
-        meter.finished(reason, _counts_of(generation, choices), num_drafts_of(choice.rounds for choice in choices))
+        # What was written for a client that left counts, too; a prompt counts only if something was written to it.
+        begun = {choice.index // generation.params.n for choice in choices if choice.token_ids or choice.ending}
+        meter.finished(
+            reason,
+            num_prompt_tokens=sum(len(generation.prompts[prompt]) for prompt in begun),
+            num_output_tokens=sum(len(choice.token_ids) for choice in choices),
+            rounds=sum((choice.rounds for choice in choices), Counter[tuple[int, int]]()),
+        )
 
 
 async def without_output(choices: list[Choice]) -> AsyncIterator[Growth]:
     """Yield the end of choices that show only the echo of their prompt."""
-    ending = Ending(finish_reason="length", stop_reason=None, error=None, num_cached_tokens=0, **counts_of_rounds({}))
+    ending = Ending(finish_reason="length", stop_reason=None, error=None, num_cached_tokens=0)
     for choice in choices:
         yield choice.add(Delta(choice.index, (), ending=ending))
-
-
-def _counts_of(generation: Generation, choices: list[Choice]) -> Counts:
-    """Count what was written, also for clients that left; a prompt counts only if something was written to it."""
-    begun = {choice.index // generation.params.n for choice in choices if choice.token_ids or choice.ending is not None}
-    num_prompt_tokens = sum(len(generation.prompts[index]) for index in begun)
-    return counts_of(num_prompt_tokens, [(len(choice.token_ids), choice.rounds) for choice in choices])
 
 
 def _sample_failed(ending: Ending, request_id: str, sample: int) -> ApiError:
@@ -171,8 +166,8 @@ def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
     """Return the token counts of an answer. A prompt counts once, however many samples it has."""
     num_prompt = sum(len(prompt) for prompt in generation.prompts)
     num_output = sum(len(choice.token_ids) for choice in choices)
-    firsts = [choice.ending for choice in choices if choice.index % generation.params.n == 0]
-    num_cached = sum(ending.num_cached_tokens for ending in firsts if ending is not None)
+    firsts = choices[:: generation.params.n]
+    num_cached = sum(choice.ending.num_cached_tokens for choice in firsts if choice.ending is not None)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -186,19 +181,16 @@ def speculative_decoding(choices: Seq[Choice], num_speculative_tokens: int) -> d
 
     Return None for several samples, and where nothing was drafted. A step is a round in which something was drafted.
     """
-    if len(choices) != 1 or choices[0].ending is None:
+    by_draft: defaultdict[int, Counter[int]] = defaultdict(Counter)  # drafted -> accepted -> steps
+    for (drafted, accepted), count in choices[0].rounds.items():
+        if drafted:
+            by_draft[drafted][accepted] = count
+    if len(choices) != 1 or not by_draft:
         return None
-    rounds = {key: count for key, count in choices[0].ending.num_rounds_by_draft.items() if key[0] > 0}
-    num_steps = sum(rounds.values())
-    if not num_steps:
-        return None
-    num_drafted = sum(drafted * count for (drafted, _), count in rounds.items())
-    num_accepted = sum(accepted * count for (_, accepted), count in rounds.items())
-    by_accepted: Counter[int] = Counter()
-    by_draft: dict[int, Counter[int]] = {}
-    for (drafted, accepted), count in rounds.items():
-        by_accepted[accepted] += count
-        by_draft.setdefault(drafted, Counter())[accepted] += count
+    by_accepted = sum(by_draft.values(), Counter[int]())
+    num_steps = by_accepted.total()
+    num_drafted = sum(drafted * counts.total() for drafted, counts in by_draft.items())
+    num_accepted = sum(accepted * count for accepted, count in by_accepted.items())
     longest = max(num_speculative_tokens, *by_draft)
     return {
         "mean_acceptance_length": 1 + num_accepted / num_steps,

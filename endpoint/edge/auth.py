@@ -10,14 +10,14 @@ import hmac
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from endpoint.http.errors import ApiError, refuse
-from endpoint.http.held_body import has_body
+from endpoint.http.bodies import has_body
+from endpoint.http.errors import ApiError
 from endpoint.http.limits import CLOSE
 from pipeline.logs import Event
 
@@ -80,38 +80,26 @@ def _checked(keys: list[str], source: str) -> list[str]:
     return keys
 
 
-class Auth:
-    """Middleware that passes on requests with `Authorization: Bearer KEY` and those for public paths."""
+def check_key(scope: Scope, keys: Keys, public_paths: Collection[str]) -> None:
+    """Raise ApiError (401) for a request without `Authorization: Bearer KEY`.
 
-    def __init__(self, app: ASGIApp, keys: Keys, public_paths: Iterable[str]) -> None:
-        """Open the `public_paths`, which match exactly, to GET and HEAD without a body; anything else takes a key."""
-        self._app, self._keys, self._public_paths = app, keys, frozenset(public_paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or refuse one request."""
-        if scope["type"] == "lifespan" or ((is_public := self._is_public(scope)) and not has_body(scope)):
-            await self._app(scope, receive, send)
-            return
-        if is_public:
-            await refuse(send, ApiError(413, "This path takes no body.", code="body_too_large", headers=CLOSE))
-            return
-        if scope["type"] != "http":  # a WebSocket: closed before it is accepted, which the client sees as a 403
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        key = _bearer(scope)
-        if key is not None and self._keys.has(key):
-            await self._app(scope, receive, send)
-            return
-        request_id = scope.get("state", {}).get("request_id")
-        _log.info(Event("key refused", request_id=request_id, reason="no key" if key is None else "unknown key"))
-        await refuse(send, _no_key() if key is None else _unknown_key())
-
-    def _is_public(self, scope: Scope) -> bool:
-        return (
-            scope["type"] == "http"
-            and scope["method"] in ("GET", "HEAD")
-            and scope["path"].removeprefix(scope.get("root_path", "")) in self._public_paths
-        )
+    The `public_paths`, which match exactly, are open to GET and HEAD, and 413 to a body.
+    """
+    if scope["method"] in ("GET", "HEAD") and scope["path"].removeprefix(scope.get("root_path", "")) in public_paths:
+        if has_body(scope):
+            raise ApiError(413, "This path takes no body.", code="body_too_large", headers=CLOSE)
+        return
+    key = _bearer(scope)
+    if key is not None and keys.has(key):
+        return
+    message, code, challenge = (
+        ("Send an API key in the header Authorization: Bearer KEY.", "missing_api_key", "")
+        if key is None
+        else ("The API key is not valid here.", "invalid_api_key", ', error="invalid_token"')
+    )
+    request_id = scope.get("state", {}).get("request_id")
+    _log.info(Event("key refused", request_id=request_id, reason="no key" if key is None else "unknown key"))
+    raise ApiError(401, message, code=code, headers={"www-authenticate": f'Bearer realm="dray"{challenge}'})
 
 
 def _bearer(scope: Scope) -> bytes | None:
@@ -121,21 +109,3 @@ def _bearer(scope: Scope) -> bytes | None:
         return None
     scheme, _, key = values[0].strip().partition(b" ")
     return key.strip() or None if scheme.lower() == b"bearer" else None
-
-
-def _no_key() -> ApiError:
-    return ApiError(
-        401,
-        "Send an API key in the header Authorization: Bearer KEY.",
-        code="missing_api_key",
-        headers={"www-authenticate": 'Bearer realm="dray"'},
-    )
-
-
-def _unknown_key() -> ApiError:
-    return ApiError(
-        401,
-        "The API key is not valid here.",
-        code="invalid_api_key",
-        headers={"www-authenticate": 'Bearer realm="dray", error="invalid_token"'},
-    )

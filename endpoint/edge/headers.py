@@ -9,61 +9,38 @@ proxy (`endpoint/gate/gate.py`). If one reaches the application, there is no gat
 from __future__ import annotations
 
 import re
-import time
 import uuid
 
 from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
-from endpoint.http.errors import ApiError, refuse
+from endpoint.http.errors import ApiError
+from endpoint.http.limits import CLOSE, Limits
 
 STEERING_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 ROUTING_HEADERS = frozenset({b"serve_multiplexed_model_id", b"serve-multiplexed-model-id", b"x-session-id"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:+/=@-]{1,128}")
 
 
-class RequestIds:
-    """Middleware that names each request: by the client's own id, or by a new one.
-
-    The id is put in `scope["state"]["request_id"]` and on the answer. `scope["state"]["arrived_at"]` is the time at
-    which the request came to this process, in seconds of its monotonic clock.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on one request, or refuse it for its id or a steering header."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        error: ApiError | None = None
-        try:
-            request_id = request_id_of(scope)
-            _check_steering(scope)
-        except ApiError as refused:
-            request_id, error = new_request_id(), refused
-        scope.setdefault("state", {}).update(request_id=request_id, arrived_at=time.monotonic())
-        send = with_request_id(send, request_id)
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
-            await refuse(send, error)
+def check_headers(scope: Scope, limits: Limits) -> None:
+    """Raise ApiError for a malformed id (400), a steering header (400), a long URL (414) and large headers (431)."""
+    headers, ids = scope["headers"], _request_ids(scope)
+    if len(ids) > 1 or not all(map(_REQUEST_ID.fullmatch, ids)):
+        raise ApiError(400, "x-request-id must be 1 to 128 letters, digits or . _ ~ : + / = @ -, and be there once.")
+    if steering := sorted(name.lower().decode() for name, _ in headers if name.lower() in STEERING_HEADERS):
+        raise ApiError(400, f"The header {steering[0]} is not taken from clients.", param=steering[0])
+    if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > limits.max_header_bytes:
+        raise ApiError(414, "The URL is too long.", headers=CLOSE)
+    num_bytes = sum(len(name) + len(value) for name, value in headers)
+    if num_bytes > limits.max_header_bytes or len(headers) > limits.max_headers:
+        allowed = f"at most {limits.max_headers} headers of {limits.max_header_bytes} bytes in all"
+        raise ApiError(431, f"The headers are too large: {allowed}.", headers=CLOSE)
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the id in `x-request-id`, or a new one. Raises ApiError (400) for a malformed id and for several ids."""
-    values = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
-    if not values:
-        return new_request_id()
-    if len(values) > 1 or not _REQUEST_ID.fullmatch(values[0]):
-        raise ApiError(400, "x-request-id must be 1 to 128 letters, digits or . _ ~ : + / = @ -, and be there once.")
-    return str(values[0].decode("ascii"))
-
-
-def new_request_id() -> str:
-    """Return a random id."""
-    return uuid.uuid4().hex
+    """Return the client's own id of the request, in `x-request-id`, if it is well formed; otherwise a new one."""
+    ids = _request_ids(scope)
+    return str(ids[0].decode("ascii")) if len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0]) else uuid.uuid4().hex
 
 
 def with_request_id(send: Send, request_id: str) -> Send:
@@ -80,7 +57,5 @@ def with_request_id(send: Send, request_id: str) -> Send:
     return send_with_id
 
 
-def _check_steering(scope: Scope) -> None:
-    sent = sorted({name.lower().decode() for name, _ in scope["headers"] if name.lower() in STEERING_HEADERS})
-    if sent:
-        raise ApiError(400, f"The header {sent[0]} is not taken from clients.", param=sent[0])
+def _request_ids(scope: Scope) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]

@@ -1,22 +1,41 @@
-"""The edge of the application: all middlewares and handlers that a request meets around it, installed in one place."""
+"""The edge of the application: everything that a request meets around it, in one place."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import prometheus_client as prometheus
 from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from endpoint.edge.auth import Auth, Keys
-from endpoint.edge.bodies import BodyLimits, JsonBodies
-from endpoint.edge.failures import Failures, install_handlers
-from endpoint.edge.headers import RequestIds
-from endpoint.edge.metrics_page import RequestCounts, install_metrics
+from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
+from endpoint.edge.auth import Keys, check_key
+from endpoint.edge.failures import BrokenAnswerError, install_handlers
+from endpoint.edge.headers import check_headers, request_id_of, with_request_id
 from endpoint.edge.page import PATHS as PAGE_PATHS
 from endpoint.edge.page import install_page
-from endpoint.http.limits import HeaderLimits, Limits
+from endpoint.edge.strict_json import check_json
+from endpoint.http.bodies import (
+    Bodies,
+    Incoming,
+    ask_for_body,
+    is_held_back,
+    num_refused_at_gate,
+    refuse_and_drain,
+    replay,
+)
+from endpoint.http.errors import ApiError, refuse
+from endpoint.http.limits import Limits
 from endpoint.service.metrics import ServingMetrics
+from pipeline.logs import failure_event
 
 HEALTH_PATHS = ("/health", "/health/ready")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,29 +52,90 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_r
     """Install the edge around `app`, once, after its routes. No path is answered without it; CORS is off.
 
     The application generates for at most `max_requests` requests at once, if that is bounded.
-
-    A request meets, in this order: the request counts, its id and the steering headers, the catch-all for failures,
-    header limits, the key, body limits, strict JSON, and then the application's own handlers.
     """
+
+    async def metrics_page() -> Response:
+        return Response(metrics.page(), media_type=prometheus.CONTENT_TYPE_PLAIN_0_0_4)
+
     if not settings.has_docs:
-        _remove_docs(app)
+        docs = {app.docs_url, app.redoc_url, app.openapi_url, app.swagger_ui_oauth2_redirect_url}
+        app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in docs]
     app.router.redirect_slashes = False  # a redirect would tell clients without a key which paths exist
     install_handlers(app)
-    install_metrics(app, metrics)
+    app.add_api_route("/metrics", metrics_page, methods=["GET"], include_in_schema=False)
     if settings.has_page:
         install_page(app)
-    # The one added last is the first to see a request.
-    app.add_middleware(JsonBodies, limits=settings.limits)
-    app.add_middleware(BodyLimits, limits=settings.limits, max_requests=max_requests)
-    if settings.keys is not None:
-        public_paths = (*HEALTH_PATHS, *(PAGE_PATHS if settings.has_page else ()))
-        app.add_middleware(Auth, keys=settings.keys, public_paths=public_paths)
-    app.add_middleware(HeaderLimits, limits=settings.limits)
-    app.add_middleware(Failures)
-    app.add_middleware(RequestIds)
-    app.add_middleware(RequestCounts, metrics=metrics)
+    app.add_middleware(Edge, settings=settings, metrics=metrics, max_requests=max_requests)
 
 
-def _remove_docs(app: FastAPI) -> None:
-    paths = {app.docs_url, app.redoc_url, app.openapi_url, app.swagger_ui_oauth2_redirect_url}
-    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in paths]
+class Edge:
+    """Middleware that names, checks and counts requests; only whole bodies of clients with a key get past it."""
+
+    def __init__(
+        self, app: ASGIApp, settings: EdgeSettings, metrics: ServingMetrics, max_requests: int | None = None
+    ) -> None:
+        """Tell the gate that the application generates for at most `max_requests` at once."""
+        self._app, self._settings, self._metrics, self._max_requests = app, settings, metrics, max_requests
+        self._bodies = Bodies(settings.limits)
+        self._public_paths = (*HEALTH_PATHS, *(PAGE_PATHS if settings.has_page else ()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer and count one request. Raises BrokenAnswerError if it fails after its answer has begun."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a WebSocket: closed before it is accepted, which the client sees as a 403
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        self._count_refused_at_gate(num_refused_at_gate(scope))
+        request_id, incoming = request_id_of(scope), Incoming(receive)
+        scope.setdefault("state", {}).update(request_id=request_id, arrived_at=time.monotonic())
+        send, status = with_request_id(send, request_id), "none"  # until there is an answer; the client may leave
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._pass_on(scope, incoming, watched_send)
+        except ApiError as error:
+            if is_held_back(scope):  # the gate drains it
+                await refuse(watched_send, error)
+            else:
+                await refuse_and_drain(incoming, watched_send, error)
+        except Exception as error:  # noqa: BLE001 - its text may quote the request, so it must not go further up
+            where = {"method": scope["method"], "route": getattr(scope.get("route"), "path", None)}
+            _log.error(failure_event("request failed", error, request_id=request_id, **where))
+            if status != "none":
+                raise BrokenAnswerError(f"request {request_id} failed after its answer had begun") from None
+            message = f"The server failed at this request. Its log says more under the request id {request_id}."
+            await refuse(watched_send, ApiError(500, message))
+        finally:
+            route = getattr(scope.get("route"), "path", "other")  # every path that is no route
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.add(HTTP_REQUESTS, 1, route=route, method=method, status=status)
+
+    async def _pass_on(self, scope: Scope, incoming: Incoming, send: Send) -> None:
+        """Check one request and pass it on with its whole body. Raises ApiError for the first thing that is wrong."""
+        settings = self._settings
+        check_headers(scope, settings.limits)
+        if settings.keys is not None:
+            check_key(scope, settings.keys, self._public_paths)
+        self._bodies.check(scope)
+        await ask_for_body(scope, send, self._max_requests)
+        body = await self._bodies.read(scope, incoming)
+        if body is None:
+            return
+        try:
+            if body and scope["method"] == "POST":
+                check_json(scope, body, settings.limits.max_json_depth)
+            await self._app(scope, replay(body, incoming.receive), send)
+        finally:  # the application keeps it until then, as bytes or as what it has parsed
+            self._bodies.release(body)
+
+    def _count_refused_at_gate(self, refused: Mapping[str, int]) -> None:
+        for path, num_refused in refused.items():
+            self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
+            self._metrics.add(REQUESTS_FINISHED, num_refused, finished_reason="rejected")

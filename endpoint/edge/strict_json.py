@@ -11,11 +11,24 @@ import math
 import re
 from typing import Any, NoReturn
 
+from starlette.types import Scope
+
 from endpoint.http.errors import ApiError
+from endpoint.http.limits import header
 
 # Possessive, and the closing quote may be missing: no byte is looked at twice.
 _BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def check_json(scope: Scope, body: bytes, max_depth: int) -> None:
+    """Raise ApiError for a body that is not declared as JSON (415), or is not one strict JSON object (400)."""
+    content_type = (header(scope, b"content-type") or b"").decode("latin-1")
+    essence, _, parameters = content_type.partition(";")
+    charset = parameters.strip().lower().replace('"', "")
+    if essence.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        raise ApiError(415, "Send the body with the header Content-Type: application/json.")
+    parse_json(body, max_depth)
 
 
 def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Send
 
@@ -15,9 +13,9 @@ from endpoint.http.errors import finish, is_model_replaced, model_unavailable, r
 class GateAnswer:
     """The answer to one request: the application's unchanged, the proxy's own errors in the form of the API."""
 
-    def __init__(self, send: Send, body: HeldBody | None = None, on_unwanted: Callable[[], None] | None = None) -> None:
-        """Answer a request whose `body` is held back, if given; call `on_unwanted` if it is answered without it."""
-        self._send, self._body, self._on_unwanted = send, body, on_unwanted
+    def __init__(self, send: Send, body: HeldBody | None = None) -> None:
+        """Answer a request whose `body` is held back, if given."""
+        self._send, self._body = send, body
         self._has_begun = self._is_over = False
         self.needs_another_ingress = False  # an update has replaced the engines of the one that was asked
         self._closes = False  # the connection, because the client may still be writing a body that is not wanted
@@ -32,11 +30,10 @@ class GateAnswer:
             self._has_begun = True
             if self._body is not None:
                 self._body.release()
-            self._closes = self._body is not None and not self._body.is_wanted
-            if self._closes:
-                if self._on_unwanted is not None:
-                    self._on_unwanted()
-                MutableHeaders(scope=message)["connection"] = "close"
+                self._closes = not self._body.is_wanted
+                if self._closes:
+                    self._body.claim.capacity.forget(self._body.claim)
+                    MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)

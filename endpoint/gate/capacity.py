@@ -2,7 +2,7 @@
 
 A refusal from behind Ray Serve costs its processes as much as an answer, so that under heavy load the refusals would
 wait for each other. The application says how many requests it takes when it asks for a body
-(`endpoint/http/held_body.py`); the gate counts, and refuses the rest. It refuses only callers whose key was good when
+(`endpoint/http/bodies.py`); the gate counts, and refuses the rest. It refuses only callers whose key was good when
 it was last checked: callers with no key, or with an unknown one, are answered by the application.
 """
 
@@ -25,17 +25,18 @@ class Capacity:
     """The requests in flight behind one gate, and how many there may be."""
 
     def __init__(self) -> None:
-        self._num_in_flight, self._max_in_flight = 0, float("inf")  # the limit is unknown until the application says it
+        self.in_flight: set[Claim] = set()
+        self._max_in_flight = float("inf")  # until the application says it
         self._callers: OrderedDict[bytes, None] = OrderedDict()  # known to have a good key; the latest is the last
         self._refused: Counter[str] = Counter()  # by path, those that the application has not been told of
 
     def claim(self, scope: Scope, path: str) -> Claim | None:
         """Return the claim of a request for this path of the application; None if there is no room for it."""
         claim = Claim(self, scope, path)
-        if claim.counts and self._num_in_flight >= self._max_in_flight and claim.caller in self._callers:
-            self._refused[path] += 1
-            return None
         if claim.caller in self._callers:
+            if claim.counts and len(self.in_flight) >= self._max_in_flight:
+                self._refused[path] += 1
+                return None
             claim.take()
         return claim
 
@@ -58,10 +59,6 @@ class Capacity:
         self._callers.pop(claim.caller, None)
         claim.release()
 
-    def add(self, change: int) -> None:
-        """Add to the number of requests in flight."""
-        self._num_in_flight += change
-
 
 class Claim:
     """One request's share of the capacity, held from `take` to `release`."""
@@ -69,13 +66,12 @@ class Claim:
     def __init__(self, capacity: Capacity, scope: Scope, path: str) -> None:
         self.counts = scope["method"] == "POST" and path in GENERATING
         self.caller = sha256(b"\n".join(v for k, v in scope["headers"] if k.lower() == b"authorization")).digest()
-        self._capacity, self._is_taken = capacity, False
+        self.capacity = capacity
 
     def take(self) -> None:
-        """Count the request as in flight, once, if it is of a kind that counts."""
-        if self.counts and not self._is_taken:
-            self._is_taken = True
-            self._capacity.add(1)
+        """Count the request as in flight, if it is of a kind that counts."""
+        if self.counts:
+            self.capacity.in_flight.add(self)
 
     def releasing(self, send: Send) -> Send:
         """Return a `send` that releases the claim with the end of the answer, before the client can ask again.
@@ -97,6 +93,4 @@ class Claim:
 
     def release(self) -> None:
         """Count the request as over."""
-        if self._is_taken:
-            self._is_taken = False
-            self._capacity.add(-1)
+        self.capacity.in_flight.discard(self)

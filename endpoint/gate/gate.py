@@ -11,21 +11,25 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from endpoint.edge.bodies import BodyLimits
-from endpoint.edge.headers import ROUTING_HEADERS, STEERING_HEADERS, new_request_id, request_id_of, with_request_id
+from endpoint.edge.headers import (
+    ROUTING_HEADERS,
+    STEERING_HEADERS,
+    check_headers,
+    request_id_of,
+    with_request_id,
+)
 from endpoint.gate.answer import GateAnswer
 from endpoint.gate.capacity import Capacity, Claim
 from endpoint.gate.held_body import HeldBody
-from endpoint.http.bodies import Bodies, Incoming, refuse_and_drain
-from endpoint.http.errors import ApiError, refuse, server_busy
-from endpoint.http.held_body import has_body
-from endpoint.http.limits import HeaderLimits, Limits
+from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
+from endpoint.http.errors import ApiError, server_busy
+from endpoint.http.limits import Limits
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 3  # version of what gate and application tell each other
@@ -67,53 +71,60 @@ class Gate:
     def __init__(self, app: ASGIApp, limits: Limits, protocol: int = PROTOCOL) -> None:
         """Guard `app`. `protocol` is only read from outside (`endpoint/deployment.py`, `check_gate`)."""
         self._app, self._bodies, self._router, self._capacity = app, Bodies(limits), _router_behind(app), Capacity()
-        self._limited, self._in_headers = HeaderLimits(BodyLimits(app, limits), limits), HeaderLimits(app, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse one request."""
         if scope["type"] != "http":
-            await self._app(_without_steering(scope), receive, send)
+            await self._app(_without(STEERING_HEADERS | ROUTING_HEADERS, scope), receive, send)
             return
-        try:
-            request_id = request_id_of(scope)
-        except ApiError as error:
-            await refuse(with_request_id(send, new_request_id()), error)
-            return
+        request_id, incoming = request_id_of(scope), Incoming(receive)
         send = with_request_id(send, request_id)
-        if scope["path"].startswith("/-/") and scope["path"] != _HEALTH:
-            await refuse(send, ApiError(404, "There is no such path here.", code="unknown_url"))
+        try:
+            scope = _without(STEERING_HEADERS | ROUTING_HEADERS, scope)
+            check_headers(scope, self._bodies.limits)
+            scope = _without({b"x-request-id"}, scope)
+            scope["headers"].append((b"x-request-id", request_id.encode()))
+            await self._pass_on(scope, incoming, send)
+        except ApiError as error:
+            await refuse_and_drain(incoming, send, error)
+
+    async def _pass_on(self, scope: Scope, incoming: Incoming, send: Send) -> None:
+        """Pass on a request whose headers are good. Raises ApiError for one that is to be refused."""
+        path = scope["path"]
+        if path.startswith("/-/") and path != _HEALTH:
+            raise ApiError(404, "There is no such path here.", code="unknown_url")
+        match: Any = None if self._router is None else self._router.match_route(path)
+        is_ours = match is not None and match[1].deployment_name == INGRESS_NAME
+        if is_ours and path != _HEALTH and has_body(scope):
+            claim = self._capacity.claim(scope, path.removeprefix(match[0].rstrip("/")))
+            if claim is None:
+                raise server_busy("too many requests wait already")
+            try:
+                await self._with_held_body(claim, scope, incoming, claim.releasing(send))
+            finally:
+                claim.release()
             return
-        scope = _without_steering(scope)
-        scope["headers"] = [*scope["headers"], (b"x-request-id", request_id.encode())]
-        if scope["path"] == _HEALTH:
-            await self._limited(scope, receive, send)
-            return
-        prefix, handle = self._deployment_at(scope["path"])
-        if handle is not None and handle.deployment_name != INGRESS_NAME:
-            await self._limited(scope, receive, send)
-            return
-        if handle is None or not has_body(scope):
-            answer = GateAnswer(send)
-            await self._limited(scope, receive, answer.send)
-            await answer.end()
-            return
-        claim = self._capacity.claim(scope, scope["path"].removeprefix(prefix.rstrip("/")))
-        if claim is None:
-            await refuse_and_drain(Incoming(receive), send, server_busy("too many requests wait already"))
+        body = await self._bodies.read(scope, incoming)
+        if body is None:
             return
         try:
-            await self._with_held_body(claim, scope, receive, claim.releasing(send))
+            receive = replay(body, incoming.receive)
+            if path == _HEALTH or not (is_ours or match is None):
+                await self._app(scope, receive, send)
+            else:
+                answer = GateAnswer(send)
+                await self._app(scope, receive, answer.send)
+                await answer.end()
         finally:
-            claim.release()
+            self._bodies.release(body)
 
-    async def _with_held_body(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _with_held_body(self, claim: Claim, scope: Scope, incoming: Incoming, send: Send) -> None:
         """Ask our application, and again if an update has replaced the engines of the ingress that was asked."""
-        confirm, forget = partial(self._capacity.confirm, claim), partial(self._capacity.forget, claim)
-        body, gives_up_at = HeldBody(scope, receive, self._bodies, confirm, self._capacity.take_refused()), None
+        body, gives_up_at = HeldBody(scope, incoming, self._bodies, claim), None
         try:
             while True:
-                answer = GateAnswer(send, body, forget)
-                await self._in_headers(body.scope, body.receive, answer.send)
+                answer = GateAnswer(send, body)
+                await self._app(body.scope, body.receive, answer.send)
                 if not answer.needs_another_ingress:
                     break
                 now = time.monotonic()
@@ -126,11 +137,6 @@ class Gate:
         finally:
             body.release()
 
-    def _deployment_at(self, path: str) -> tuple[str, Any]:
-        """Return the prefix and the handle of the application at a path; the handle is None if there is none."""
-        match = None if self._router is None else self._router.match_route(path)
-        return ("", None) if match is None else (match[0], match[1])
-
 
 def _router_behind(app: Any) -> Any:
     """Return the router by which Serve's proxy (2.60) finds the application of a path; None without such a proxy."""
@@ -139,6 +145,5 @@ def _router_behind(app: Any) -> Any:
     return None if app is None else app.proxy_router
 
 
-def _without_steering(scope: Scope) -> Scope:
-    removed = STEERING_HEADERS | ROUTING_HEADERS | {b"x-request-id"}
-    return {**scope, "headers": [header for header in scope["headers"] if header[0].lower() not in removed]}
+def _without(names: Collection[bytes], scope: Scope) -> Scope:
+    return {**scope, "headers": [header for header in scope["headers"] if header[0].lower() not in names]}

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Scope
 
-from endpoint.http.bodies import Bodies, Incoming
+from endpoint.gate.capacity import Claim
+from endpoint.http.bodies import EXTENSION, WANTED, Bodies, Incoming
 from endpoint.http.errors import ApiError
-from endpoint.http.held_body import EXTENSION, WANTED
 
 
 class HeldBody:
     """One request's body between the client and the proxy."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        bodies: Bodies,
-        on_wanted: Callable[[int | None], None],
-        refused: dict[str, int],
-    ) -> None:
-        """Call `on_wanted` when the application asks for the body, with the number of requests that it takes at once.
-
-        The application is told how many requests were `refused` at the gate, by path.
-        """
-        self._on_wanted, self._refused = on_wanted, refused
-        self.incoming = Incoming(receive)
+    def __init__(self, scope: Scope, incoming: Incoming, bodies: Bodies, claim: Claim) -> None:
+        """Hold the body back. The application is told how many requests were refused at the gate."""
+        self.incoming, self.claim = incoming, claim
         self.error: ApiError | None = None  # why the body was not taken, though the application asked for it
-        self._own_scope, self._receive, self._bodies = scope, receive, bodies
+        self._own_scope, self._bodies, self._refused = scope, bodies, claim.capacity.take_refused()
         self._wanted = asyncio.Event()
         self._is_handed_on = False
         self._body: bytes | None = None  # once it is here, until `release`
@@ -61,7 +49,7 @@ class HeldBody:
         """Return True if a message of the application asks for the body, and so is no part of its answer."""
         if message["type"] != WANTED:
             return False
-        self._on_wanted(message.get("max_requests"))
+        self.claim.capacity.confirm(self.claim, message.get("max_requests"))
         self._wanted.set()
         return True
 
@@ -72,7 +60,7 @@ class HeldBody:
         a body may take, so that the proxy ends what it has begun.
         """
         if self._is_handed_on:
-            return await self._receive()
+            return await self.incoming.receive()
         try:  # there may be no ingress that could ask
             async with asyncio.timeout(self._bodies.limits.body_timeout_s):
                 await self._wanted.wait()

@@ -1,15 +1,22 @@
-"""Bodies that this process holds: each within its limits, and all of them together within theirs."""
+"""Bodies that this process holds: each within its limits, and all of them together within theirs.
+
+Ray Serve's proxy takes in whatever arrives, whether its application wants it or not. So the gate in front of the proxy
+holds a body back (`endpoint/gate/held_body.py`) and says so in the ASGI scope. The application behind the proxy looks
+at the key and asks for the body by an ASGI message of a kind of our own. The two also exchange counts: the gate says
+how many requests it has refused, and the application how many it takes at once (`endpoint/gate/capacity.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.http.errors import ApiError, finish, refuse
+from endpoint.http.errors import ApiError, finish, refuse, server_busy
 from endpoint.http.limits import CLOSE, Limits, header
 
+EXTENSION, WANTED = "dray.body_on_demand", "dray.body.wanted"
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 * 2**20
 
 
@@ -17,12 +24,12 @@ class Incoming:
     """The body of one request while it arrives."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+        self.receive = receive
         self.is_over = self.has_left = False  # the body is over; the client has left
 
     async def chunk(self) -> bytes:
         """Return the bytes that arrive next, possibly none."""
-        message = await self._receive()
+        message = await self.receive()
         self.has_left = message["type"] == "http.disconnect"
         self.is_over = self.has_left or not message.get("more_body", False)
         return bytes(message.get("body", b""))
@@ -68,7 +75,7 @@ class Bodies:
                     if num_bytes > limits.max_body_bytes:
                         raise self._too_large()
                     if self._num_bytes > limits.max_bodies * limits.max_body_bytes:
-                        raise _too_many()
+                        raise server_busy("it has too many large requests", CLOSE)
             is_here = not incoming.has_left
         except TimeoutError:
             seconds = f"{limits.body_timeout_s:g} s"
@@ -87,14 +94,36 @@ class Bodies:
         return ApiError(413, message, code="body_too_large", headers=CLOSE)
 
 
-def _too_many() -> ApiError:
-    return ApiError(
-        429,
-        "The server is busy: it has too many large requests. Try again in a moment.",
-        type="rate_limit_error",
-        code="server_busy",
-        headers={**CLOSE, "Retry-After": "1"},
-    )
+def has_body(scope: Scope) -> bool:
+    """Tell whether the request announces a body."""
+    return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
+
+
+def is_held_back(scope: Scope) -> bool:
+    """Tell whether the gate holds the body back until the application asks for it."""
+    return EXTENSION in (scope.get("extensions") or {})
+
+
+async def ask_for_body(scope: Scope, send: Send, max_requests: int | None = None) -> None:
+    """Ask the gate for the body if it holds it back, and tell it how many requests are generated for at once."""
+    if is_held_back(scope):
+        await send({"type": WANTED, "max_requests": max_requests})
+
+
+def num_refused_at_gate(scope: Scope) -> dict[str, int]:
+    """Return how many requests the gate has refused for each path since it last reported that."""
+    refused: dict[str, int] = (scope.get("extensions") or {}).get(EXTENSION, {}).get("refused", {})
+    return refused
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the whole body first, and then whatever follows it (that the client left)."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
 
 
 async def refuse_and_drain(incoming: Incoming, send: Send, error: ApiError) -> None:

@@ -16,7 +16,7 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
     ├ OtherModelError               503 model_unavailable, after the gate has looked for another ingress
     ├ RayActorError, ...Unavailable 503 model_unavailable
     └ DeadlineError                 504 deadline_exceeded
-    BrokenAnswerError               none: the answer had begun, so the connection is closed   edge/failures.py
+    BrokenAnswerError               none: the answer had begun, so the connection is closed   edge/install.py
     any other Exception             500 without details; a stream that had begun ends with internal_error
 """
 
@@ -29,6 +29,7 @@ from typing import Any
 from starlette.types import Send
 
 _REPLACED = "x-dray-replaced"
+_TYPES = {429: "rate_limit_error", 504: "timeout_error"}
 
 
 class ApiError(Exception):
@@ -39,28 +40,19 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Take the HTTP `status`, and in `param` the field of the request that is wrong."""
         super().__init__(message)
-        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.type = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.headers = dict(headers or {})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.status, self.message, self.type, self.param, self.code, self.headers)
 
     def envelope(self) -> dict[str, Any]:
         """Return the body of the answer."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-
-def _unpickled(
-    status: int, message: str, type: str, param: str | None, code: str | None, headers: dict[str, str]
-) -> ApiError:
-    return ApiError(status, message, type=type, param=param, code=code, headers=headers)
 
 
 async def refuse(send: Send, error: ApiError, *, is_last: bool = True) -> None:
@@ -90,7 +82,6 @@ def model_unavailable(headers: Mapping[str, str] | None = None) -> ApiError:
     return ApiError(
         503,
         "The model is not available now. Try again in a moment.",
-        type="server_error",
         code="model_unavailable",
         headers={"Retry-After": "1", **(headers or {})},
     )
@@ -111,17 +102,16 @@ def is_model_replaced(start: Mapping[str, Any]) -> bool:
 
 def generation_failed() -> ApiError:
     """Return the error for a request that the model failed over."""
-    return ApiError(500, "The model failed over this request.", type="server_error", code="generation_failed")
+    return ApiError(500, "The model failed over this request.", code="generation_failed")
 
 
-def server_busy(why: str) -> ApiError:
+def server_busy(why: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a request that found a queue full and was not begun."""
     return ApiError(
         429,
         f"The server is busy: {why}. Try again in a moment.",
-        type="rate_limit_error",
         code="server_busy",
-        headers={"Retry-After": "1"},
+        headers={"Retry-After": "1", **(headers or {})},
     )
 
 

@@ -16,7 +16,7 @@ from pipeline.logs import failure_event
 DONE = b"data: [DONE]\n\n"  # the last event
 _log = logging.getLogger(__name__)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_FAILURE = ApiError(500, "The server failed over this request.", type="server_error", code="internal_error")
+_FAILURE = ApiError(500, "The server failed over this request.", code="internal_error")
 
 
 async def stream_response(chunks: AsyncIterator[dict[str, Any]], request_id: str) -> StreamingResponse:
@@ -24,10 +24,7 @@ async def stream_response(chunks: AsyncIterator[dict[str, Any]], request_id: str
 
     What fails before the first chunk is raised, and so is answered with a status of its own.
     """
-    try:
-        first = await anext(chunks)
-    except StopAsyncIteration:
-        raise AssertionError("a stream has at least one chunk") from None
+    first = await anext(chunks)
     return StreamingResponse(_events(first, chunks, request_id), media_type="text/event-stream", headers=_HEADERS)
 
 

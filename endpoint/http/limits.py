@@ -1,12 +1,10 @@
-"""Limits of one request, and the middleware that enforces those of its headers."""
+"""Limits of one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from endpoint.http.errors import ApiError, refuse
+from starlette.types import Scope
 
 CLOSE = {"connection": "close"}
 
@@ -31,28 +29,6 @@ class Limits:
                 raise ValueError(f"serve.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.body_timeout_s < float("inf"):
             raise ValueError(f"serve.body_timeout_s must be above 0 and finite, got {self.body_timeout_s}")
-
-
-class HeaderLimits:
-    """Middleware that answers 431 when the headers are many or large, and 414 when the URL is."""
-
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app, self._limits = app, limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or refuse one request."""
-        if scope["type"] == "http":
-            headers, limits = scope["headers"], self._limits
-            num_url_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
-            num_bytes = sum(len(name) + len(value) for name, value in headers)
-            if num_url_bytes > limits.max_header_bytes:
-                await refuse(send, ApiError(414, "The URL is too long.", headers=CLOSE))
-                return
-            if num_bytes > limits.max_header_bytes or len(headers) > limits.max_headers:
-                allowed = f"at most {limits.max_headers} headers of {limits.max_header_bytes} bytes in all"
-                await refuse(send, ApiError(431, f"The headers are too large: {allowed}.", headers=CLOSE))
-                return
-        await self._app(scope, receive, send)
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from endpoint.http.errors import ApiError
 
@@ -16,16 +16,20 @@ _MAX_BIASES = 1024  # as in vLLM
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def wrong(param: str, message: str) -> ApiError:
+class Strict(BaseModel):
+    """An object of a body, which may hold no other fields and nothing that would have to be converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """Return the error for a field that does not hold what it must."""
-    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
-def unsupported(param: str) -> ApiError:
+def unsupported(param: str, why: str = "this server does not support it; leave it out") -> ApiError:
     """Return the error for a field that this server knows but cannot honour."""
-    return ApiError(
-        400, f"{param}: this server does not support it; leave it out", param=param, code="unsupported_parameter"
-    )
+    return wrong(param, why, "unsupported_parameter")
 
 
 def check_text(param: str, text: str) -> None:
@@ -86,7 +90,6 @@ def _checked_prompt(value: Any) -> Any:
 
 
 def _checked_ids(value: Any) -> Any:
-    """Return a list of token ids, whose entries are checked later."""
     if not isinstance(value, list):
         raise wrong("tokens", "expected a list")
     return value

@@ -9,11 +9,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, shown_name
-from endpoint.requests.fields import LARGEST, LogitBias, ModelName, Number, Stop, TokenId, unsupported, wrong
+from endpoint.requests.fields import LARGEST, LogitBias, ModelName, Number, Stop, Strict, TokenId, unsupported, wrong
 from endpoint.requests.messages import Conversation
 
 # Fields that say who asks, why, and how to bill it: they cannot change the text, so they are accepted and ignored.
@@ -38,19 +38,16 @@ _UNSUPPORTED = frozenset(
 )
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """Options of a streamed answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = False
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Strict):
     """Body of a request to generate."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     _own_unsupported: ClassVar[frozenset[str]] = frozenset()
     id_prefix: ClassVar[str]  # of the answer's id
 
@@ -60,11 +57,11 @@ class GenerationRequest(BaseModel):
     n: Annotated[int, Field(ge=1, le=4096)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Stop = []
+    stop: Stop = Field([])
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    logit_bias: LogitBias = {}
+    logit_bias: LogitBias = Field({})
 
     # Extensions, with vLLM's names.
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
@@ -91,8 +88,7 @@ class GenerationRequest(BaseModel):
                 if value not in _EMPTY_VALUES.get(name, ()):
                     raise unsupported(name)
             else:
-                shown = shown_name(name)
-                raise ApiError(400, f"{shown}: there is no such field", param=shown, code="unknown_parameter")
+                raise wrong(shown_name(name), "there is no such field", "unknown_parameter")
         return kept
 
     @model_validator(mode="after")
@@ -145,5 +141,5 @@ class GenerationRequest(BaseModel):
                 logprobs=logprobs,
             )
         except ValueError as error:
-            message = str(error).removeprefix("sampling.")
-            raise wrong(message.partition(" ")[0], message.partition(" ")[2]) from error
+            param, _, message = str(error).removeprefix("sampling.").partition(" ")
+            raise wrong(param, message) from error

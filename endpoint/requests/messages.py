@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import PlainValidator
 
-from endpoint.http.errors import ApiError, shown_name
-from endpoint.requests.fields import check_text, unsupported, wrong
+from endpoint.http.errors import shown_name
+from endpoint.requests.fields import Strict, check_text, unsupported, wrong
 
 _MAX_MESSAGES = 65_536
 _MESSAGE_FIELDS = {"role", "content", "name"}
@@ -32,12 +32,7 @@ def _checked_message(where: str, message: Any) -> dict[str, str]:
             raise unsupported(f"{where}.{shown_name(name)}")
     role = message.get("role")
     if role in ("tool", "function"):
-        raise ApiError(
-            400,
-            f"{where}.role: this server does not support tools",
-            param=f"{where}.role",
-            code="unsupported_parameter",
-        )
+        raise unsupported(f"{where}.role", "this server does not support tools")
     if role not in _ROLES:
         raise wrong(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
     # Chat templates know no developer.
@@ -63,12 +58,7 @@ def _checked_content(where: str, content: Any) -> str:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise wrong(where_part, 'expected an object with type "text" and a text')
         if part["type"] != "text":
-            raise ApiError(
-                400,
-                f"{where_part}.type: this server takes text only",
-                param=f"{where_part}.type",
-                code="unsupported_parameter",
-            )
+            raise unsupported(f"{where_part}.type", "this server takes text only")
         if not isinstance(part.get("text"), str):
             raise wrong(f"{where_part}.text", "expected a string")
         if extra := sorted(part.keys() - {"type", "text"}):
@@ -78,19 +68,15 @@ def _checked_content(where: str, content: Any) -> str:
     return "".join(texts)
 
 
-class TextPart(BaseModel):
+class TextPart(Strict):
     """A text part of a message's content."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Strict):
     """A message as a client may send it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]

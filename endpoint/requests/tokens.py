@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from endpoint.requests.fields import ModelName, TokenIds, check_text, wrong
+from endpoint.requests.fields import ModelName, Strict, TokenIds, check_text, wrong
 from endpoint.requests.messages import Conversation, Messages
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Strict):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: ModelName | None = None
     prompt: str | None = None
@@ -35,10 +33,8 @@ class TokenizeRequest(BaseModel):
         return "messages", Conversation(self.messages or [])
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: ModelName | None = None
     tokens: TokenIds

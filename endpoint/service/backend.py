@@ -44,19 +44,15 @@ class Backend(Protocol):
 
     async def facts(self) -> EngineFacts:
         """Return the engine's limits and fingerprint."""
-        ...
 
     def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Yield what the samples write, as they write it; the last delta of each has its ending."""
-        ...
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return the log-probabilities of each prompt's tokens, except its first."""
-        ...
 
     async def check_health(self) -> None:
         """Raise what is wrong with the engine, if anything is."""
-        ...
 
 
 class EnginesLostError(RuntimeError):
@@ -85,13 +81,13 @@ class Replicas:
 
     async def facts(self) -> EngineFacts:
         """Return the facts of our model's engines, which are all alike. Raises OtherModelError."""
-        update = _UpdateRetries()
+        tries = _Tries("facts")
         while self._facts is None:
             facts: EngineFacts = await self._handle.facts.remote()
             if self._fingerprint in ("", facts.fingerprint):
                 self._facts = facts
             else:
-                await update.wait(OtherModelError("the facts are another model's"))
+                await tries.again(OtherModelError("the facts are another model's"))
         return self._facts
 
     async def wait_for_model(self) -> None:
@@ -110,7 +106,7 @@ class Replicas:
         """Yield deltas as `Backend.generate` does."""
         generation = replace(generation, fingerprint=self._fingerprint)
         delivered: dict[int, Delivered] = {}
-        losses, update = _Losses(generation.request_id), _UpdateRetries()
+        tries = _Tries(generation.request_id)
         with self._counted():
             while True:
                 # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
@@ -127,12 +123,10 @@ class Replicas:
                             yield new
                     is_over = True
                     return
-                except OtherModelError as error:
-                    await update.wait(error)
-                except (RayError, *_LOST) as error:
+                except (OtherModelError, RayError, *_LOST) as error:
                     is_over = True
-                    losses.add(error, is_waiting=is_waiting, is_repeatable=self._is_repeatable or not delivered)
-                    update = _UpdateRetries()
+                    is_repeatable = self._is_repeatable or not delivered
+                    await tries.again(error, is_waiting=is_waiting, is_repeatable=is_repeatable)
                 finally:
                     if not is_over:  # the reader has left
                         response.cancel()
@@ -143,24 +137,20 @@ class Replicas:
         A replica says nothing before it has the scores, so every request for scores counts as in flight.
         """
         scoring = replace(scoring, fingerprint=self._fingerprint)
-        losses, update = _Losses(scoring.request_id), _UpdateRetries()
+        tries = _Tries(scoring.request_id)
         with self._counted():
             while True:
                 response = self._handle.score_or_refuse.remote(scoring)
                 try:
                     answer: list[list[TokenLogprobs]] | Exception = await response
-                except (RayError, *_LOST) as error:
-                    losses.add(error, is_waiting=False, is_repeatable=True)
-                    continue
+                    if isinstance(answer, Exception):
+                        raise answer
+                    return answer
+                except (OtherModelError, RayError, *_LOST) as error:
+                    await tries.again(error)
                 except asyncio.CancelledError:
                     response.cancel()
                     raise
-                if isinstance(answer, OtherModelError):
-                    await update.wait(answer)
-                elif isinstance(answer, Exception):
-                    raise answer
-                else:
-                    return answer
 
     async def check_health(self) -> None:
         """Check one replica as `Backend.check_health` does."""
@@ -177,37 +167,30 @@ class Replicas:
             self._num_requests -= 1
 
 
-class _UpdateRetries:
-    """Retries on other replicas while a rolling update is under way, for a limited time."""
-
-    def __init__(self) -> None:
-        self._gives_up_at: float | None = None  # set by the first refusal
-
-    async def wait(self, refusal: OtherModelError) -> None:
-        """Return when another replica may be asked. Raises the refusal when retries have lasted long enough."""
-        now = time.monotonic()
-        self._gives_up_at = now + _UPDATE_PATIENCE_S if self._gives_up_at is None else self._gives_up_at
-        if now >= self._gives_up_at:
-            raise refusal
-        await asyncio.sleep(_ASK_AGAIN_S)
-
-
-class _Losses:
-    """The replicas that were lost while they had one request."""
+class _Tries:
+    """The replicas that one request was given to in vain: lost ones, and those of another model during an update."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id, self._num_lost, self._num_in_flight = request_id, 0, 0
+        self._gives_up_at: float | None = None  # set by the first replica of another model
 
-    def add(self, error: Exception, *, is_waiting: bool, is_repeatable: bool) -> None:
-        """Return if the request may go to another replica after this error; raise if it may not.
+    async def again(self, error: Exception, *, is_waiting: bool = False, is_repeatable: bool = True) -> None:
+        """Return when the request may go to another replica after this error; raise if it may not.
 
         Raises the replica's own exception if the replica was not lost, and EnginesLostError after too many losses.
         """
+        if isinstance(error, OtherModelError):
+            now = time.monotonic()
+            self._gives_up_at = self._gives_up_at or now + _UPDATE_PATIENCE_S
+            if now >= self._gives_up_at:
+                raise error
+            await asyncio.sleep(_ASK_AGAIN_S)
+            return
         if isinstance(error, RayTaskError):
-            cause = error.cause
-            raise cause if isinstance(cause, Exception) else error
+            raise error.cause if isinstance(error.cause, Exception) else error
         if not isinstance(error, _LOST) or not is_repeatable:
             raise error
+        self._gives_up_at = None
         self._num_lost += 1
         self._num_in_flight += not is_waiting
         _log.warning(Event("replica lost", request_id=self._request_id, waited=is_waiting, lost=self._num_lost))
@@ -249,7 +232,6 @@ def as_api_error(error: Exception) -> Exception:
             return ApiError(
                 504,
                 f"The request was not done in {error.timeout_s:g} seconds, the most that this server gives to one.",
-                type="timeout_error",
                 code="deadline_exceeded",
             )
         case EnginesLostError():
@@ -257,7 +239,6 @@ def as_api_error(error: Exception) -> Exception:
                 500,
                 "The engine that wrote this request was lost, and so was the one that continued it. It is not tried "
                 "again.",
-                type="server_error",
                 code="engine_lost",
             )
         case OtherModelError():

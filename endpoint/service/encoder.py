@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -37,7 +37,7 @@ class Encoder:
 
     async def encode_chat(self, messages: list[dict[str, str]], max_model_len: int) -> tuple[str, list[int]]:
         """Return the chat template's text for messages, and its token ids; 400 if it refuses or they cannot fit."""
-        size = sum(map(_size_of, messages))
+        size = sum(len(message["content"]) + len(message.get("name", "")) + _MESSAGE_SIZE for message in messages)
         try:
             return await self._run(size, lambda: self._codec.chat_prompt(messages, max_tokens=max_model_len))
         except RowError as error:
@@ -66,11 +66,6 @@ class Encoder:
         future.add_done_callback(done)
         del work
         return await asyncio.wrap_future(future)
-
-
-def _size_of(message: Mapping[str, str]) -> int:
-    """Count a message's text, and a constant for the message itself."""
-    return len(message["content"]) + len(message.get("name", "")) + _MESSAGE_SIZE
 
 
 def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:

@@ -6,12 +6,20 @@ processes of an endpoint can be added up. `actors/metric_table.py` declares them
 
 from __future__ import annotations
 
-import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import prometheus_client as prometheus
 
 from actors.heartbeat import Heartbeat
 from actors.metric_table import (
+    BETWEEN_TOKENS_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    QUEUE_SECONDS,
+    REQUEST_SECONDS,
+    REQUESTS_FINISHED,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
     SERVED_ACCEPTED_BY_POSITION,
@@ -23,29 +31,34 @@ from actors.metric_table import (
     SERVING_METRICS,
     Metric,
 )
-from pipeline.counts import Counts
 
-_Shown = prometheus.Counter | prometheus.Gauge | prometheus.Histogram
+FinishReason = Literal["stop", "length", "cancelled", "rejected", "timeout", "error"]
+_KINDS: Mapping[str, Any] = {
+    "counter": prometheus.Counter,
+    "gauge": prometheus.Gauge,
+    "histogram": prometheus.Histogram,
+}
 
 
 class ServingMetrics:
-    """The counts of one process of the endpoint. Any thread may call its methods."""
+    """The counts of one process of the endpoint, for its event loop."""
 
     def __init__(self, model_name: str, *, to_ray: bool = False) -> None:
         """Count under the tag `model_name`. With `to_ray`, in a process of Ray, Ray gets the same counts."""
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._model_name = model_name
         self._registry = prometheus.CollectorRegistry()
-        self._shown = {metric.name: _to_prometheus(metric, self._registry) for metric in SERVING_METRICS}
-        self._of_ray = (
-            {metric.name: metric.to_ray(model_name=model_name) for metric in SERVING_METRICS} if to_ray else {}
-        )
-        self._gauges, self._moving = {REQUESTS_RUNNING.name: 0, REQUESTS_WAITING.name: 0}, threading.Lock()
-        for metric in (REQUESTS_RUNNING, REQUESTS_WAITING):
-            self.move(metric, 0)
+        self._shown: dict[str, Any] = {}
+        self._of_ray = {metric.name: metric.to_ray(model_name=model_name) for metric in SERVING_METRICS if to_ray}
         for metric in SERVING_METRICS:
-            if metric.kind != "gauge" and len(metric.tags) == 1:
-                self._shown[metric.name].labels(model_name)  # shows it from the start, at zero
+            buckets = {"buckets": metric.boundaries} if metric.kind == "histogram" else {}
+            shown = _KINDS[metric.kind](
+                metric.name, metric.description, metric.tags, registry=self._registry, **buckets
+            )
+            if len(metric.tags) == 1:
+                shown.labels(model_name)  # shows it from the start, at zero
+            self._shown[metric.name] = shown
+        self._gauges = {REQUESTS_RUNNING.name: 0, REQUESTS_WAITING.name: 0}
         if to_ray:
             Heartbeat(self._repeat_gauges).start()  # Ray drops a gauge that is not set again
 
@@ -57,47 +70,75 @@ class ServingMetrics:
         """Add to a counter."""
         if not amount:
             return
-        counter = self._shown[metric.name]
-        assert isinstance(counter, prometheus.Counter)
-        counter.labels(self._model_name, *(tags[tag] for tag in metric.tags[1:])).inc(amount)
+        self._shown[metric.name].labels(model_name=self._model_name, **tags).inc(amount)
         if self._of_ray:
             self._of_ray[metric.name].inc(amount, tags)
 
     def observe(self, metric: Metric, seconds: float) -> None:
         """Count a value in a histogram."""
-        histogram = self._shown[metric.name]
-        assert isinstance(histogram, prometheus.Histogram)
-        histogram.labels(self._model_name).observe(seconds)
+        self._shown[metric.name].labels(self._model_name).observe(seconds)
         if self._of_ray:
             self._of_ray[metric.name].observe(seconds)
 
     def move(self, metric: Metric, by: int) -> None:
         """Move a gauge."""
-        gauge = self._shown[metric.name]
-        assert isinstance(gauge, prometheus.Gauge)
-        with self._moving:
-            self._gauges[metric.name] += by
-            gauge.labels(self._model_name).set(self._gauges[metric.name])
-
-    def add_counts(self, counts: Counts, num_drafts: int) -> None:
-        """Add the counts of some samples, and the number of rounds in which something was drafted."""
-        self.add(SERVED_PROMPT_TOKENS, counts.num_prompt_tokens)
-        self.add(SERVED_GENERATION_TOKENS, counts.num_output_tokens)
-        self.add(SERVED_DRAFTS, num_drafts)
-        self.add(SERVED_DRAFT_TOKENS, counts.num_draft_tokens)
-        self.add(SERVED_ACCEPTED_TOKENS, counts.num_accepted_tokens)
-        for position, num_accepted in enumerate(counts.accepted_per_position):
-            self.add(SERVED_ACCEPTED_BY_POSITION, num_accepted, position=str(position))
+        self._gauges[metric.name] += by
+        self._shown[metric.name].labels(self._model_name).set(self._gauges[metric.name])
 
     def _repeat_gauges(self) -> None:
         for name, value in self._gauges.items():
             self._of_ray[name].set(value)
 
 
-def _to_prometheus(metric: Metric, registry: prometheus.CollectorRegistry) -> _Shown:
-    name, description, tags = metric.name, metric.description, metric.tags
-    if metric.kind == "counter":
-        return prometheus.Counter(name, description, tags, registry=registry)
-    if metric.kind == "gauge":
-        return prometheus.Gauge(name, description, tags, registry=registry)
-    return prometheus.Histogram(name, description, tags, buckets=metric.boundaries, registry=registry)
+class RequestMeter:
+    """The times and counts of one request to generate: waiting, running, finished. Every request must be finished."""
+
+    def __init__(self, metrics: ServingMetrics) -> None:
+        """Begin to wait."""
+        self._metrics, self._started, self._is_running = metrics, time.monotonic(), False
+        self._last_tokens: dict[int, float] = {}  # when the newest tokens of each sample came
+        metrics.move(REQUESTS_WAITING, 1)
+
+    def slot_found(self) -> None:
+        """Begin to run, if the request has not: the first of its samples has a slot."""
+        if self._is_running:
+            return
+        self._is_running = True
+        self._metrics.observe(QUEUE_SECONDS, time.monotonic() - self._started)
+        self._metrics.move(REQUESTS_WAITING, -1)
+        self._metrics.move(REQUESTS_RUNNING, 1)
+
+    def tokens(self, num_tokens: int, sample: int = 0) -> None:
+        """Count tokens of a sample that came together."""
+        if not num_tokens:
+            return
+        self.slot_found()
+        now = time.monotonic()
+        if not self._last_tokens:
+            self._metrics.observe(FIRST_TOKEN_SECONDS, now - self._started)
+        if sample in self._last_tokens:
+            for _ in range(num_tokens):
+                self._metrics.observe(BETWEEN_TOKENS_SECONDS, (now - self._last_tokens[sample]) / num_tokens)
+        self._last_tokens[sample] = now
+
+    def finished(
+        self,
+        reason: FinishReason,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        rounds: Mapping[tuple[int, int], int],
+    ) -> None:
+        """End the request with its counts in all; `rounds` are the number of rounds by (drafted, accepted) tokens."""
+        metrics, by_position = self._metrics, Counter[int]()
+        metrics.move(REQUESTS_RUNNING if self._is_running else REQUESTS_WAITING, -1)
+        metrics.observe(REQUEST_SECONDS, time.monotonic() - self._started)
+        metrics.add(REQUESTS_FINISHED, 1, finished_reason=reason)
+        metrics.add(SERVED_PROMPT_TOKENS, num_prompt_tokens)
+        metrics.add(SERVED_GENERATION_TOKENS, num_output_tokens)
+        metrics.add(SERVED_DRAFTS, sum(count for (drafted, _), count in rounds.items() if drafted))
+        metrics.add(SERVED_DRAFT_TOKENS, sum(drafted * count for (drafted, _), count in rounds.items()))
+        metrics.add(SERVED_ACCEPTED_TOKENS, sum(accepted * count for (_, accepted), count in rounds.items()))
+        for (_, accepted), count in rounds.items():
+            by_position.update(dict.fromkeys(range(accepted), count))
+        for position, num_accepted in sorted(by_position.items()):
+            metrics.add(SERVED_ACCEPTED_BY_POSITION, num_accepted, position=str(position))

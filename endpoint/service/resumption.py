@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from actors.engine.deltas import Delta, counts_of_rounds
+from actors.engine.deltas import Delta
 
 
 @dataclass
 class Delivered:
-    """What was delivered of one sequence: its tokens, the rounds that wrote them, and whether it has ended."""
+    """What was delivered of one sequence: its tokens, and whether it has ended."""
 
     token_ids: list[int] = field(default_factory=list)
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     has_ended: bool = False
 
 
@@ -22,7 +20,7 @@ class Resumption:
 
     def __init__(self, delivered: dict[int, Delivered]) -> None:
         """Continue what was `delivered` of each sequence; it is brought up to date."""
-        self._delivered, self._is_first = delivered, not delivered
+        self._delivered = delivered
         self._num_seen: dict[int, int] = {}
 
     def new(self, deltas: list[Delta]) -> list[Delta]:
@@ -47,11 +45,6 @@ class Resumption:
                 logprobs=delta.logprobs[num_known:],
             )
         done.token_ids += delta.token_ids
-        if delta.token_ids:
-            done.rounds[delta.num_drafted, delta.num_accepted] += 1
-        if delta.ending is None or done.has_ended:
-            return delta if delta.token_ids else None
-        done.has_ended = True
-        if self._is_first:
-            return delta
-        return replace(delta, ending=replace(delta.ending, **counts_of_rounds(done.rounds)))
+        ends = delta.ending is not None and not done.has_ended
+        done.has_ended |= ends
+        return delta if delta.token_ids or ends else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +11,12 @@ from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, shown_name
-from endpoint.requests.fields import check_token_ids, outside_vocabulary
+from endpoint.requests.fields import check_token_ids, outside_vocabulary, wrong
 from endpoint.requests.generation import GenerationRequest
 from endpoint.requests.messages import Conversation
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
-from endpoint.service.meter import RequestMeter
+from endpoint.service.metrics import ServingMetrics
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly
@@ -36,7 +35,6 @@ class ServiceSettings:
     """Samples that one request may ask for, over all of its prompts."""
     request_timeout_s: float = 600.0
     """Seconds from a request's arrival to its last token, waiting included; then 504."""
-    owned_by: str = "dray"
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
@@ -77,15 +75,8 @@ class PreparedRequest:
 class Service:
     """The service of one process. Whatever it waits for, it waits until a request's deadline at most."""
 
-    def __init__(
-        self,
-        settings: ServiceSettings,
-        codec: TextCodec,
-        backend: Backend,
-        new_meter: Callable[[], RequestMeter] = RequestMeter,
-    ) -> None:
-        """Measure each request to generate with a meter of its own, made by `new_meter`."""
-        self.settings, self.codec, self.backend, self.new_meter = settings, codec, backend, new_meter
+    def __init__(self, settings: ServiceSettings, codec: TextCodec, backend: Backend, metrics: ServingMetrics) -> None:
+        self.settings, self.codec, self.backend, self.metrics = settings, codec, backend, metrics
         self._encoder = Encoder(codec)
 
     async def prepare(self, request: GenerationRequest, request_id: str, deadline: Deadline) -> PreparedRequest:
@@ -96,7 +87,10 @@ class Service:
         self.check_model(request.model)
         params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
         _check_vocabulary(params, facts.vocab_size)
-        self._check_num_choices(len(by_param) * params.n)
+        if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
+            asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
+            taken = f"and this server takes at most {self.settings.max_choices}."
+            raise ApiError(400, f"{asked}, {taken}", param="n", code="invalid_value")
         prompts = [
             await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text)
             for param, prompt in by_param.items()
@@ -123,7 +117,8 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model; a request need not name one."""
         if name is not None and name not in self.settings.names:
-            raise unknown_model(name)
+            shown = shown_name(name, 128)
+            raise ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
 
     async def encode(
         self, param: str, prompt: str | list[Any] | Conversation, deadline: Deadline, *, needs_text: bool = False
@@ -154,28 +149,12 @@ class Service:
         """Decode the token ids in the request field `param`, at most as many as the context has. Raises ApiError."""
         facts = await self.facts(deadline)
         if len(token_ids) > facts.max_model_len:
-            raise ApiError(
-                400,
-                f"{param}: expected at most {facts.max_model_len} token ids, which is this model's context, "
-                f"got {len(token_ids)}",
-                param=param,
-                code="context_length_exceeded",
-            )
+            what = f"expected at most {facts.max_model_len} token ids, which is this model's context"
+            raise wrong(param, f"{what}, got {len(token_ids)}", "context_length_exceeded")
         check_token_ids(param, token_ids, facts.vocab_size)
         with api_errors():
             async with deadline.enforced():
                 return await self._encoder.decode(token_ids)
-
-    def _check_num_choices(self, num_choices: int) -> None:
-        """Raise ApiError for more choices than one request may ask for."""
-        if num_choices > self.settings.max_choices:
-            raise ApiError(
-                400,
-                f"The request asks for {num_choices} choices (prompts x n, or x best_of), and this server takes at "
-                f"most {self.settings.max_choices}.",
-                param="n",
-                code="invalid_value",
-            )
 
 
 def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
@@ -184,11 +163,6 @@ def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         for token_id in token_ids:
             if token_id >= vocab_size:
                 raise outside_vocabulary(param, token_id, vocab_size)
-
-
-def unknown_model(name: str) -> ApiError:
-    """Return the error for a name that no model has."""
-    return ApiError(404, f"The model '{shown_name(name, 128)}' does not exist.", param="model", code="model_not_found")
 
 
 def _too_long(param: str, num_tokens: int, facts: EngineFacts) -> ApiError:

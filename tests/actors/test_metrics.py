@@ -3,6 +3,7 @@
 import errno
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,52 +16,67 @@ from actors import metric_table as metrics
 from actors.drafts.link import LinkStats
 from actors.engine.loop import EngineNumbers
 from actors.heartbeat import Heartbeat
-from actors.metric_table import METRICS, Metric
+from actors.metric_table import METRICS, SERVING_METRICS, Metric
 from actors.metrics import Metrics
 from actors.workers.published import publish_engine
 from pipeline.storage.retries import RetryPolicy
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs"
+TABLES = {"metrics.md": METRICS, "serving.md": SERVING_METRICS}
+PREFIXES = {"metrics.md": ["ray_"], "serving.md": ["", "ray_"]}  # Ray adds one, the page `/metrics` none
 
 
 def row_of(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.tags)} | {metric.description} |"
 
 
-def test_the_documentation_lists_the_declared_metrics() -> None:
-    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
-    assert table == [row_of(metric) for metric in METRICS]
+@pytest.mark.parametrize("document", TABLES)
+def test_the_documentation_lists_the_declared_metrics_and_no_others(document: str) -> None:
+    table = [line for line in (DOCS / document).read_text().splitlines() if line.startswith("| `dray_")]
+    assert table == [row_of(metric) for metric in TABLES[document]]
 
 
-def test_every_metric_is_declared_once_and_has_the_prefix() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    assert all(re.fullmatch(r"dray_[a-z_]+", metric.name) for metric in METRICS)
+@pytest.mark.parametrize("declared", TABLES.values(), ids=TABLES.keys())
+def test_every_metric_is_declared_once_and_has_the_prefix(declared: list[Metric]) -> None:
+    assert len({metric.name for metric in declared}) == len(declared)
+    assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in declared)
 
 
-def exported() -> dict[str, set[str]]:
-    """The labels of each series that Ray's exporter makes of a metric, by its name."""
+def exported(document: str) -> dict[str, set[str]]:
+    """The labels of each series of a document's metrics, by its name."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
     return {
-        f"ray_{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
-        for metric in METRICS
+        f"{prefix}{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
+        for prefix in PREFIXES[document]
+        for metric in TABLES[document]
         for suffix in suffixes[metric.kind]
     }
 
 
-def test_the_documentation_names_metrics_that_exist() -> None:
-    named = set(re.findall(r"ray_dray_\w+", DOCS.read_text()))
+@pytest.mark.parametrize("document", TABLES)
+def test_the_documentation_names_metrics_that_exist(document: str) -> None:
+    text = (DOCS / document).read_text()
+    named = {name for name in re.findall(r"\b(?:ray_)?dray_\w+", text) if not name.endswith("_")}
     assert named
-    assert named <= exported().keys()
+    assert named <= exported(document).keys() | {metric.name for metric in TABLES[document]}
 
 
-def queries() -> list[str]:
-    blocks = re.findall(r"^```promql\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
+def queries() -> list[tuple[str, str]]:
+    """The documents' queries, each with its document."""
+    return [
+        (document, line)
+        for document in TABLES
+        for block in re.findall(r"^```promql\n(.*?)^```$", (DOCS / document).read_text(), re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if not line.startswith("#")
+    ]
 
 
-@pytest.mark.parametrize("query", queries())
-def test_each_query_in_the_documentation_parses_and_asks_for_series_and_labels_that_exist(query: str) -> None:
-    selectors: list[promql.VectorSelector] = []
+@pytest.mark.parametrize(("document", "query"), queries())
+def test_each_query_in_the_documentation_parses_and_asks_for_series_and_labels_that_exist(
+    document: str, query: str
+) -> None:
+    series, selectors = exported(document), list[promql.VectorSelector]()
     grouped_by: set[str] = set()
 
     def visit(node: promql.Expr) -> None:
@@ -73,14 +89,16 @@ def test_each_query_in_the_documentation_parses_and_asks_for_series_and_labels_t
 
     promql.walk(promql.parse(query), visit)
     assert selectors, "it asks for nothing"
-    assert {selector.name for selector in selectors} <= exported().keys()
+    assert {selector.name for selector in selectors} <= series.keys()
     for selector in selectors:
-        assert {matcher.name for matcher in selector.matchers.matchers} <= exported()[selector.name or ""]
-    assert grouped_by <= set().union(*(exported()[selector.name or ""] for selector in selectors))
+        assert {matcher.name for matcher in selector.matchers.matchers} <= series[selector.name or ""]
+    assert grouped_by <= set().union(*(series[selector.name or ""] for selector in selectors))
 
 
 def test_the_documentation_has_its_queries() -> None:
-    assert len(queries()) > 8
+    counts = Counter(document for document, _ in queries())
+    assert counts["metrics.md"] > 8
+    assert counts["serving.md"] > 0
 
 
 class Published:

@@ -11,8 +11,10 @@ from ray import serve
 
 from endpoint.deployment import start
 from endpoint.edge.auth import Keys
+from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
-from tests.endpoint.in_process import Server, bundled_server, running_server, settings_of
+from endpoint.service.service import ServiceSettings
+from tests.endpoint.in_process import MODEL, Server, bundled_server, running_server, settings_of
 from tests.endpoint.on_serve.application import Served, serving
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
@@ -20,10 +22,23 @@ from tests.endpoint.web import served
 SERVE_LIMITS = Limits(max_body_bytes=100_000, body_timeout_s=2.0)
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run the tests that are coroutines in asyncio's loop."""
+    return "asyncio"
+
+
+@pytest.fixture
+def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
+    monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="session")
 def server(text_pair: tuple[str, str]) -> Iterator[Server]:
-    """The application over an engine that drafts."""
-    with running_server(settings_of(text_pair)) as running:
+    """The application over an engine that drafts, open and small."""
+    settings = ServiceSettings(model=MODEL, aliases=("tiny",), fingerprint="fp_1", max_choices=16)
+    with running_server(settings_of(text_pair), settings, EdgeSettings(keys=None, has_docs=True)) as running:
         yield running
 
 

@@ -19,9 +19,6 @@ from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.http.limits import Limits
-from endpoint.service.backend import Backend
-from endpoint.service.meter import RequestMeter
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
@@ -42,32 +39,11 @@ def settings_of(pair: tuple[str, str], **options: Any) -> GeneratorSettings:
     )
 
 
-def load_plain(settings: GeneratorSettings, **changes: Any) -> Engine:
-    """Load the target alone, which writes the texts that all others are compared with."""
-    values = {"num_slots": 4, "drafter": "none", "max_model_len": settings.engine.max_model_len}
-    return Engine.load(
-        settings.models.target, None, EngineOptions(**{**values, **changes}), device="cpu", dtype="float32"
-    )
-
-
-def offline_rows(plain: Engine, codec: TextCodec, settings: Any, requests: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """Return the generation rows that the offline job writes for each request, which run side by side."""
-    encoded = []
-    for request in requests:
-        own = {name: request.get(name) for name in ("prompt", "messages")}
-        overrides = {name: value for name, value in request.items() if name not in (*own, "stream")}
-        encoded.append(encode_row(input_row(**own, overrides=overrides), 0, codec, settings))
-    for _ in plain.stream([sequence for row in encoded for sequence in row.sequences]):
-        pass
-    return [decode_row(row, codec) for row in encoded]
-
-
 @dataclass(frozen=True)
-class Server:
-    """A running server, and what its texts are compared with."""
+class Running:
+    """A running endpoint, and the target alone, which writes the texts that its texts are compared with."""
 
     port: int
-    service: Service
     settings: GeneratorSettings
 
     @property
@@ -78,45 +54,74 @@ class Server:
     @cached_property
     def plain(self) -> Engine:
         """The target alone."""
-        return load_plain(self.settings)
+        options = EngineOptions(num_slots=16, drafter="none", max_model_len=self.settings.engine.max_model_len)
+        return Engine.load(self.settings.models.target, None, options, device="cpu", dtype="float32")
+
+    @cached_property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return load_codec(self.settings)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """Return the official client, which does not try again."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, **options)
+        """Return the official client, which does not try again unless it is told to."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, **options})
 
-    def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[Any]:
-        """Return the generation rows that the offline job writes for a row, by the target alone."""
-        request = {"prompt": prompt, "messages": messages, **overrides}
-        return offline_rows(self.plain, self.service.codec, self.settings, [request])[0]
+    def rows_of(self, requests: Sequence[dict[str, Any]]) -> list[list[Any]]:
+        """Return the generation rows that the offline job writes for each request, which run side by side."""
+        encoded = []
+        for request in requests:
+            own = {name: request.get(name) for name in ("prompt", "messages")}
+            overrides = {name: value for name, value in request.items() if name not in (*own, "stream")}
+            encoded.append(encode_row(input_row(**own, overrides=overrides), 0, self.codec, self.settings))
+        for _ in self.plain.stream([sequence for row in encoded for sequence in row.sequences]):
+            pass
+        return [decode_row(row, self.codec) for row in encoded]
+
+    def offline(self, prompt: str | None = None, **request: Any) -> list[Any]:
+        """Return the same for one request."""
+        return self.rows_of([{"prompt": prompt, **request}])[0]
+
+    def texts_of(self, requests: Sequence[dict[str, Any]]) -> list[list[str]]:
+        """Return the texts of the samples that the offline job writes for each request."""
+        return [[sample["text"] for sample in samples] for samples in self.rows_of(requests)]
+
+
+@dataclass(frozen=True)
+class Server(Running):
+    """The endpoint in this process."""
+
+    service: Service
+
+
+def streamed(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
+    """Return the text of each choice of a streamed completion or chat, and all chunks."""
+    texts: dict[int, str] = {}
+    chunks = list(api.create(model=MODEL, stream=True, **request))
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        text = choice.delta.content if hasattr(choice, "delta") else choice.text
+        texts[choice.index] = texts.get(choice.index, "") + (text or "")
+    return texts, chunks
 
 
 @contextmanager
 def running_server(
-    settings: GeneratorSettings,
-    backend: Backend | None = None,
-    service_settings: ServiceSettings | None = None,
-    edge_settings: EdgeSettings | None = None,
+    settings: GeneratorSettings, service_settings: ServiceSettings, edge_settings: EdgeSettings
 ) -> Iterator[Server]:
-    """Run the server until the block ends; without other settings it is open and small."""
-    service_settings = service_settings or ServiceSettings(
-        model=MODEL, aliases=("tiny",), fingerprint="fp_1", max_choices=16
-    )
-    edge_settings = edge_settings or EdgeSettings(keys=None, has_docs=True)
+    """Run the server until the block ends."""
     metrics = ServingMetrics(service_settings.names[0])
-    backend = backend or Replica(settings)
-    service = Service(service_settings, load_codec(settings), backend, lambda: RequestMeter(metrics))
+    service = Service(service_settings, load_codec(settings), Replica(settings), metrics)
     app = create_app(service, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics)
     with served(app) as port:
-        yield Server(port, service, settings)
+        yield Server(port, settings, service)
 
 
 @contextmanager
 def closed_server(pair: tuple[str, str], model: str, max_model_len: int | None = None) -> Iterator[Server]:
     """Run the server with its page, closed with `KEY` and with standard limits."""
     settings = settings_of(pair, num_speculative_tokens=4, max_model_len=max_model_len)
-    edge_settings = EdgeSettings(keys=Keys([KEY]), limits=Limits(), has_page=True)
-    with running_server(settings, None, ServiceSettings(model=model), edge_settings) as server:
+    edge_settings = EdgeSettings(keys=Keys([KEY]), has_page=True)
+    with running_server(settings, ServiceSettings(model=model), edge_settings) as server:
         yield server
 
 

@@ -10,6 +10,8 @@ from http.client import HTTPConnection
 from typing import Any
 
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ def ask(
         return Answer(response.status, names, response.read(), request_ids)
     finally:
         connection.close()
+
+
+def samples_of(page: str | bytes) -> list[Sample]:
+    """The samples of a page of metrics."""
+    text = page if isinstance(page, str) else page.decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def send_raw(port: int, *pieces: bytes) -> bytes:

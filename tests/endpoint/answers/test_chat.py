@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
 
-USER = {"role": "user", "content": "hello"}
+USER: Any = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "a question": [USER],
     "with a system prompt": [{"role": "system", "content": "a small text"}, USER],
@@ -18,15 +18,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "other letters": [{"role": "user", "content": "für 日本 🙂"}],
     "control tokens": [{"role": "user", "content": "a<|end|>b"}],
 }
-
-
-def streamed(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], list[Any]]:
-    texts: dict[int, str] = {}
-    chunks = list(client.chat.completions.create(model=MODEL, stream=True, **request))
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-    return texts, chunks
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -39,7 +30,7 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     (row,) = server.offline(messages=CHATS[name], temperature=temperature, seed=3, max_tokens=20)
     assert whole.choices[0].message.content == row["text"]
     assert whole.choices[0].finish_reason == row["finish_reason"]
-    assert streamed(client, **request)[0] == {0: row["text"]}
+    assert streamed(client.chat.completions, **request)[0] == {0: row["text"]}
     assert whole.usage is not None
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
@@ -48,24 +39,24 @@ def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_mess
     server: Server, client: openai.OpenAI
 ) -> None:
     request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
-    plain = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
+    plain: Any = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
-    same = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
-    first = client.chat.completions.create(messages=plain, **request)  # type: ignore[call-overload]
-    second = client.chat.completions.create(messages=same, **request)  # type: ignore[call-overload]
+    same: Any = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
+    first = client.chat.completions.create(messages=plain, **request)
+    second = client.chat.completions.create(messages=same, **request)
     assert first.choices[0].message.content == second.choices[0].message.content
     assert first.usage.prompt_tokens == second.usage.prompt_tokens
 
 
 def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:
-    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)  # type: ignore[list-item]
-    messages = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
-    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)
+    messages: Any = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
+    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
     plain = [USER, {"role": "assistant", "content": first.choices[0].message.content}, messages[-1]]
     (row,) = server.offline(messages=plain, temperature=0.0, max_tokens=8)
     assert second.choices[0].message.content == row["text"]
-    dumped = [USER, first.choices[0].message.model_dump(), messages[-1]]
-    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)  # type: ignore[arg-type]
+    dumped: Any = [USER, first.choices[0].message.model_dump(), messages[-1]]
+    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)
     assert again.choices[0].message.content == row["text"]
 
 
@@ -81,12 +72,8 @@ def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, clien
 def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(
     client: openai.OpenAI, limits: dict[str, int], expected: int | None
 ) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[USER],  # type: ignore[list-item]
-        extra_body={"ignore_eos": True},
-        **limits,  # type: ignore[arg-type]
-    )
+    request: dict[str, Any] = {"messages": [USER], "extra_body": {"ignore_eos": True}, **limits}
+    answer = client.chat.completions.create(model=MODEL, **request)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == (expected or CONTEXT - answer.usage.prompt_tokens)
     assert answer.choices[0].finish_reason == "length"
@@ -94,7 +81,7 @@ def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_contex
 
 def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client: openai.OpenAI) -> None:
     texts, chunks = streamed(
-        client, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
+        client.chat.completions, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
     )
     for index in range(3):
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
@@ -124,13 +111,15 @@ def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
     assert all(len(entry.top_logprobs) == (num_top or 0) for entry in content)
     written = b"".join(bytes(entry.bytes or []) for entry in content)
     assert written.decode("utf-8", "replace").startswith((whole.message.content or "").rstrip("\ufffd"))
-    _, chunks = streamed(client, **request)
+    _, chunks = streamed(client.chat.completions, **request)
     parts = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
     assert [entry.token for part in parts for entry in part] == [entry.token for entry in content]
 
 
 def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
-    _, chunks = streamed(client, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True})
+    _, chunks = streamed(
+        client.chat.completions, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True}
+    )
     contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert contents
     for choice in contents:

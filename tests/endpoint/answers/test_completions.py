@@ -9,19 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
 
 PROMPTS = ["hello world", "a small text", "one", " two three\n", "für 日本 🙂", "x" * 40]
-
-
-def streamed(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], list[Any]]:
-    """The text of each choice, and all chunks."""
-    texts: dict[int, str] = {}
-    chunks = list(client.completions.create(model=MODEL, stream=True, **request))
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] = texts.get(choice.index, "") + choice.text
-    return texts, chunks
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -30,7 +20,7 @@ def test_greedy_text_is_the_targets_own_whole_streamed_offline_and_by_transforme
 ) -> None:
     request: dict[str, Any] = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
     whole = client.completions.create(model=MODEL, **request).choices[0].text
-    assert streamed(client, **request)[0] == {0: whole}
+    assert streamed(client.completions, **request)[0] == {0: whole}
     (row,) = server.offline(prompt, temperature=0.0, max_tokens=24)
     assert row["text"] == whole
     model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
@@ -79,7 +69,7 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
     rows = server.offline("hello world", **sampling)
     assert [choice.text for choice in answer.choices] == [row["text"] for row in rows]
     assert [choice.finish_reason for choice in answer.choices] == [row["finish_reason"] for row in rows]
-    assert streamed(client, **request)[0] == {row["sample"]: row["text"] for row in rows}
+    assert streamed(client.completions, **request)[0] == {row["sample"]: row["text"] for row in rows}
 
 
 def test_without_a_seed_texts_differ_and_the_answered_seed_reproduces_them(client: openai.OpenAI) -> None:
@@ -111,7 +101,7 @@ def test_choice_i_n_plus_j_is_sample_j_of_prompt_i(server: Server, client: opena
     expected = [row["text"] for prompt in prompts for row in server.offline(prompt, **request)]
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text for choice in answer.choices] == expected
-    texts, _ = streamed(client, prompt=prompts, **request)
+    texts, _ = streamed(client.completions, prompt=prompts, **request)
     assert [texts[index] for index in range(6)] == expected
 
 
@@ -137,7 +127,7 @@ def test_stop_strings_end_the_text_and_no_part_of_one_is_shown_or_streamed(
             (row,) = server.offline(**{**request, "stop": stops})
             assert (answer.choices[0].text, answer.choices[0].finish_reason) == (row["text"], "stop")
             assert answer.choices[0].model_extra["stop_reason"] == row["stop_reason"]
-            texts, chunks = streamed(client, stop=stops, **request)
+            texts, chunks = streamed(client.completions, stop=stops, **request)
             assert texts == {0: row["text"]}
             text = ""
             for chunk in chunks:
@@ -149,12 +139,12 @@ def test_text_that_only_looked_like_the_start_of_a_stop_string_is_streamed_later
     request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 30}
     whole = client.completions.create(model=MODEL, **request).choices[0].text
     almost = [character + "\x00" for character in dict.fromkeys(whole)][:4]
-    assert streamed(client, stop=almost, **request)[0] == {0: whole}
+    assert streamed(client.completions, stop=almost, **request)[0] == {0: whole}
 
 
 def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_counts(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": ["one", "two"], "n": 2, "seed": 1}
-    _, chunks = streamed(client, stream_options={"include_usage": True}, **request)
+    _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
     whole = client.completions.create(model=MODEL, **request)
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
     finished = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason]
@@ -164,7 +154,7 @@ def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_count
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert all("usage" in chunk.model_fields_set for chunk in chunks)
-    _, without = streamed(client, **request)
+    _, without = streamed(client.completions, **request)
     assert not any("usage" in chunk.model_fields_set for chunk in without)
     assert all(chunk.choices for chunk in without)
 
@@ -202,7 +192,7 @@ def test_log_probabilities_are_those_of_the_targets_raw_logits(server: Server, c
 def test_streamed_log_probabilities_are_those_of_the_whole_answer(client: openai.OpenAI, echo: bool) -> None:
     request: dict[str, Any] = {"prompt": "für one", "seed": 2, "max_tokens": 20, "logprobs": 2, "echo": echo}
     whole = client.completions.create(model=MODEL, **request).choices[0]
-    texts, chunks = streamed(client, **request)
+    texts, chunks = streamed(client.completions, **request)
     assert texts == {0: whole.text}
     assert whole.logprobs is not None
     parts = [choice.logprobs for chunk in chunks for choice in chunk.choices]
@@ -220,14 +210,8 @@ def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: ope
     expected_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     expected = [expected_TV[position, token_id].item() for position, token_id in enumerate(ids[1:])]
     for form in (prompt, ids):
-        answer = client.completions.create(
-            model=MODEL,
-            prompt=form,  # type: ignore[arg-type]
-            max_tokens=0,
-            echo=True,
-            logprobs=1,
-            temperature=0,
-        )
+        request: dict[str, Any] = {"prompt": form, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        answer = client.completions.create(model=MODEL, **request)
         choice = answer.choices[0]
         assert choice.text == prompt
         assert choice.finish_reason == "length"
@@ -252,7 +236,7 @@ def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, cl
         assert (after.logprobs.tokens or [])[num_prompt:] == before.logprobs.tokens
         assert (after.logprobs.text_offset or [])[num_prompt] == len(prompt)
     assert client.completions.create(model=MODEL, echo=True, prompt="one", max_tokens=0).choices[0].text == "one"
-    assert streamed(client, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
+    assert streamed(client.completions, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
 
 
 def test_best_of_returns_the_samples_whose_tokens_are_likeliest(server: Server, client: openai.OpenAI) -> None:
@@ -284,7 +268,7 @@ def test_an_answer_reports_speculation_with_vllms_names(server: Server, client: 
     assert sum(int(drafted) * sum(counts) for drafted, counts in by_draft.items()) == numbers["num_draft_tokens"]
     assert numbers["draft_acceptance_rate"] == accepted / numbers["num_draft_tokens"]
     assert numbers["mean_acceptance_length"] == 1 + accepted / numbers["num_spec_steps"]
-    _, chunks = streamed(client, stream_options={"include_usage": True}, **request)
+    _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"] == numbers
     several = client.completions.create(model=MODEL, n=2, **request)
     assert several.model_extra["metrics"]["speculative_decoding"] is None
@@ -298,7 +282,7 @@ def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: 
         "stream_options": {"include_usage": True},
     }
     extra = {"include_draft_spans": True, "ignore_eos": True}
-    texts, chunks = streamed(client, extra_body=extra, stop=["zz"], **request)
+    texts, chunks = streamed(client.completions, extra_body=extra, stop=["zz"], **request)
     spans = []
     for chunk in chunks[:-1]:
         own = chunk.choices[0].model_extra["draft_spans"]

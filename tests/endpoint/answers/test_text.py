@@ -71,7 +71,7 @@ def byte_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 
 def ending(stop_reason: str | None) -> Ending:
-    return Ending("stop" if stop_reason else "length", stop_reason, None, 0, 1, 0, 0, {})
+    return Ending("stop" if stop_reason else "length", stop_reason, None, 0)
 
 
 def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ def question(**fields: Any) -> dict[str, Any]:
 INVALID: dict[str, tuple[Any, str, str]] = {  # the body, the wrong field, and what it must be
     "an empty object": ({}, "messages", REQUIRED),
     "null for a list": ({"messages": None}, "messages", "expected a list"),
-    "no messages": ({"messages": []}, "messages", "must have at least 1"),
+    "ten messages": ({"messages": [MESSAGE] * 10}, "messages", "must have at most 9, got 10"),
     "an unknown role": (
         {"messages": [MESSAGE, {"role": SECRET, "content": ""}]},
         "messages[1].role",
@@ -38,8 +38,6 @@ INVALID: dict[str, tuple[Any, str, str]] = {  # the body, the wrong field, and w
     "much too large": (question(n=2**70), "n", "must be at most 8"),
     "a string for a number": (question(n=SECRET), "n", INTEGER),
     "true for a number": (question(n=True), "n", INTEGER),
-    "a rule of our own": (question(n=7), "n", "must not be seven"),
-    "no member of a union": (question(prompt={"secret": SECRET}), "prompt", "expected a string; or: expected a list"),
 }
 
 
@@ -65,13 +63,9 @@ def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy: int) -> No
         assert SECRET.encode() not in answer.body
 
 
-def test_a_path_with_a_slash_too_many_is_not_redirected(toy: int) -> None:
-    assert ask(toy, "/v1/ask/", {}, headers=BEARER).status == 404
-
-
 def test_an_error_of_ours_keeps_its_status_type_and_headers(toy: int) -> None:
     answer = ask(toy, "/v1/busy", {"messages": [MESSAGE]}, headers=BEARER)
-    assert (answer.status, answer.error["type"], answer.headers["retry-after"]) == (429, "overloaded_error", "1")
+    assert (answer.status, answer.error["type"], answer.headers["retry-after"]) == (429, "rate_limit_error", "1")
 
 
 def test_an_http_error_of_the_framework_does_not_show_its_detail(toy: int) -> None:

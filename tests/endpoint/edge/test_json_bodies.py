@@ -9,15 +9,17 @@ from endpoint.edge.strict_json import parse_json
 from endpoint.http.errors import ApiError
 
 SECRET = "secret"
+NOT_AT_ALL = "The body is not JSON at line 1, column 1."
+NO_OBJECT = "The body must be a JSON object."
+HALF_A_PAIR = "The body has half of a surrogate pair (\\ud800 to \\udfff)."
+TWICE = "The body has the same key twice in one object."
+TOO_DEEP = "The body is nested deeper than 32 levels."
 WRONG = {
-    "nothing": (b"", "The body is not JSON at line 1, column 1."),
-    "a word": (b"secret", "The body is not JSON at line 1, column 1."),
+    "nothing": (b"", NOT_AT_ALL),
+    "a word": (b"secret", NOT_AT_ALL),
     "half": (b'{"a": ', "The body is not JSON at line 1, column 7."),
     "two": (b"{} {}", "The body is not JSON at line 1, column 4."),
-    "single quotes": (
-        b"{'a': 1}",
-        "The body is not JSON at line 1, column 2.",
-    ),
+    "single quotes": (b"{'a': 1}", "The body is not JSON at line 1, column 2."),
     "a comment": (b'{"a": 1 // secret\n}', "The body is not JSON at line 1, column 9."),
     "a raw line end": (b'{"a": "x\ny"}', "The body is not JSON at line 1, column 9."),
     "an escape that is none": (b'{"a": "\\x41"}', "The body is not JSON at line 1, column 8."),
@@ -26,30 +28,21 @@ WRONG = {
     "minus infinity": (b'{"a": -Infinity}', "-Infinity is not JSON; a number must be finite."),
     "a float without end": (b'{"a": 1e999}', "The body has a number that is too large for a float."),
     "an integer without end": (b'{"a": ' + b"9" * 5000 + b"}", "The body has a number with too many digits."),
-    "an array": (b"[1]", "The body must be a JSON object."),
-    "a string": (b'"secret"', "The body must be a JSON object."),
-    "null": (b"null", "The body must be a JSON object."),
+    "an array": (b"[1]", NO_OBJECT),
+    "a string": (b'"secret"', NO_OBJECT),
+    "null": (b"null", NO_OBJECT),
     "Latin-1": ('{"a": "secret é"}'.encode("latin-1"), "The body is not UTF-8: byte 14 begins no character."),
     "UTF-16": ('{"a": "secret"}'.encode("utf-16"), "The body is not UTF-8: byte 0 begins no character."),
-    "a byte order mark": (
-        b"\xef\xbb\xbf{}",
-        "The body is not JSON at line 1, column 1.",
-    ),
-    "a lone surrogate": (b'{"a": "\\ud83d"}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
-    "surrogates the wrong way": (
-        b'{"a": ["\\udc00\\ud83d"]}',
-        "The body has half of a surrogate pair (\\ud800 to \\udfff).",
-    ),
-    "a lone surrogate in a name": (b'{"\\uD83D": 1}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
-    "a name twice": (b'{"a": 1, "b": 2, "a": 3}', "The body has the same key twice in one object."),
-    "a name twice inside": (b'{"a": [{"b": 1, "b": 1}]}', "The body has the same key twice in one object."),
-    "a name twice, once escaped": (b'{"a": 1, "\\u0061": 2}', "The body has the same key twice in one object."),
-    "arrays in arrays": (b'{"a": ' + b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
-    "objects in objects": (b'{"a": ' * 100_000, "The body is nested deeper than 32 levels."),
-    "deep, and well ended": (
-        b'{"a": ' + b"[" * 32 + b"]" * 32 + b"}",
-        "The body is nested deeper than 32 levels.",
-    ),
+    "a byte order mark": (b"\xef\xbb\xbf{}", NOT_AT_ALL),
+    "a lone surrogate": (b'{"a": "\\ud83d"}', HALF_A_PAIR),
+    "surrogates the wrong way": (b'{"a": ["\\udc00\\ud83d"]}', HALF_A_PAIR),
+    "a lone surrogate in a name": (b'{"\\uD83D": 1}', HALF_A_PAIR),
+    "a name twice": (b'{"a": 1, "b": 2, "a": 3}', TWICE),
+    "a name twice inside": (b'{"a": [{"b": 1, "b": 1}]}', TWICE),
+    "a name twice, once escaped": (b'{"a": 1, "\\u0061": 2}', TWICE),
+    "arrays in arrays": (b'{"a": ' + b"[" * 1_000_000, TOO_DEEP),
+    "objects in objects": (b'{"a": ' * 100_000, TOO_DEEP),
+    "deep, and well ended": (b'{"a": ' + b"[" * 32 + b"]" * 32 + b"}", TOO_DEEP),
 }
 
 

@@ -1,35 +1,18 @@
-"""Metrics: what the endpoint counts, what `/metrics` shows, and what the documentation says about it."""
+"""Metrics: what the endpoint counts, and what `/metrics` shows. `tests/actors/test_metrics.py` reads the documents."""
 
-import re
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import promql_parser as promql
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
 from endpoint.edge.auth import Keys
-from endpoint.service.meter import RequestMeter
-from endpoint.service.metrics import ServingMetrics
-from pipeline.counts import Counts
+from endpoint.service.metrics import RequestMeter, ServingMetrics
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
-from tests.endpoint.web import ask, served
+from tests.endpoint.web import ask, samples_of, served
 
-DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
-COUNTS = Counts(
-    num_prompt_tokens=11,
-    num_output_tokens=9,
-    num_rounds=4,
-    num_draft_tokens=8,
-    num_accepted_tokens=5,
-    accepted_per_position=(3, 2),
-)
-
-
-def samples_of(page: bytes) -> list[Sample]:
-    return [sample for family in text_string_to_metric_families(page.decode()) for sample in family.samples]
+COUNTS: Any = (11, 9, {(3, 2): 2, (2, 1): 1, (0, 0): 1})  # of the prompt, of the output, of rounds by their drafts
 
 
 def values(of: ServingMetrics) -> dict[str, float]:
@@ -55,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("endpoint.service.meter.time.monotonic", clock)
+    monkeypatch.setattr("endpoint.service.metrics.time.monotonic", clock)
     return clock
 
 
@@ -71,8 +54,7 @@ def test_a_request_is_followed_from_its_queue_to_its_last_token(clock: Clock) ->
     clock.now += 3
     meter.tokens(3)
     clock.now += 1
-    meter.finished("stop", COUNTS)
-    meter.finished("error", COUNTS)
+    meter.finished("stop", *COUNTS)
     shown = values(of)
     assert (shown["dray_num_requests_waiting"], shown["dray_num_requests_running"]) == (0, 0)
     assert shown["dray_request_queue_time_seconds_sum"] == 2
@@ -80,7 +62,6 @@ def test_a_request_is_followed_from_its_queue_to_its_last_token(clock: Clock) ->
     assert (shown["dray_inter_token_latency_seconds_count"], shown["dray_inter_token_latency_seconds_sum"]) == (3, 3)
     assert shown["dray_e2e_request_latency_seconds_sum"] == 7
     assert shown["dray_requests_finished_total stop"] == 1
-    assert "dray_requests_finished_total error" not in shown, "it ends once"
 
 
 def test_samples_have_times_of_their_own(clock: Clock) -> None:
@@ -99,7 +80,7 @@ def test_samples_have_times_of_their_own(clock: Clock) -> None:
 def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
     of = ServingMetrics("m")
     for _ in range(2):
-        RequestMeter(of).finished("length", COUNTS, num_drafts=3)
+        RequestMeter(of).finished("length", *COUNTS)
     shown = values(of)
     assert {name: value for name, value in shown.items() if "spec_decode" in name or "served" in name} == {
         "dray_served_prompt_tokens_total": 22,
@@ -114,9 +95,7 @@ def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
 
 def test_a_request_that_never_ran_leaves_nothing_waiting(clock: Clock) -> None:
     of = ServingMetrics("m")
-    meter = RequestMeter(of)
-    meter.finished("rejected")
-    meter.tokens(3)
+    RequestMeter(of).finished("rejected", 0, 0, {})
     shown = values(of)
     assert (shown["dray_num_requests_waiting"], shown["dray_num_requests_running"]) == (0, 0)
     assert shown["dray_requests_finished_total rejected"] == 1
@@ -151,75 +130,24 @@ def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route() -> No
     }
 
 
-def exported() -> dict[str, set[str]]:
-    """The labels of each series by its name, on the page and, with `ray_`, from Ray."""
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    return {
-        f"{prefix}{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
-        for prefix in ("", "ray_")
-        for metric in SERVING_METRICS
-        for suffix in suffixes[metric.kind]
-    }
-
-
 def full_page() -> list[Sample]:
     """Return the page of metrics that have all counted something."""
     of = ServingMetrics("m")
     meter = RequestMeter(of)
     meter.tokens(2)
     meter.tokens(2)
-    meter.finished("stop", COUNTS, num_drafts=3)
+    meter.finished("stop", *COUNTS)
     of.add(HTTP_REQUESTS, 1, route="/", method="GET", status="200")
     return samples_of(of.page())
 
 
 def test_every_declared_series_is_on_the_page_and_no_other() -> None:
-    shown = {sample.name: set(sample.labels) for sample in full_page()}
-    assert shown == {name: labels for name, labels in exported().items() if not name.startswith("ray_")}
-
-
-def row_of(metric: Metric) -> str:
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.tags)} | {metric.description} |"
-
-
-def test_the_documentation_lists_what_is_declared_and_nothing_else() -> None:
-    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `dray_")]
-    assert table == [row_of(metric) for metric in SERVING_METRICS]
-
-
-def test_every_metric_is_declared_once_and_has_the_prefix() -> None:
-    assert len({metric.name for metric in SERVING_METRICS}) == len(SERVING_METRICS)
-    assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in SERVING_METRICS)
-
-
-def test_the_documentation_names_metrics_that_exist() -> None:
-    named = {name for name in re.findall(r"\b(?:ray_)?dray_\w+", DOCS.read_text()) if not name.endswith("_")}
-    assert named
-    assert named <= exported().keys() | {metric.name for metric in SERVING_METRICS}
-
-
-def queries() -> list[str]:
-    blocks = re.findall(r"^```promql\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
-
-
-@pytest.mark.parametrize("query", queries())
-def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(query: str) -> None:
-    asked: list[promql.VectorSelector] = []
-    grouped_by: set[str] = set()
-
-    def visit(node: promql.Expr) -> None:
-        if isinstance(node, promql.MatrixSelector):
-            asked.append(node.vector_selector)
-        elif isinstance(node, promql.VectorSelector):
-            asked.append(node)
-        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
-            grouped_by.update(node.modifier.labels)
-
-    promql.walk(promql.parse(query), visit)
-    assert asked, "it asks for nothing"
-    assert {selector.name for selector in asked} <= exported().keys()
-    assert grouped_by <= set().union(*(exported()[selector.name or ""] for selector in asked))
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    assert {sample.name: set(sample.labels) for sample in full_page()} == {
+        f"{metric.name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
+        for metric in SERVING_METRICS
+        for suffix in suffixes[metric.kind]
+    }
 
 
 class Published:
@@ -257,7 +185,7 @@ def test_ray_gets_the_same_counts_as_the_page(monkeypatch: pytest.MonkeyPatch, c
     for beat in beats:
         beat()
     assert made["dray_num_requests_running"].told == [(1, {})]
-    meter.finished("stop", COUNTS)
+    meter.finished("stop", *COUNTS)
     for beat in beats:
         beat()
     assert made["dray_num_requests_running"].told == [(0, {})]

@@ -10,7 +10,6 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
-from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp, Message
 
 from endpoint.edge.auth import Keys
@@ -22,8 +21,9 @@ from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.asking import Asked
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, OTHER_KEY
-from tests.endpoint.web import ask, served
+from tests.endpoint.web import ask, samples_of, served
 
+pytestmark = pytest.mark.anyio
 MAX_REQUESTS = 2
 BODY: dict[str, Any] = {"prompt": "a"}
 
@@ -115,107 +115,85 @@ def test_requests_beyond_the_capacity_are_refused_without_asking_the_application
                 assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
     asyncio.run(scenario())
-    page = ask(port, "/metrics", headers=BEARER).body.decode()
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    samples = samples_of(ask(port, "/metrics", headers=BEARER).body)
     assert [s.value for s in samples if s.labels.get("finished_reason") == "rejected"] == [3]
     assert [s.value for s in samples if s.labels.get("status") == "429"] == [3]
 
 
-def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> None:
-    async def scenario() -> None:
-        async with full(holding, port) as (client, asked):
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 429
-            await asked[0].leave()
-            async with asyncio.timeout(60):
-                while True:
-                    late = Asked(client, BODY)
-                    while holding.num_asked == MAX_REQUESTS and not late.is_over:
-                        await asyncio.sleep(0)
-                    if holding.num_asked > MAX_REQUESTS:
-                        break
-                    assert late.status == 429
-            asked[0] = late
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> None:
+    async with full(holding, port) as (client, asked):
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 429
+        await asked[0].leave()
+        async with asyncio.timeout(60):
+            while True:
+                late = Asked(client, BODY)
+                while holding.num_asked == MAX_REQUESTS and not late.is_over:
+                    await asyncio.sleep(0)
+                if holding.num_asked > MAX_REQUESTS:
+                    break
+                assert late.status == 429
+        asked[0] = late
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody-has-this-one"}])
-def test_a_client_without_a_key_gets_a_401_even_without_room(
+async def test_a_client_without_a_key_gets_a_401_even_without_room(
     holding: Holding, port: int, headers: dict[str, str]
 ) -> None:
-    async def scenario() -> None:
-        async with full(holding, port), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as stranger:
-            assert (await stranger.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
-
-    asyncio.run(scenario())
+    async with full(holding, port), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as stranger:
+        assert (await stranger.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
 
 
-def test_requests_without_a_key_take_no_room(holding: Holding, port: int) -> None:
+async def test_requests_without_a_key_take_no_room(holding: Holding, port: int) -> None:
     for _ in range(3 * MAX_REQUESTS):
         assert ask(port, "/v1/completions", BODY).status == 401
-
-    async def scenario() -> None:
-        async with full(holding, port) as (client, _):
-            other = {"authorization": f"Bearer {OTHER_KEY}"}
-            over = Asked(client, BODY)
-            await over.end()
-            assert over.status == 429
-            # a key that the gate has not seen yet is the application's to judge
-            unknown = asyncio.ensure_future(client.post("/v1/completions", json=BODY, headers=other))
-            while holding.num_held == MAX_REQUESTS:
-                await asyncio.sleep(0)
-        assert (await unknown).status_code == 200
-
-    asyncio.run(scenario())
+    async with full(holding, port) as (client, _):
+        other = {"authorization": f"Bearer {OTHER_KEY}"}
+        over = Asked(client, BODY)
+        await over.end()
+        assert over.status == 429
+        # a key that the gate has not seen yet is the application's to judge
+        unknown = asyncio.ensure_future(client.post("/v1/completions", json=BODY, headers=other))
+        while holding.num_held == MAX_REQUESTS:
+            await asyncio.sleep(0)
+    assert (await unknown).status_code == 200
 
 
-def test_a_revoked_key_takes_no_room(port: int, proxy: EagerProxy, holding: Holding) -> None:
+async def test_a_revoked_key_takes_no_room(port: int, proxy: EagerProxy, holding: Holding) -> None:
     taken_back = {"authorization": f"Bearer {OTHER_KEY}"}
     assert ask(port, "/tokenize", {}, headers=taken_back).status == 200
     proxy.deploy(holding.app(Keys([KEY])))
-
-    async def scenario() -> None:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=taken_back) as former:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=taken_back) as former:
+        assert (await former.post("/v1/completions", json=BODY)).status_code == 401
+        async with full(holding, port):
             assert (await former.post("/v1/completions", json=BODY)).status_code == 401
-            async with full(holding, port):
-                assert (await former.post("/v1/completions", json=BODY)).status_code == 401
-
-    asyncio.run(scenario())
 
 
-def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.gate.capacity._UNREAD_S", 0.0)
+    capacity, first, scope = the_only_claim()
+    assert capacity.claim(scope, scope["path"]) is None
 
-    async def scenario() -> None:
-        capacity, first, scope = the_only_claim()
-        assert capacity.claim(scope, scope["path"]) is None
+    async def never_read(message: Message) -> None:
+        await asyncio.Event().wait()
 
-        async def never_read(message: Message) -> None:
-            await asyncio.Event().wait()
-
-        sending = asyncio.ensure_future(first.releasing(never_read)({"type": "http.response.start"}))
-        async with asyncio.timeout(60):
-            while capacity.claim(scope, scope["path"]) is None:
-                await asyncio.sleep(0)
-        assert not sending.done()
-        sending.cancel()
-
-    asyncio.run(scenario())
+    sending = asyncio.ensure_future(first.releasing(never_read)({"type": "http.response.start"}))
+    async with asyncio.timeout(60):
+        while capacity.claim(scope, scope["path"]) is None:
+            await asyncio.sleep(0)
+    assert not sending.done()
+    sending.cancel()
 
 
-def test_a_stream_makes_room_before_the_client_reads_its_end() -> None:
-    async def scenario() -> None:
-        capacity, claim, scope = the_only_claim()
-        is_free = []
+async def test_a_stream_makes_room_before_the_client_reads_its_end() -> None:
+    capacity, claim, scope = the_only_claim()
+    is_free = []
 
-        async def look(message: Message) -> None:
-            is_free.append((other := capacity.claim(scope, scope["path"])) is not None)
-            if other is not None:
-                other.release()
+    async def look(message: Message) -> None:
+        is_free.append((other := capacity.claim(scope, scope["path"])) is not None)
+        if other is not None:
+            other.release()
 
-        send = claim.releasing(look)
-        for body in (b"data: {}\n\n", b"data: {}\n\n" + DONE):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        assert is_free == [False, True]
-
-    asyncio.run(scenario())
+    send = claim.releasing(look)
+    for body in (b"data: {}\n\n", b"data: {}\n\n" + DONE):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    assert is_free == [False, True]

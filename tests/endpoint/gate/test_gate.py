@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ class Mirror:
     """An application that shows what reaches it behind Serve."""
 
     def __init__(self) -> None:
-        self._arrived, self._left, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._events = defaultdict[str, asyncio.Event](asyncio.Event)
 
     @api.get("/headers")
     async def headers(self, request: Request) -> dict[str, list[str]]:
@@ -40,30 +41,22 @@ class Mirror:
 
     @api.get("/stay")
     async def stay(self) -> None:
-        self._arrived.set()
+        self._events["arrived"].set()
         try:
             await asyncio.Event().wait()
         finally:
-            self._left.set()
+            self._events["left"].set()
 
-    @api.get("/arrived")
-    async def arrived(self) -> None:
-        await self._arrived.wait()
-
-    @api.get("/left")
-    async def left(self) -> None:
-        await self._left.wait()
+    @api.get("/until/{event}")
+    async def until(self, event: str) -> None:
+        await self._events[event].wait()
 
     @api.get("/finish")
     async def finish(self, when_there_is: str) -> str:
-        self._begun.set()
+        self._events["begun"].set()
         while not os.path.exists(when_there_is):
             await asyncio.sleep(0.05)
         return "finished"
-
-    @api.get("/begun")
-    async def begun(self) -> None:
-        await self._begun.wait()
 
     @api.get("/die")
     async def die(self) -> None:
@@ -91,8 +84,8 @@ def test_a_client_that_leaves_is_noticed_despite_its_headers(behind_serve: int) 
     request = f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
     with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
         connection.sendall(request.encode())
-        assert ask(behind_serve, f"{AT}/arrived").status == 200
-    assert ask(behind_serve, f"{AT}/left").status == 200, "the application did not notice"
+        assert ask(behind_serve, f"{AT}/until/arrived").status == 200
+    assert ask(behind_serve, f"{AT}/until/left").status == 200, "the application did not notice"
 
 
 def test_no_header_that_steers_serve_reaches_the_application(behind_serve: int) -> None:
@@ -166,7 +159,7 @@ def test_requests_in_flight_finish_while_new_requests_get_a_503(behind_serve: in
     sign = tmp_path / "sign"
     with ThreadPoolExecutor(1) as pool:
         in_flight = pool.submit(ask, behind_serve, f"{AT}/finish?when_there_is={sign}")
-        assert ask(behind_serve, f"{AT}/begun").status == 200
+        assert ask(behind_serve, f"{AT}/until/begun").status == 200
         serve.delete("mirror", _blocking=False)
         deadline = time.monotonic() + 30
         while (new := ask(behind_serve, f"{AT}/headers")).status == 200:

@@ -10,7 +10,7 @@ import pytest
 
 from endpoint.edge.auth import Keys
 from endpoint.gate.gate import Gate
-from endpoint.http.held_body import ask_for_body
+from endpoint.http.bodies import ask_for_body
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
@@ -31,12 +31,6 @@ def proxy() -> EagerProxy:
 def port(proxy: EagerProxy) -> Iterator[int]:
     with served(Gate(proxy, LIMITS)) as port:
         yield port
-
-
-@pytest.fixture
-def lingers_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the lingering for clients that only read, and would wait for the end of the connection."""
-    monkeypatch.setattr("endpoint.http.bodies._LINGER_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("lingers_briefly")

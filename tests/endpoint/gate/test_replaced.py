@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.gate.gate import Gate
+from endpoint.http.bodies import ask_for_body
 from endpoint.http.errors import model_replaced, refuse
-from endpoint.http.held_body import ask_for_body
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import LIMITS
 from tests.endpoint.web import ask, served

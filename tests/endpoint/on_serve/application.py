@@ -5,34 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-import openai
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.engine.loop import EngineNumbers
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from actors.workers.replica import Replica, ReplicaSettings
-from decoding import Engine
 from decoding.sequence import Sequence
 from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
-from tests.endpoint.in_process import MODEL, load_plain, offline_rows, settings_of
+from tests.endpoint.asking import Asked
+from tests.endpoint.in_process import MODEL, Running, settings_of
 from tests.endpoint.toy_app import BEARER, KEY
-from tests.endpoint.web import ask
+from tests.endpoint.web import ask, samples_of
 from tests.jobs.runs import wait_until
 
 CONTEXT, MAX_WAITING, NUM_SLOTS, NUM_REPLICAS = 256, 4, 4, 2
@@ -68,22 +65,10 @@ class FragileReplica(Replica):
 
 
 @dataclass(frozen=True)
-class Served:
-    """The deployed endpoint, and the target alone."""
+class Served(Running):
+    """The deployed endpoint."""
 
-    port: int
-    settings: GeneratorSettings
-    plain: Engine
     num_replicas: int = NUM_REPLICAS
-
-    @property
-    def url(self) -> str:
-        """The server's address."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self, **options: Any) -> openai.OpenAI:
-        """Return the official client, which does not try again unless it is told to."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, **options})
 
     def raw_client(self) -> httpx2.AsyncClient:
         """Return a client with as many connections as are wanted."""
@@ -92,18 +77,18 @@ class Served:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of an ingress's samples with these labels; 0 while it has counted nothing."""
-        page = ask(self.port, "/metrics", headers=BEARER).body.decode()
-        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        samples = samples_of(ask(self.port, "/metrics", headers=BEARER).body)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
-    def offline(self, prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> list[str]:
-        """Return the texts of the samples that the offline job writes for a row, by the target alone."""
-        return self.offline_of([{"prompt": prompt, "messages": messages, **overrides}])[0]
+    def expected(self, asked: Iterable[Asked]) -> list[str]:
+        """Return the text that each of these completions of `LONG` must have."""
+        return [text for (text,) in self.texts_of([{**LONG, "seed": one.body["seed"]} for one in asked])]
 
-    def offline_of(self, requests: list[dict[str, Any]]) -> list[list[str]]:
-        """Return the same for several rows, which run side by side."""
-        rows = offline_rows(self.plain, load_codec(self.settings), self.settings, requests)
-        return [[sample["text"] for sample in samples] for samples in rows]
+    def check(self, asked: Iterable[Asked]) -> None:
+        """Check that each of these completions of `LONG` has succeeded with its exact text."""
+        asked = list(asked)
+        assert [(one.status, one.error) for one in asked if not one.has_succeeded] == []
+        assert [one.text for one in asked] == self.expected(asked)
 
     def application(self, settings: GeneratorSettings | None = None, **replica_settings: Any) -> Any:
         """Return what `deploy` takes, of this model unless another one's `settings` are given."""
@@ -131,7 +116,7 @@ class Served:
 def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served]:
     """Deploy the endpoint on the Serve at `port`, until the block ends; `options` are the engine's."""
     settings = settings_of(pair, **{"num_slots": NUM_SLOTS, "max_model_len": CONTEXT, **options})
-    running = Served(port, settings, load_plain(settings, num_slots=16))
+    running = Served(port, settings)
     deploy(running.application())
     try:
         yield running
@@ -143,7 +128,7 @@ def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served
 def serving_fragile(port: int, pair: tuple[str, str], num_replicas: int, **options: Any) -> Iterator[Served]:
     """Deploy the endpoint over fragile replicas that let many requests wait, until the block ends."""
     settings = settings_of(pair, **{"max_model_len": CONTEXT, **options})
-    running = Served(port, settings, load_plain(settings), num_replicas)
+    running = Served(port, settings, num_replicas)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("endpoint.deployment.Replica", FragileReplica)
         application = running.application(max_waiting=40)

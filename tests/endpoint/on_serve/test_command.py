@@ -16,8 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from actors.workers.loading import load_codec
-from tests.endpoint.in_process import load_plain, offline_rows, settings_of
+from tests.endpoint.in_process import Running, settings_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
@@ -29,27 +28,50 @@ PLACEMENTS = {
 }
 
 
+OWN_CLUSTER = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def command(target: str | Path, *flags: str) -> list[str]:
+    """Return the command that serves a target, open to everyone."""
+    return [
+        sys.executable,
+        "-m",
+        "jobs.serve",
+        f"--models.target={target}",
+        "--models.device=cpu",
+        "--serve.open",
+        *flags,
+    ]
+
+
+def run(target: str | Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run the command, which fails because of a user's mistake."""
+    ended = subprocess.run(
+        command(target, *flags), cwd=ROOT, env=OWN_CLUSTER, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended
 
 
 @contextmanager
 def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command once it is ready, and where it listens."""
     port = free_port()
-    command = [sys.executable, "-m", "jobs.serve", f"--models.target={pair[0]}", f"--models.draft={pair[1]}"]
-    command += [
-        "--models.device=cpu",
-        f"--serve.port={port}",
-        "--serve.open",
-        "--engine.max_model_len=250",
-        *flags,
-    ]
-    command += ["--engine.draft_length=fixed", "--engine.num_speculative_tokens=3"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    flags += (f"--models.draft={pair[1]}", f"--serve.port={port}", "--engine.max_model_len=250")
+    flags += ("--engine.draft_length=fixed", "--engine.num_speculative_tokens=3")
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(pair[0], *flags),
+        cwd=ROOT,
+        env=OWN_CLUSTER,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     said = []
@@ -69,9 +91,7 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
 
 def offline(pair: tuple[str, str], requests: list[dict[str, Any]]) -> list[str]:
     """Return the text that the target alone writes for each request."""
-    settings = settings_of(pair, max_model_len=250)
-    rows = offline_rows(load_plain(settings), load_codec(settings), settings, requests)
-    return [samples[0]["text"] for samples in rows]
+    return [text for (text,) in Running(0, settings_of(pair, max_model_len=250)).texts_of(requests)]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -97,12 +117,7 @@ def test_it_serves_the_targets_own_text_and_ends_after_the_requests_in_flight(
 
 
 def test_a_command_without_a_model_fails_before_it_starts_anything(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jobs.serve", f"--models.target={tmp_path}", "--models.device=cpu"]
-    command += ["--serve.open"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 2
-    assert str(tmp_path) in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert str(tmp_path) in run(tmp_path).stderr
 
 
 ANOTHERS_SERVE = """
@@ -119,10 +134,9 @@ print("serving" if serve.status().proxies else "shut down", flush=True)
 def test_another_programs_serve_without_the_gate_is_refused_and_left_alone(
     text_pair: tuple[str, str],
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     another = subprocess.Popen(
         [sys.executable, "-c", ANOTHERS_SERVE, str(free_port())],
-        env=environment,
+        env=OWN_CLUSTER,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -131,14 +145,8 @@ def test_another_programs_serve_without_the_gate_is_refused_and_left_alone(
     assert another.stdout is not None
     try:
         address = next(line.split()[1] for line in another.stdout if line.startswith("at "))
-        command = [sys.executable, "-m", "jobs.serve", f"--models.target={text_pair[0]}", "--models.device=cpu"]
-        command += ["--serve.open", f"--serve.ray_address={address}", f"--serve.port={free_port()}"]
-        ended = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert ended.returncode == 2, ended.stderr
+        ended = run(text_pair[0], f"--serve.ray_address={address}", f"--serve.port={free_port()}")
         assert "without this endpoint's gate" in ended.stderr
-        assert "Traceback" not in ended.stderr
     finally:
         rest, _ = another.communicate(timeout=120)
     assert "serving" in rest

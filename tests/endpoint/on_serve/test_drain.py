@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.on_serve.test_command import offline, serving
+from tests.endpoint.web import samples_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 _NUM_REQUESTS, _NUM_SLOTS = 20, 8
@@ -42,10 +42,9 @@ def test_after_sigterm_twenty_requests_in_flight_finish_and_new_ones_are_refused
 
 
 async def _num_in_flight(client: httpx2.AsyncClient) -> int:
-    page = (await client.get("/metrics")).text
     gauges = ("dray_num_requests_running", "dray_num_requests_waiting")
-    families = text_string_to_metric_families(page)
-    return int(sum(sample.value for family in families for sample in family.samples if sample.name in gauges))
+    samples = samples_of((await client.get("/metrics")).text)
+    return int(sum(sample.value for sample in samples if sample.name in gauges))
 
 
 async def _ask_until_refused(client: httpx2.AsyncClient) -> list[int]:

@@ -59,7 +59,7 @@ def test_a_request_that_kills_engines_is_given_up_after_two(serve_port: int, tex
             if stream:
                 assert sum(map(is_alive, before)) == 1, "a third one was given to it"
         answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=8, seed=1)
-        assert [answer.choices[0].text] == served.offline("hello", max_tokens=8, seed=1)
+        assert answer.choices[0].text == served.offline("hello", max_tokens=8, seed=1)[0]["text"]
 
 
 def test_a_client_that_leaves_frees_its_slot_at_every_stage(serve_port: int, text_pair: tuple[str, str]) -> None:

@@ -8,7 +8,6 @@ import random
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import mean
 
 import httpx2
@@ -25,14 +24,7 @@ _NUM_TEXTS, _NUM_STEADY, _NUM_LEAVING = 16, 4, 2
 _MOST_GROWTH = {"memory": 16 * 2**20, "descriptors": 8, "threads": 4}  # from the second minute to the third
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The resources of one process at one moment."""
-
-    seconds: float
-    memory: int  # bytes of its own
-    descriptors: int
-    threads: int
+Sample = dict[str, float]  # the resources of one process at one moment, in bytes and numbers, and the "seconds"
 
 
 class Load:
@@ -95,7 +87,7 @@ class Load:
 def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(
     deployed: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offline = deployed.offline_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
+    offline = deployed.texts_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
     texts = {seed: text for seed, (text,) in enumerate(offline)}
     watched = {f"replica {index}": psutil.Process(pid) for index, pid in enumerate(replica_pids())}
     watched["ingress"] = psutil.Process(pids(INGRESS_NAME)[0])
@@ -143,16 +135,16 @@ def _said(load: Load, samples: Mapping[str, list[Sample]]) -> str:
 
 def _sample(process: psutil.Process) -> Sample:
     with process.oneshot():
-        memory = process.memory_full_info().uss
-        return Sample(time.monotonic(), memory, process.num_fds(), process.num_threads())
+        memory, descriptors, threads = process.memory_full_info().uss, process.num_fds(), process.num_threads()
+    return {"seconds": time.monotonic(), "memory": memory, "descriptors": descriptors, "threads": threads}
 
 
 def _minutes(samples: list[Sample], what: str) -> list[float]:
     """The mean of each minute."""
-    began = samples[0].seconds
+    began = samples[0]["seconds"]
     minutes: list[list[float]] = [[], [], []]
     for sample in samples:
-        minutes[min(2, int((sample.seconds - began) / (_SECONDS / 3)))].append(getattr(sample, what))
+        minutes[min(2, int((sample["seconds"] - began) / (_SECONDS / 3)))].append(sample[what])
     return [mean(minute) for minute in minutes]
 
 

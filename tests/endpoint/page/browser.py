@@ -60,8 +60,9 @@ class Page:
             else:
                 element.send_keys(str(value))
 
-    def send(self) -> None:
-        """Send the form by its keyboard shortcut."""
+    def send(self, **values: Any) -> None:
+        """Type into fields as `fill` does, and send the form by its keyboard shortcut."""
+        self.fill(**values)
         self.find("prompt").send_keys(Press.CONTROL, Press.ENTER)
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
@@ -81,6 +82,10 @@ class Page:
     def complaints(self) -> list[str]:
         """Return the browser's log of errors, such as a violated Content-Security-Policy."""
         return [entry["message"] for entry in self.chrome.get_log("browser")]
+
+    def emulate(self, what: str, **values: Any) -> None:
+        """Let the browser pretend to have another screen, for example, until it is asked again."""
+        self.chrome.execute_cdp_cmd(f"Emulation.{what}", values)
 
     def style(self, selector: str, name: str) -> str:
         """Return a computed style."""

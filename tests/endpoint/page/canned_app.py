@@ -1,7 +1,6 @@
 """The page before a server that streams what a test says, whatever it is."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from endpoint.edge.page import install_page
+from endpoint.http.events import event
 
 
 def chunk(text: str, *, is_accepted: bool = False, finish_reason: str | None = None) -> bytes:
@@ -16,14 +16,6 @@ def chunk(text: str, *, is_accepted: bool = False, finish_reason: str | None = N
     spans = [{"text": text, "is_accepted": is_accepted}]
     choice = {"index": 0, "text": text, "finish_reason": finish_reason, "draft_spans": spans}
     return event({"choices": [choice]})
-
-
-def event(value: Any) -> bytes:
-    """Write any event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
 
 
 def canned_app() -> FastAPI:

@@ -20,13 +20,10 @@ def main() -> None:
     """Write the picture to the file that is named."""
     (path,) = sys.argv[1:]
     with bundled_server(MODEL) as server, chromium() as chrome:
-        light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
-        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
         page = Page(chrome, server.port)
-        metrics = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
-        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        page.fill(key=KEY, prompt=PROMPT, kind="a message", max_tokens=NUM_TOKENS)
-        page.send()
+        page.emulate("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        page.emulate("setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
+        page.send(key=KEY, prompt=PROMPT, kind="a message", max_tokens=NUM_TOKENS)
         page.until_ended()
         picture = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     Path(path).write_bytes(base64.b64decode(picture))

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from prometheus_client.parser import text_string_to_metric_families
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys as Press
+from starlette.datastructures import State
 
 from endpoint.edge.page import HEADERS, PATHS
+from endpoint.http.events import DONE, event
 from tests.endpoint.page.browser import Page, chromium
-from tests.endpoint.page.canned_app import DONE, canned_app, chunk, event
+from tests.endpoint.page.canned_app import canned_app, chunk
 from tests.endpoint.toy_app import BEARER, KEY
-from tests.endpoint.web import ask, served
+from tests.endpoint.web import ask, samples_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
 
@@ -41,6 +42,14 @@ def canned() -> Iterator[tuple[FastAPI, int]]:
 @pytest.fixture
 def page(chrome: Chrome, whole: int) -> Page:
     return Page(chrome, whole)
+
+
+@pytest.fixture
+def canned_page(chrome: Chrome, canned: tuple[FastAPI, int]) -> tuple[Page, State]:
+    """The page before the server of canned pieces, and what that server sends and was asked."""
+    app, port = canned
+    app.state.asked = []
+    return Page(chrome, port), app.state
 
 
 def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -75,8 +84,7 @@ def test_a_text_is_shown_with_its_accepted_draft_tokens_shaded(
 ) -> None:
     body = prompt or {"messages": [{"role": "user", "content": PROMPT}]}
     events = streamed(whole, path, **body, max_tokens=60, temperature=0)
-    page.fill(key=KEY, prompt=PROMPT, kind=kind, max_tokens=60)
-    page.send()
+    page.send(key=KEY, prompt=PROMPT, kind=kind, max_tokens=60)
     assert page.until_ended().startswith("Ended")
     unstreamed = ask(whole, path, {**body, "max_tokens": 60, "temperature": 0}, headers=BEARER)
     choice = json.loads(unstreamed.body)["choices"][0]
@@ -105,14 +113,12 @@ def test_the_counts_in_the_stream_add_up_to_those_at_its_end(whole: int) -> None
     assert sum(count["num_draft_tokens"] > 0 for count in counts) == drafts["num_spec_steps"]
 
 
-def test_counts_and_text_are_shown_while_the_text_is_written(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
-    app, port = canned
+def test_counts_and_text_are_shown_while_the_text_is_written(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
     counts = {"num_tokens": 3, "num_draft_tokens": 4, "num_accepted_tokens": 2}
     choice = {"index": 0, "text": "half", "finish_reason": None, "draft_counts": counts}
-    app.state.pieces = [event({"choices": [choice]}), *[b": still there\n\n"] * 3000]
-    page = Page(chrome, port)
-    page.fill(prompt="x")
-    page.send()
+    server.pieces = [event({"choices": [choice]}), *[b": still there\n\n"] * 3000]
+    page.send(prompt="x")
     page.until(lambda: page.text("output") == "half", "no text while it is written")
     assert not page.find("send").is_enabled()
     assert numbers(page) == ["50.0 %", "3.00", "3"]
@@ -123,9 +129,8 @@ def test_counts_and_text_are_shown_while_the_text_is_written(chrome: Chrome, can
 
 
 def num_cancelled(port: int) -> float:
-    families = text_string_to_metric_families(ask(port, "/metrics", headers=BEARER).body.decode())
-    samples = [sample for family in families for sample in family.samples if sample.name.startswith("dray_requests")]
-    return sum(sample.value for sample in samples if sample.labels["finished_reason"] == "cancelled")
+    samples = samples_of(ask(port, "/metrics", headers=BEARER).body)
+    return sum(sample.value for sample in samples if sample.labels.get("finished_reason") == "cancelled")
 
 
 @pytest.mark.parametrize("how", ["the button", "the key"])
@@ -148,8 +153,7 @@ def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) ->
 
 
 def test_the_key_is_kept_in_its_field_and_nowhere_else(page: Page, chrome: Chrome) -> None:
-    page.fill(key=KEY, prompt=PROMPT, max_tokens=4)
-    page.send()
+    page.send(key=KEY, prompt=PROMPT, max_tokens=4)
     page.until_ended()
     assert page.find("key").get_attribute("type") == "password"
     stored = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href, name])"
@@ -166,19 +170,16 @@ def test_the_key_is_kept_in_its_field_and_nowhere_else(page: Page, chrome: Chrom
 
 
 def test_without_a_key_the_page_shows_the_servers_error(page: Page) -> None:
-    page.fill(prompt=PROMPT)
-    page.send()
+    page.send(prompt=PROMPT)
     assert page.until_ended() == "Send an API key in the header Authorization: Bearer KEY."
-    page.fill(key="sk-not-one-of-the-keys")
-    page.send()
+    page.send(key="sk-not-one-of-the-keys")
     page.until(lambda: page.text("status") == "The API key is not valid here.", "it does not say why")
     assert page.find("status").get_attribute("class") == "wrong"
     assert page.text("output") == ""
 
 
 def test_a_refused_request_shows_the_reason(page: Page) -> None:
-    page.fill(key=KEY, prompt="word " * 3000, max_tokens=4)
-    page.send()
+    page.send(key=KEY, prompt="word " * 3000, max_tokens=4)
     assert page.until_ended().startswith("This model's context is 512 tokens")
 
 
@@ -189,16 +190,8 @@ MISBEHAVING: dict[str, tuple[Any, str, str]] = {
         "The model <b>failed</b>.",
         "half",
     ),
-    "an answer of another server": (
-        JSONResponse({"detail": "no"}, 502),
-        "The server answered 502.",
-        "",
-    ),
-    "an error with its reason": (
-        JSONResponse({"error": {"message": "Too many wait."}}, 429),
-        "Too many wait.",
-        "",
-    ),
+    "an answer of another server": (JSONResponse({"detail": "no"}, 502), "The server answered 502.", ""),
+    "an error with its reason": (JSONResponse({"error": {"message": "No."}}, 429), "No.", ""),
     "markup": (
         [chunk("<img src=x onerror=alert(1)>"), chunk("<script>alert(1)</script>", finish_reason="stop"), DONE],
         "Ended by itself.",
@@ -220,62 +213,51 @@ MISBEHAVING: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize(("pieces", "status", "text"), MISBEHAVING.values(), ids=MISBEHAVING.keys())
 def test_a_stream_is_shown_as_text_with_the_reason_of_its_end(
-    chrome: Chrome, canned: tuple[FastAPI, int], pieces: Any, status: str, text: str
+    canned_page: tuple[Page, State], pieces: Any, status: str, text: str
 ) -> None:
-    app, port = canned
-    app.state.pieces = pieces
-    page = Page(chrome, port)
-    page.fill(prompt="x")
-    page.send()
+    page, server = canned_page
+    server.pieces = pieces
+    page.send(prompt="x")
     assert page.until_ended() == status
     assert page.text("output") == text
-    assert not chrome.find_elements(By.CSS_SELECTOR, "#output img, #output script")
+    assert not page.chrome.find_elements(By.CSS_SELECTOR, "#output img, #output script")
     assert not [said for said in page.complaints() if "status of" not in said]
 
 
 def test_a_lost_server_is_reported(chrome: Chrome) -> None:
     with served(canned_app()) as port:
         page = Page(chrome, port)
-    page.fill(prompt="x")
-    page.send()
+    page.send(prompt="x")
     assert page.until_ended() == "The server cannot be reached."
 
 
-def test_the_request_holds_what_was_typed(chrome: Chrome, canned: tuple[FastAPI, int]) -> None:
-    app, port = canned
-    app.state.pieces, app.state.asked = [chunk("", finish_reason="stop"), DONE], []
-    page = Page(chrome, port)
-    page.fill(prompt="a\nb", max_tokens=7, temperature="0.5")
-    page.send()
+def test_the_request_holds_what_was_typed(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = [chunk("", finish_reason="stop"), DONE]
+    page.send(prompt="a\nb", max_tokens=7, temperature="0.5")
     page.until_ended()
-    page.fill(kind="a message")
-    page.send()
-    page.until(lambda: len(app.state.asked) == 2, "it was not asked")
+    page.send(kind="a message")
+    page.until(lambda: len(server.asked) == 2, "it was not asked")
     shared = {"model": "canned", "max_tokens": 7, "temperature": 0.5, "stream": True, "include_draft_spans": True}
     shared |= {"stream_options": {"include_usage": True}}
-    assert app.state.asked == [
+    assert server.asked == [
         {**shared, "prompt": "a\nb"},
         {**shared, "messages": [{"role": "user", "content": "a\nb"}]},
     ]
 
 
-def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(
-    chrome: Chrome, canned: tuple[FastAPI, int]
-) -> None:
-    app, port = canned
-    app.state.pieces, app.state.asked = [b": wait\n\n"] * 3000, []
-    page = Page(chrome, port)
+def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = [b": wait\n\n"] * 3000
     page.send()
-    page.fill(prompt="x", max_tokens=0)
-    page.send()
-    assert app.state.asked == []
-    page.fill(max_tokens=5)
-    page.send()
-    page.until(lambda: app.state.asked, "it was not asked")
+    page.send(prompt="x", max_tokens=0)
+    assert server.asked == []
+    page.send(max_tokens=5)
+    page.until(lambda: server.asked, "it was not asked")
     page.send()
     page.find("prompt").send_keys(Press.ESCAPE)
     page.until_ended()
-    assert len(app.state.asked) == 1
+    assert len(server.asked) == 1
 
 
 def test_the_policy_lets_no_other_code_run(page: Page, chrome: Chrome) -> None:
@@ -302,8 +284,7 @@ def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome:
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
 def test_the_page_fits_every_width(page: Page, chrome: Chrome, width: int) -> None:
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.emulate("setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
     try:
         page.fill(key=KEY, prompt="x" * 300)
         box = "const b = arguments[0].getBoundingClientRect(); return [b.left, b.right, b.width, b.height]"
@@ -314,7 +295,7 @@ def test_the_page_fits_every_width(page: Page, chrome: Chrome, width: int) -> No
             assert right <= width
             assert min(shown_width, shown_height) >= 20
     finally:
-        chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.emulate("clearDeviceMetricsOverride")
 
 
 def contrast(ink: str, paper: str) -> float:
@@ -330,27 +311,17 @@ def contrast(ink: str, paper: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_contrast_suffices_in_both_color_schemes(page: Page, chrome: Chrome, scheme: str) -> None:
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+def test_the_contrast_suffices_in_both_color_schemes(page: Page, scheme: str) -> None:
+    page.emulate("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     try:
-        pairs = [
-            ("body", "body"),
-            ("#output", "#output"),
-            (".hint", "body"),
-            ("dt", "body"),
-            (".legend .drafted", ".legend .drafted"),
-            ("#output", ".legend .drafted"),
-            ("#send", "#send"),
-            ("#prompt", "#prompt"),
-        ]
-        for ink, paper in pairs:
+        own = [(one, one) for one in ("body", "#output", ".legend .drafted", "#send", "#prompt")]
+        for ink, paper in (*own, (".hint", "body"), ("dt", "body"), ("#output", ".legend .drafted")):
             ratio = contrast(page.style(ink, "color"), page.style(paper, "background-color"))
             assert ratio >= 4.5, (ink, paper, ratio)
         is_dark = contrast(page.style("body", "background-color"), "rgb(0, 0, 0)") < 3
         assert is_dark is (scheme == "dark")
     finally:
-        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        page.emulate("setEmulatedMedia", features=[])
 
 
 def test_the_keyboard_reaches_everything_in_the_order_in_which_it_is_read(page: Page, chrome: Chrome) -> None:

@@ -1,18 +1,11 @@
-"""Bodies, paths and headers that are wrong."""
+"""Bodies, paths and headers that are wrong. `edge/test_json_bodies.py` has every kind of body that is not JSON."""
 
 from tests.endpoint.requests.bad_requests import (
     CHAT,
     COMPLETE,
-    DEEP,
     MESSAGE,
-    NO_OBJECT,
-    NO_TYPE,
-    ONE,
     OUTSIDE,
-    REQUIRED,
-    SURROGATE,
     TOKEN_ID,
-    TWICE,
     UNKNOWN,
     Bad,
     field,
@@ -21,143 +14,48 @@ from tests.endpoint.requests.bad_requests import (
     no_route,
 )
 
+REQUIRED = "is required", "missing_required_parameter"
+ONE = "give a prompt or messages, and not both"
+TOO_LONG = "expected at most 512 token ids, which is this model's context, got 513", "context_length_exceeded"
+NOT_TAKEN = "The header {} is not taken from clients."
+ID = "x-request-id must be 1 to 128 letters, digits or . _ ~ : + / = @ -, and be there once."
+
 BAD_BODIES = [
-    field("no prompt", COMPLETE, {"max_tokens": 2}, "prompt", REQUIRED, "missing_required_parameter"),
-    field("no messages", CHAT, {"max_tokens": 2}, "messages", REQUIRED, "missing_required_parameter"),
+    field("no prompt", COMPLETE, {"max_tokens": 2}, "prompt", *REQUIRED),
+    field("no messages", CHAT, {"max_tokens": 2}, "messages", *REQUIRED),
     field("tokenize nothing", "/tokenize", {}, "prompt", ONE),
     field("tokenize both", "/tokenize", {"prompt": "a", "messages": [MESSAGE]}, "prompt", ONE),
     field("tokenize a number", "/tokenize", {"prompt": 1}, "prompt", "expected a string"),
     field("tokenize with a field that is none", "/tokenize", {"prompt": "a", "x": 1}, "x", *UNKNOWN),
-    no_model("tokenize with another model", "/tokenize", {"prompt": "a", "model": "b"}, "b"),
-    field("detokenize nothing", "/detokenize", {}, "tokens", REQUIRED, "missing_required_parameter"),
+    no_model("/tokenize", {"prompt": "a", "model": "b"}, "b"),
+    field("detokenize nothing", "/detokenize", {}, "tokens", *REQUIRED),
     field("detokenize text", "/detokenize", {"tokens": "a"}, "tokens", "expected a list"),
     field("detokenize a negative id", "/detokenize", {"tokens": [1, -1]}, "tokens[1]", TOKEN_ID),
     field("detokenize an id beyond the vocabulary", "/detokenize", {"tokens": [100_000]}, "tokens", OUTSIDE),
     field("detokenize a fraction", "/detokenize", {"tokens": [1.5]}, "tokens[0]", TOKEN_ID),
-    field(
-        "detokenize more than the context",
-        "/detokenize",
-        {"tokens": [1] * 513},
-        "tokens",
-        "expected at most 512 token ids, which is this model's context, got 513",
-        "context_length_exceeded",
-    ),
+    field("detokenize more than the context", "/detokenize", {"tokens": [1] * 513}, "tokens", *TOO_LONG),
     Bad("no body", COMPLETE, b"", 400, "the body: is required", None, "missing_required_parameter"),
-    no_json("text for a body", COMPLETE, b"hello", "The body is not JSON at line 1, column 1."),
-    no_json("half a body", COMPLETE, b'{"prompt": "he', "The body is not JSON at line 1, column 12."),
-    no_json("an array for a body", COMPLETE, b'["hello"]', NO_OBJECT),
-    no_json("null for a body", COMPLETE, b"null", NO_OBJECT),
-    no_json("NaN", COMPLETE, b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON; a number must be finite."),
-    no_json(
-        "infinity",
-        COMPLETE,
-        b'{"prompt": "a", "temperature": Infinity}',
-        "Infinity is not JSON; a number must be finite.",
-    ),
-    no_json(
-        "a float without end",
-        COMPLETE,
-        b'{"prompt": "a", "temperature": 1e999}',
-        "The body has a number that is too large for a float.",
-    ),
-    no_json(
-        "an integer without end",
-        COMPLETE,
-        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
-        "The body has a number with too many digits.",
-    ),
-    no_json("a field twice", COMPLETE, b'{"prompt": "a", "prompt": "b"}', TWICE, "prompt"),
-    no_json(
-        "a field of a message twice",
-        CHAT,
-        b'{"messages": [{"role": "user", "role": "system", "content": "a"}]}',
-        TWICE,
-        "role",
-    ),
-    no_json("half a surrogate pair", COMPLETE, b'{"prompt": "\\ud83d"}', SURROGATE),
-    no_json(
-        "half a surrogate pair in a message", CHAT, b'{"messages": [{"role": "user", "content": "\\udc00"}]}', SURROGATE
-    ),
-    no_json(
-        "Latin-1", COMPLETE, '{"prompt": "é"}'.encode("latin-1"), "The body is not UTF-8: byte 12 begins no character."
-    ),
-    no_json(
-        "UTF-16", COMPLETE, '{"prompt": "a"}'.encode("utf-16"), "The body is not UTF-8: byte 0 begins no character."
-    ),
-    no_json("arrays a million deep", COMPLETE, b'{"prompt": ' + b"[" * 1_000_000, DEEP),
-    no_json("objects a hundred thousand deep", CHAT, b'{"messages": ' * 100_000, DEEP),
-    Bad(
-        "a body that is a form",
-        COMPLETE,
-        b"prompt=hello",
-        415,
-        NO_TYPE,
-        None,
-        None,
-        headers=(("content-type", "application/x-www-form-urlencoded"),),
-    ),
-    Bad(
-        "a body without a type", COMPLETE, b'{"prompt": "a"}', 415, NO_TYPE, None, None, headers=(("content-type", ""),)
-    ),
-    Bad(
-        "a compressed body",
-        COMPLETE,
-        b"\x1f\x8b",
-        415,
-        "A body with a Content-Encoding is not taken.",
-        None,
-        None,
-        headers=(("content-encoding", "gzip"),),
-    ),
-    Bad(
-        "a body of 9 MB",
-        COMPLETE,
-        b" " * 9_000_000,
-        413,
-        "The body is larger than 8388608 bytes.",
-        None,
-        "body_too_large",
-    ),
+    no_json("text for a body", b"hello", "The body is not JSON at line 1, column 1."),
+    no_json("null for a body", b"null", "The body must be a JSON object."),
+    no_json("NaN", b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON; a number must be finite."),
+    no_json("a field twice", b'{"prompt": 1, "prompt": 2}', "The body has the same key twice in one object.", "prompt"),
+    no_json("half a pair", b'{"prompt": "\\ud83d"}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
+    no_json("a million arrays", b'{"prompt": ' + b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
     no_route("a path that is none", "/v1/embeddings", {"input": "a"}, 404),
     no_route("a path with a slash too many", COMPLETE + "/", {"prompt": "a"}, 404),
     no_route("a path of no version", "/completions", {"prompt": "a"}, 404),
     no_route("GET of a completion", COMPLETE, None, 405, method="GET"),
     no_route("POST to the models", "/v1/models", {}, 405),
     no_route("DELETE of a model", "/v1/models/some/pair", None, 405, method="DELETE"),
-    no_model("a model that is none", "/v1/models/other", None, "other"),
-    no_model("a model with a path to elsewhere", "/v1/models/..%2f..%2fetc%2fpasswd", None, "../../etc/passwd"),
-    no_model("a model with dots", "/v1/models/../../etc/passwd", None, "../../etc/passwd"),
-    no_model("a model of NUL", "/v1/models/%00", None, "\\x00"),
-    no_model("a model of no UTF-8", "/v1/models/%ff", None, "\\ufffd"),
-    no_model("a model of no name at its path", "/v1/models/", None, ""),
-    Bad(
-        "Ray's time limit",
-        COMPLETE,
-        {"prompt": "a"},
-        400,
-        "The header x-request-timeout-seconds is not taken from clients.",
-        "x-request-timeout-seconds",
-        None,
-        headers=(("x-request-timeout-seconds", "0"),),
+    no_model("/v1/models/other", None, "other"),
+    no_model("/v1/models/..%2f..%2fetc%2fpasswd", None, "../../etc/passwd"),
+    no_model("/v1/models/../../etc/passwd", None, "../../etc/passwd"),
+    no_model("/v1/models/%00", None, "\\x00"),
+    no_model("/v1/models/%ff", None, "\\ufffd"),
+    no_model("/v1/models/", None, ""),
+    *(
+        Bad(name, COMPLETE, {"prompt": "a"}, 400, NOT_TAKEN.format(name), name, None, headers=((name, "?1"),))
+        for name in ("x-request-timeout-seconds", "x-request-disconnect-disabled")
     ),
-    Bad(
-        "Ray's disconnect switch",
-        COMPLETE,
-        {"prompt": "a"},
-        400,
-        "The header x-request-disconnect-disabled is not taken from clients.",
-        "x-request-disconnect-disabled",
-        None,
-        headers=(("x-request-disconnect-disabled", "?1"),),
-    ),
-    Bad(
-        "a strange request id",
-        COMPLETE,
-        {"prompt": "a"},
-        400,
-        "x-request-id must be 1 to 128 letters, digits or . _ ~ : + / = @ -, and be there once.",
-        None,
-        None,
-        headers=(("x-request-id", "a b"),),
-    ),
+    Bad("a strange id", COMPLETE, {"prompt": "a"}, 400, ID, None, None, headers=(("x-request-id", "a b"),)),
 ]

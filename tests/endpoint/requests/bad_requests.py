@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,33 +12,21 @@ MESSAGE = {"role": "user", "content": "hello"}
 HI: dict[str, Any] = {"messages": [MESSAGE], "max_tokens": 2}
 
 FORMS = "expected a string, a list of strings, a list of token ids or a list of such lists"
+EMPTY_LIST = "the list is empty"
+EMPTY_PROMPT = "the prompt is empty; give it at least one character"
 TOKEN_ID = "a token id is an integer from 0 to 2147483647"
+OUTSIDE = "token id 100000 is outside the model's vocabulary of 3072"
 UNSUPPORTED = "this server does not support it; leave it out", "unsupported_parameter"
-NO_TOOLS = "this server does not support tools", "unsupported_parameter"
-TEXT_ONLY = "this server takes text only", "unsupported_parameter"
 UNKNOWN = "there is no such field", "unknown_parameter"
-PART = 'expected an object with type "text" and a text'
 BIAS = "expected an object from token ids to numbers from -100 to 100"
+STOPS = "expected a string or a list of at most 4 strings"
+STOP_LENGTH = "expected strings of 1 to 1000 characters"
+STREAM = "it needs stream to be true"
 INTEGER = "expected an integer"
 NUMBER = "expected a number"
 BOOLEAN = "expected true or false"
-NO_PATH = "There is no such path here."
-NO_METHOD = "This path does not take this method."
-DEEP = "The body is nested deeper than 32 levels."
-NO_OBJECT = "The body must be a JSON object."
-TWICE = "The body has the same key twice in one object."
-SURROGATE = "The body has half of a surrogate pair (\\ud800 to \\udfff)."
-NO_TYPE = "Send the body with the header Content-Type: application/json."
-REQUIRED = "is required"
-ROLES = "expected one of system, developer, user, assistant"
-CONTENT = "expected a string, or a list of text parts"
-STREAM = "it needs stream to be true"
-OUTSIDE = "token id 100000 is outside the model's vocabulary of 3072"
-MESSAGES = "expected a list of at least one message"
-NAME = "expected a string of 1 to 64 characters"
-ONE = "give a prompt or messages, and not both"
-INT32 = "must be at most 2147483647"
-STOPS = "expected a string or a list of at most 4 strings"
+LEAST_0, LEAST_1 = "must be at least 0", "must be at least 1"
+MOST_4096, INT32 = "must be at most 4096", "must be at most 2147483647"
 
 
 @dataclass(frozen=True)
@@ -80,24 +69,48 @@ def message(name: str, param: str, what: str, code: str = "invalid_value", /, **
     return chat(name, f"messages[1].{param}", what, code, messages=[MESSAGE, {**MESSAGE, **fields}])
 
 
-def no_json(name: str, path: str, body: bytes, message: str, param: str | None = None) -> Bad:
+def wrong_values(
+    make: Callable[..., Bad], *rows: tuple[str, str | tuple[str, str], Sequence[Any]], **fields: Any
+) -> list[Bad]:
+    """Bad requests that `make` makes of a wrong field's path, what it must be, and each of several values."""
+    return [
+        make(
+            f"a {make.__name__} with {param} from {value!r:.60} {what!r:.40}",
+            param,
+            *((what,) if isinstance(what, str) else what),
+            **{param.partition("[")[0].partition(".")[0]: value, **fields},
+        )
+        for param, what, values in rows
+        for value in values
+    ]
+
+
+def no_json(name: str, body: bytes, message: str, param: str | None = None) -> Bad:
     """A body that is not strict JSON."""
-    return Bad(name, path, body, 400, message, param, "invalid_json")
+    return Bad(name, COMPLETE, body, 400, message, param, "invalid_json")
 
 
-def no_model(name: str, path: str, body: Any, shown: str) -> Bad:
+def no_model(path: str, body: Any, shown: str) -> Bad:
     """A model that is not here; without a body, at its own path."""
-    message = f"The model '{shown}' does not exist."
+    name, message = f"{path} of the model '{shown}'", f"The model '{shown}' does not exist."
     return Bad(name, path, body, 404, message, "model", "model_not_found", "GET" if body is None else "POST")
 
 
-def too_long(name: str, path: str, body: Any, param: str, length: int | str) -> Bad:
+def too_long(path: str, body: Any, param: str, length: int | str) -> Bad:
     """A prompt that leaves no room."""
     message = f"This model's context is 512 tokens, for prompt and output together; the prompt has {length}."
-    return Bad(name, path, body, 400, message, param, "context_length_exceeded")
+    return invalid(f"{path} with a {param} of {length}", path, body, message, param, "context_length_exceeded")
+
+
+def too_many(path: str, body: Any, num_choices: int) -> Bad:
+    """A request for more choices than the server takes."""
+    asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
+    message = f"{asked}, and this server takes at most 128."
+    return invalid(f"{path} with {num_choices} choices", path, body, message, "n")
 
 
 def no_route(name: str, path: str, body: Any, status: int, method: str = "POST") -> Bad:
     """A path, or a method of one, that is not there."""
-    message, code = (NO_PATH, "unknown_url") if status == 404 else (NO_METHOD, "method_not_allowed")
-    return Bad(name, path, body, status, message, None, code, method)
+    if status == 404:
+        return Bad(name, path, body, status, "There is no such path here.", None, "unknown_url", method)
+    return Bad(name, path, body, status, "This path does not take this method.", None, "method_not_allowed", method)

@@ -20,8 +20,11 @@ from endpoint.http.errors import ApiError
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.tokens import DetokenizeRequest
 from endpoint.service.encoder import Encoder
+from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.in_process import CONTEXT, Server
+
+pytestmark = pytest.mark.anyio
 
 
 class Codec:
@@ -30,6 +33,9 @@ class Codec:
     def __init__(self) -> None:
         self.may_encode, self.has_begun = threading.Event(), threading.Event()
         self.threads: list[str] = []
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self.has_begun.wait, 60)
 
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
         self.has_begun.set()
@@ -61,7 +67,7 @@ def codec() -> Iterator[Codec]:
 
 
 def service_of(codec: Codec) -> Service:
-    return Service(ServiceSettings(model="m"), codec, Backend())  # type: ignore[arg-type]
+    return Service(ServiceSettings(model="m"), codec, Backend(), ServingMetrics("m"))  # type: ignore[arg-type]
 
 
 class Unreadable(list[int]):
@@ -71,88 +77,73 @@ class Unreadable(list[int]):
         raise AssertionError("it is read")
 
 
-def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec: Codec) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
-        first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
-        await asyncio.to_thread(codec.has_begun.wait, 60)
-        with pytest.raises(ApiError) as caught:
-            await encoder.encode("prompt", "x", 96)
-        assert (caught.value.status, caught.value.code) == (429, "server_busy")
-        assert caught.value.headers == {"Retry-After": "1"}
-        codec.may_encode.set()
-        assert await first == [9000], "one text alone is never too much"
-        assert await asyncio.gather(*(encoder.encode("prompt", "x" * 1000, 96) for _ in range(4))) == [[1000]] * 4
-
-    asyncio.run(scenario())
+async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec: Codec) -> None:
+    encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
+    first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
+    await codec.begun()
+    with pytest.raises(ApiError) as caught:
+        await encoder.encode("prompt", "x", 96)
+    assert (caught.value.status, caught.value.code) == (429, "server_busy")
+    assert caught.value.headers == {"Retry-After": "1"}
+    codec.may_encode.set()
+    assert await first == [9000], "one text alone is never too much"
+    assert await asyncio.gather(*(encoder.encode("prompt", "x" * 1000, 96) for _ in range(4))) == [[1000]] * 4
 
 
-def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
-        asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
-        await asyncio.to_thread(codec.has_begun.wait, 60)
-        refused = [task for task in asked if task.done()]
-        assert len(refused) == 5
-        assert all(isinstance(task.exception(), ApiError) for task in refused)
-        codec.may_encode.set()
-        await asyncio.gather(*asked, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
+    encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
+    asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
+    await codec.begun()
+    refused = [task for task in asked if task.done()]
+    assert len(refused) == 5
+    assert all(isinstance(task.exception(), ApiError) for task in refused)
+    codec.may_encode.set()
+    await asyncio.gather(*asked, return_exceptions=True)
 
 
-def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
-        asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
-        await asyncio.to_thread(codec.has_begun.wait, 60)
-        asked[3].cancel()
-        await asyncio.wait([asked[3]])
-        fifth = asyncio.ensure_future(encoder.encode("prompt", "xx", 96))
-        codec.may_encode.set()
-        assert await fifth == [2]
-        assert await asyncio.gather(*asked[:3]) == [[1]] * 3
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
+    encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
+    asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
+    await codec.begun()
+    asked[3].cancel()
+    await asyncio.wait([asked[3]])
+    fifth = asyncio.ensure_future(encoder.encode("prompt", "xx", 96))
+    codec.may_encode.set()
+    assert await fifth == [2]
+    assert await asyncio.gather(*asked[:3]) == [[1]] * 3
 
 
 class Text(str):
     """Text that can have weak references."""
 
 
-def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(codec)  # type: ignore[arg-type]
-        first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
-        await asyncio.to_thread(codec.has_begun.wait, 60)
-        text = Text("y" * 9000)
-        seen = weakref.ref(text)
-        second = asyncio.ensure_future(encoder.encode("prompt", text, 96))
-        del text
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.wait([second])
-        del second
-        gc.collect()
-        assert seen() is None
-        codec.may_encode.set()
-        assert await first == [1]
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
+    encoder = Encoder(codec)  # type: ignore[arg-type]
+    first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
+    await codec.begun()
+    text = Text("y" * 9000)
+    seen = weakref.ref(text)
+    second = asyncio.ensure_future(encoder.encode("prompt", text, 96))
+    del text
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    del second
+    gc.collect()
+    assert seen() is None
+    codec.may_encode.set()
+    assert await first == [1]
 
 
-def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
-        chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
-        first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
-        await asyncio.to_thread(codec.has_begun.wait, 60)
-        with pytest.raises(ApiError, match="too much text waits"):
-            await encoder.encode_chat([{"role": "user", "content": "x"}] * 16, 96)
-        codec.may_encode.set()
-        assert await first == ("", [0])
-
-    asyncio.run(scenario())
+async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -> None:
+    encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
+    chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
+    first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
+    await codec.begun()
+    with pytest.raises(ApiError, match="too much text waits"):
+        await encoder.encode_chat([{"role": "user", "content": "x"}] * 16, 96)
+    codec.may_encode.set()
+    assert await first == ("", [0])
 
 
 def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
