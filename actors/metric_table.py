@@ -8,6 +8,7 @@ Ray's metrics begin with `ray_`, those of counters end in `_total`, and Ray adds
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any, Literal
 
 from ray.util import metrics as ray_metrics
@@ -45,18 +46,14 @@ class _Table:
     common_tag: str
     metrics: list[Metric] = field(default_factory=list)
 
-    def counter(self, name: str, unit: str, description: str, *tags: str) -> Metric:
-        return self._add(Metric(name, "counter", unit, description, (self.common_tag, *tags)))
+    def add(
+        self, kind: Kind, name: str, unit: str, description: str, *tags: str, boundaries: tuple[float, ...] = ()
+    ) -> Metric:
+        self.metrics.append(Metric(name, kind, unit, description, (self.common_tag, *tags), boundaries))
+        return self.metrics[-1]
 
-    def gauge(self, name: str, unit: str, description: str) -> Metric:
-        return self._add(Metric(name, "gauge", unit, description, (self.common_tag,)))
-
-    def histogram(self, name: str, unit: str, description: str, boundaries: tuple[float, ...]) -> Metric:
-        return self._add(Metric(name, "histogram", unit, description, (self.common_tag,), boundaries))
-
-    def _add(self, metric: Metric) -> Metric:
-        self.metrics.append(metric)
-        return metric
+    counter, gauge = partialmethod(add, "counter"), partialmethod(add, "gauge")
+    histogram = partialmethod(add, "histogram")
 
 
 _run = _Table("run")  # the last part of the output's name
@@ -92,7 +89,7 @@ UNIT_SECONDS = _run.histogram(
     "dray_unit_seconds",
     "seconds",
     "Time of the attempts that wrote a part; Ray makes up the sum from the buckets.",
-    (1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 10800),
+    boundaries=(1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 10800),
 )
 WORKER_DEATHS = _run.counter(
     "dray_worker_deaths",
@@ -147,19 +144,19 @@ REQUESTS_FINISHED = _served.counter(
     "finished_reason",
 )
 QUEUE_SECONDS = _served.histogram(
-    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", _LATENCIES
+    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", boundaries=_LATENCIES
 )
 FIRST_TOKEN_SECONDS = _served.histogram(
-    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", _LATENCIES
+    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", boundaries=_LATENCIES
 )
 BETWEEN_TOKENS_SECONDS = _served.histogram(
     "dray_inter_token_latency_seconds",
     "seconds",
     "Between tokens of a sample; those that come together share the time since the last ones.",
-    _LATENCIES,
+    boundaries=_LATENCIES,
 )
 REQUEST_SECONDS = _served.histogram(
-    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", _LATENCIES
+    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", boundaries=_LATENCIES
 )
 SERVED_PROMPT_TOKENS = _served.counter(
     "dray_served_prompt_tokens",

@@ -5,21 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from actors.metric_table import (
-    ACCEPTED_BY_POSITION,
-    ACCEPTED_TOKENS,
-    CACHED_PROMPT_TOKENS,
-    DRAFT_TOKENS,
-    ERRORS,
-    GENERATIONS,
-    METRICS,
-    OUTPUT_TOKENS,
-    PROMPT_TOKENS,
-    ROUNDS,
-    ROWS,
-    STORAGE_RETRIES,
-    Metric,
-)
+from actors import metric_table as table
+from actors.metric_table import METRICS, Metric
 from pipeline.counts import Counts
 from pipeline.storage.retries import num_retries
 
@@ -30,7 +17,7 @@ class Metrics:
     def __init__(self, run: str) -> None:
         """Publish under the tag `run`."""
         self._of_ray = {metric.name: metric.to_ray(run=run) for metric in METRICS}
-        self._published = {STORAGE_RETRIES.name: float(num_retries())}
+        self._published = {table.STORAGE_RETRIES.name: float(num_retries())}
         self._publishing = threading.Lock()
 
     def add(self, metric: Metric, amount: float, **tags: str) -> None:
@@ -55,20 +42,20 @@ class Metrics:
 
     def add_rows(self, counts: Counts, errors_by_stage: Mapping[str, int]) -> None:
         """Add the counts of rows that are done."""
-        self.add(ROWS, counts.num_rows - counts.num_errors, outcome="generated")
-        self.add(ROWS, counts.num_errors, outcome="failed")
+        self.add(table.ROWS, counts.num_rows - counts.num_errors, outcome="generated")
+        self.add(table.ROWS, counts.num_errors, outcome="failed")
         for stage, num_errors in errors_by_stage.items():
-            self.add(ERRORS, num_errors, stage=stage)
-        self.add(GENERATIONS, counts.num_generations)
-        self.add(PROMPT_TOKENS, counts.num_prompt_tokens)
-        self.add(CACHED_PROMPT_TOKENS, counts.num_cached_tokens)
-        self.add(OUTPUT_TOKENS, counts.num_output_tokens)
-        self.add(ROUNDS, counts.num_rounds)
-        self.add(DRAFT_TOKENS, counts.num_draft_tokens)
-        self.add(ACCEPTED_TOKENS, counts.num_accepted_tokens)
+            self.add(table.ERRORS, num_errors, stage=stage)
+        self.add(table.GENERATIONS, counts.num_generations)
+        self.add(table.PROMPT_TOKENS, counts.num_prompt_tokens)
+        self.add(table.CACHED_PROMPT_TOKENS, counts.num_cached_tokens)
+        self.add(table.OUTPUT_TOKENS, counts.num_output_tokens)
+        self.add(table.ROUNDS, counts.num_rounds)
+        self.add(table.DRAFT_TOKENS, counts.num_draft_tokens)
+        self.add(table.ACCEPTED_TOKENS, counts.num_accepted_tokens)
         for position, num_accepted in enumerate(counts.accepted_per_position):
-            self.add(ACCEPTED_BY_POSITION, num_accepted, position=str(position))
+            self.add(table.ACCEPTED_BY_POSITION, num_accepted, position=str(position))
 
     def add_storage_retries(self) -> None:
         """Add the retries of this process since this object was made."""
-        self.add_up_to(STORAGE_RETRIES, num_retries())
+        self.add_up_to(table.STORAGE_RETRIES, num_retries())

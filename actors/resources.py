@@ -70,8 +70,7 @@ def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Kind]:
     if stages.is_apart:
         parts.append(_Kind("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
     if settings.placement == "split":
-        num_drafts = -(-num_actors * drafts.num_per_generator // drafts.num_sharing)
-        parts.append(_Kind("draft actors", num_drafts, drafts.demand, [drafts.label_selector]))
+        parts.append(_Kind("draft actors", drafts.num_for(num_actors), drafts.demand, [drafts.label_selector]))
     return parts
 
 
@@ -121,10 +120,8 @@ def describe_placement(settings: GeneratorSettings, max_engines: int) -> str:
     if settings.placement == "colocated":
         return f"target in {target}" if stages.is_apart else "colocated (all models of an engine in one actor)"
     drafts = settings.drafts
-    shared = f"{drafts.num_per_generator} for each engine"
-    if drafts.num_sharing > 1:
-        shared = f"1 for {drafts.num_sharing} engines"
-    most = -(-max_engines * drafts.num_per_generator // drafts.num_sharing)
+    is_shared, most = drafts.num_sharing > 1, drafts.num_for(max_engines)
+    shared = f"1 for {drafts.num_sharing} engines" if is_shared else f"{drafts.num_per_generator} for each engine"
     holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
     return f"split, target in {target}, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
 

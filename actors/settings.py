@@ -101,6 +101,10 @@ class DraftSettings(ActorResources):
         """Generators that a draft actor serves."""
         return max(1, round(1 / self.per_target))
 
+    def num_for(self, num_generators: int) -> int:
+        """Return how many draft actors these generators have together."""
+        return -(-num_generators * self.num_per_generator // self.num_sharing)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(ActorResources):

@@ -33,7 +33,7 @@ class DraftActor:
         self._model: LanguageModel | None = None
         self._failure: str | None = None
         self._mirrors: OrderedDict[str, DraftMirror] = OrderedDict()
-        self._num_drafts, self._draft_seconds = 0, 0.0
+        self._draft_seconds = 0.0
         context = ray.get_runtime_context()
         where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
         set_up_logs(log_settings, run=run, **where)
@@ -74,7 +74,6 @@ class DraftActor:
         except Exception:
             self.leave(lane)  # half of the request may have been applied
             raise
-        self._num_drafts += 1
         self._draft_seconds += time.perf_counter() - started
         return reply
 
@@ -84,12 +83,8 @@ class DraftActor:
             self._mirrors.pop(lane).release()
 
     def stats(self) -> dict[str, float]:
-        """Return the number of replies, the seconds they took, and the number of lanes."""
-        return {
-            "num_drafts": self._num_drafts,
-            "draft_seconds": self._draft_seconds,
-            "num_lanes": len(self._mirrors),
-        }
+        """Return the seconds that the replies took, and the number of lanes."""
+        return {"draft_seconds": self._draft_seconds, "num_lanes": len(self._mirrors)}
 
     def _begin(self, lane: str, terms: DraftTerms) -> None:
         model = self._sound_model()

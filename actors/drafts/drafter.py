@@ -17,7 +17,7 @@ import ray
 import torch
 
 from actors.drafts.link import DraftLink
-from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
+from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate, num_bytes
 from actors.drafts.mirror import DraftTerms
 from decoding.drafters.base import Drafter
 from decoding.sampling.rows import Rows
@@ -90,7 +90,7 @@ class RemoteDrafter(Drafter):
         stats.num_requests += 1
         stats.num_rows += len(updates)
         stats.num_new_row_bytes += request.num_new_row_bytes
-        stats.num_bytes_sent += request.num_bytes
+        stats.num_bytes_sent += num_bytes(request)
         reference = actor.draft.remote(self._lane, terms, request)
         slots = tuple(update.slot for update in updates)
         self._pending = _Pending(reference, self._generation, rows.sequences, slots, time.monotonic())
@@ -154,9 +154,8 @@ class RemoteDrafter(Drafter):
         if reply is None:  # the actor was restarted, or has forgotten this lane
             self._generation = -1
             return None
-        self._link.stats.num_bytes_received += reply.num_bytes
-        if reply.distributions is not None:
-            self._link.stats.num_distribution_bytes += reply.distributions.num_bytes
+        self._link.stats.num_bytes_received += num_bytes(reply)
+        self._link.stats.num_distribution_bytes += num_bytes(reply.distributions)
         for slot, draft in zip(pending.slots, reply.drafts(), strict=True):
             if draft is None:
                 self._known[slot] = None

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from actors.drafts.calls import Calls
 from actors.settings import DraftSettings
 from pipeline.logs import Event
 from pipeline.ray_internals import actor_id_of
@@ -24,6 +24,18 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 30.0  # between two attempts to reach an a
 _FORGIVEN_AFTER_S = 600.0  # without a failure, after which earlier failures no longer count
 _SILENT_S = 60.0  # an actor that has replied before and is then silent for this long is given up
 _log = logging.getLogger(__name__)
+
+
+class Calls:
+    """Calls of actors under way, each known by its reference. A test passes calls of its own."""
+
+    def arrived(self, references: Seq[Any], timeout_s: float) -> list[Any]:
+        """Return the references whose results are there; wait until all are, but no longer than `timeout_s`."""
+        return list(ray.wait(list(references), num_returns=len(references), timeout=timeout_s)[0])
+
+    def result(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """Return the result of a call. Raises what the call raised, or GetTimeoutError after `timeout_s`."""
+        return ray.get(reference, timeout=timeout_s)
 
 
 @dataclass
@@ -57,7 +69,7 @@ class DraftLink:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`find` takes the id of the lost actor and returns a reference to a new actor's handle, or to None."""
+        """`find` takes the id of the lost actor and returns a reference to a new actor's handle."""
         self._find, self._settings, self._clock, self._sleep = find, settings, clock, sleep
         self.calls = calls or Calls()
         self._actor: Any = None
@@ -119,7 +131,7 @@ class DraftLink:
             self.find()
             if self.calls.arrived([self._finding], 0.0):
                 try:
-                    self._use(self.calls.result(self._finding))
+                    self._actor, self._finding = self.calls.result(self._finding), None
                 except ray.exceptions.RayError as error:  # the roster or its node is gone
                     self._finding = None
                     self.failed(self.generation, error)
@@ -153,10 +165,10 @@ class DraftLink:
     def _meet(self, vocab_size: int, deadline: float) -> None:
         if self._actor is None:
             self.find()
-            self._use(self.calls.result(self._finding, max(0.0, deadline - self._clock())))
-        if self._actor is not None:
-            self.calls.result(self._actor.ready.remote(vocab_size), max(0.0, deadline - self._clock()))
-            self._has_answered = True
+            self._actor = self.calls.result(self._finding, max(0.0, deadline - self._clock()))
+            self._finding = None
+        self.calls.result(self._actor.ready.remote(vocab_size), max(0.0, deadline - self._clock()))
+        self._has_answered = True
 
     def _look_for_overdue(self) -> None:
         """Take note of late replies that have come, and give up an actor that was silent for too long.
@@ -200,9 +212,3 @@ class DraftLink:
     def _forget_actor(self) -> None:
         if self._actor is not None:
             self._lost, self._actor = actor_id_of(self._actor), None
-
-    def _use(self, actor: Any) -> None:
-        self._actor, self._finding = actor, None
-        if actor is None:  # the roster has given up
-            self.is_gone = True
-            _log.error(Event("draft actor given up", failures=self._num_failures))

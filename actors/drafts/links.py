@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,11 +28,10 @@ class DraftLinks:
         self.num_lanes = settings.num_lanes  # one is drafted for while another is verified
         self._generator = uuid.uuid4().hex
         self._roster = roster
-
-        def link(index: int) -> DraftLink:
-            return DraftLink(lambda lost: roster.draft_actor.remote(self._generator, index, lost), settings.drafts)
-
-        self._links = [link(index) for index in range(settings.drafts.num_per_generator)]
+        self._links = [
+            DraftLink(partial(roster.draft_actor.remote, self._generator, index), settings.drafts)
+            for index in range(settings.drafts.num_per_generator)
+        ]
         self._heartbeat = Heartbeat(lambda: roster.beat.remote(self._generator), BEAT_EVERY_S)
         self._heartbeat.start()
 

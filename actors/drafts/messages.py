@@ -9,9 +9,9 @@ Shapes: S swaps, R rows, T new tokens of all rows, N drafted tokens of all rows,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,43 +48,32 @@ class DraftRequest:
     """The updates of R rows, in one array for each field. Swaps of slots come first."""
 
     swaps_S2: Ints
-    slots_R: Ints
-    max_draft_tokens_R: Ints
-    starts_R: Ints
-    num_tokens_R: Ints
+    rows_R4: Ints  # slot, max_draft_tokens, start and number of tokens
     token_ids_T: Ints
     origins: tuple[RowOrigin | None, ...]
 
     @classmethod
     def of(cls, swaps: Seq[tuple[int, int]], updates: Seq[RowUpdate]) -> DraftRequest:
         """Return the request with these swaps and updates."""
+        rows = [(update.slot, update.max_draft_tokens, update.start, len(update.token_ids)) for update in updates]
         return cls(
             _ints(swaps).reshape(-1, 2),
-            _ints([update.slot for update in updates]),
-            _ints([update.max_draft_tokens for update in updates]),
-            _ints([update.start for update in updates]),
-            _ints([len(update.token_ids) for update in updates]),
+            _ints(rows).reshape(-1, 4),
             _ints([token_id for update in updates for token_id in update.token_ids]),
             tuple(update.origin for update in updates),
         )
 
     def updates(self) -> Iterator[RowUpdate]:
         """Yield the update of each row."""
-        token_ids = _split(self.token_ids_T, self.num_tokens_R)
-        columns = (self.slots_R.tolist(), self.max_draft_tokens_R.tolist(), self.starts_R.tolist())
-        for slot, max_draft_tokens, start, tokens, origin in zip(*columns, token_ids, self.origins, strict=True):
-            yield RowUpdate(slot, max_draft_tokens, start, tokens, origin)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the arrays."""
-        return _num_bytes(self)
+        token_ids = _split(self.token_ids_T, self.rows_R4[:, 3])
+        for (slot, most, start, _), tokens, origin in zip(self.rows_R4.tolist(), token_ids, self.origins, strict=True):
+            yield RowUpdate(slot, most, start, tokens, origin)
 
     @property
     def num_new_row_bytes(self) -> int:
         """Return the size of the tokens of rows that are sent whole."""
         is_new_R = [origin is not None for origin in self.origins]
-        return int(self.num_tokens_R[is_new_R].sum()) * self.token_ids_T.itemsize
+        return int(self.rows_R4[is_new_R, 3].sum()) * self.token_ids_T.itemsize
 
 
 @dataclass(frozen=True)
@@ -94,11 +83,6 @@ class Distributions:
     ids_NM: Ints
     probs_NM: npt.NDArray[np.float32]
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the arrays."""
-        return _num_bytes(self)
-
 
 @dataclass(frozen=True)
 class DraftReply:
@@ -106,15 +90,14 @@ class DraftReply:
 
     num_tokens_R: Ints
     token_ids_N: Ints
-    distributions: Distributions | None = field(default=None, kw_only=True)  # under rejection
+    distributions: Distributions | None = None  # under rejection
 
     @classmethod
-    def of(cls, drafts: Iterable[Seq[int] | None], distributions: Distributions | None = None) -> DraftReply:
+    def of(cls, drafts: Seq[Seq[int] | None], distributions: Distributions | None = None) -> DraftReply:
         """Return the reply with these drafts; None stands for a row that is not known."""
-        drafts = list(drafts)
         counts = _ints([_UNKNOWN if draft is None else len(draft) for draft in drafts])
         token_ids = _ints([token_id for draft in drafts for token_id in draft or ()])
-        return cls(counts, token_ids, distributions=distributions)
+        return cls(counts, token_ids, distributions)
 
     def drafts(self) -> list[list[int] | None]:
         """Return the drafted tokens of each row; None for a row that must be sent whole."""
@@ -124,10 +107,13 @@ class DraftReply:
             for count, draft in zip(self.num_tokens_R.tolist(), drafts, strict=True)
         ]
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the arrays, those of the distributions included."""
-        return _num_bytes(self) + (0 if self.distributions is None else self.distributions.num_bytes)
+
+def num_bytes(message: DraftRequest | DraftReply | Distributions | None) -> int:
+    """Return the size of a message's arrays, those of its distributions included."""
+    if message is None:
+        return 0
+    arrays = sum(value.nbytes for value in vars(message).values() if isinstance(value, np.ndarray))
+    return arrays + num_bytes(getattr(message, "distributions", None))
 
 
 def _ints(values: Seq[Any]) -> Ints:
@@ -136,7 +122,3 @@ def _ints(values: Seq[Any]) -> Ints:
 
 def _split(values: Ints, lengths: Ints) -> list[list[int]]:
     return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])] if lengths.size else []
-
-
-def _num_bytes(message: DraftRequest | Distributions | DraftReply) -> int:
-    return sum(value.nbytes for value in vars(message).values() if isinstance(value, np.ndarray))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -20,13 +19,12 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.drafts.actor import DraftActor
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from actors.settings import DraftSettings, GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.ray_internals import actor_id_of
 
 BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
 _SILENT_S = 60.0  # without one the generator counts as gone; draft actors without a generator end after as long
-_FORGIVEN_AFTER_S = 600.0  # losses of longer ago no longer count
 _GROUP_PATIENCE_S = 60.0  # draft actors for which there is no room together are placed one by one
 _SPARE_LANES = 2  # of a generator beside those of its engine, for measuring costs
 _log = logging.getLogger(__name__)
@@ -71,37 +69,26 @@ class DraftRoster:
         """Begin without draft actors. Those of the first `num_generators` are placed together."""
         set_up_logs(log_settings, run=run)
         self._drafts: DraftSettings = settings.drafts
-        num_at_once = -(-num_generators * self._drafts.num_per_generator // self._drafts.num_sharing)
-        self._most_lost = self._drafts.most_reconnects * num_at_once
-        self._num_placed_next = num_at_once  # later ones are placed one by one
+        self._num_placed_next = self._drafts.num_for(num_generators)  # later ones are placed one by one
         self._start = start or (lambda options: _start(options, settings, run, log_settings))
         self._clock = clock
         self._actors: list[_DraftActor] = []
         self._groups: list[_Group] = []
         self._beats: dict[str, float] = {}  # when each generator gave its last sign of life
         self._num_lost = 0
-        self._lost_at: deque[float] = deque()
 
     def draft_actor(self, generator: str, index: int, lost: str | None) -> Any:
-        """Return the handle of a generator's draft actor `index`, and replace the one with the id `lost`.
-
-        Return None if too many were lost in the last ten minutes.
-        """
+        """Return the handle of a generator's draft actor `index`, and replace the one with the id `lost`."""
         self.beat(generator)
         client = (generator, index)
         for actor in list(self._actors):
             if lost is not None and actor.actor_id == lost:
                 self._num_lost += 1
-                self._lost_at.append(self._clock())
                 _log.warning(Event("draft actor replaced", actor=lost, lost=self._num_lost))
                 self._remove(actor)
         for actor in self._actors:
             if client in actor.clients:
                 return actor.handle
-        while self._lost_at and self._clock() - self._lost_at[0] > _FORGIVEN_AFTER_S:
-            self._lost_at.popleft()
-        if len(self._lost_at) > self._most_lost:
-            return None
         room = [actor for actor in self._actors if self._num_served(actor) < self._drafts.num_sharing]
         actor = min(room, key=self._num_served) if room else self._add()
         actor.clients.add(client)
@@ -109,26 +96,18 @@ class DraftRoster:
 
     def beat(self, generator: str) -> None:
         """Record a sign of life of the generator, and end the draft actors without a generator."""
-        now = self._clock()
-        self._beats[generator] = now
-        for actor in list(self._actors):
-            if self._num_served(actor):
-                actor.unused_since = now
-            elif now - actor.unused_since > _SILENT_S:
-                _log.info(Event("draft actor let go", actor=actor.actor_id))
-                self._remove(actor)
-        self._dissolve_groups(now)
+        self._beats[generator] = self._clock()
+        self._end_unused()
 
     def leave(self, generator: str) -> None:
         """Remove a generator that needs no more drafts. A draft actor that only it used ends."""
         self._beats.pop(generator, None)
-        for actor in list(self._actors):
+        for actor in self._actors:
             had = {client for client in actor.clients if client[0] == generator}
             actor.clients -= had
             if had and not self._num_served(actor):
-                _log.info(Event("draft actor let go", actor=actor.actor_id))
-                self._remove(actor)
-        self._dissolve_groups(self._clock())
+                actor.unused_since = float("-inf")
+        self._end_unused()
 
     def stats(self) -> dict[str, int]:
         """Return the number of draft actors, and of those that were replaced."""
@@ -138,6 +117,17 @@ class DraftRoster:
         """Return the number of its clients that are alive."""
         now, never = self._clock(), float("-inf")
         return sum(now - self._beats.get(generator, never) <= _SILENT_S for generator, _ in actor.clients)
+
+    def _end_unused(self) -> None:
+        """End the draft actors that have served no generator for a while, and the placement groups without one."""
+        now = self._clock()
+        for actor in list(self._actors):
+            if self._num_served(actor):
+                actor.unused_since = now
+            elif now - actor.unused_since > _SILENT_S:
+                _log.info(Event("draft actor let go", actor=actor.actor_id))
+                self._remove(actor)
+        self._dissolve_groups(now)
 
     def _add(self) -> _DraftActor:
         group, bundle, options = None, 0, self._drafts.actor_options
@@ -166,9 +156,8 @@ class DraftRoster:
             own = [actor for actor in self._actors if actor.group is group]
             is_waiting = group.size > 1 and now - group.began > _GROUP_PATIENCE_S and not _is_placed(group.handle)
             if is_waiting:
-                _log.warning(
-                    Event("no room for draft actors together", actors=group.size, needs=str(self._drafts.demand))
-                )
+                needs = str(self._drafts.demand)
+                _log.warning(Event("no room for draft actors together", actors=group.size, needs=needs))
                 for actor in own:
                     self._remove(actor)
             if is_waiting or not own:
@@ -207,20 +196,10 @@ def max_lanes(settings: GeneratorSettings) -> int:
     return (settings.num_lanes + _SPARE_LANES) * settings.drafts.num_sharing
 
 
-def draft_models(settings: GeneratorSettings) -> ModelSettings:
-    """Return the models as a draft actor loads them: on a GPU if it holds one, whatever the target does."""
-    models = settings.models
-    return ModelSettings(
-        target=models.target,
-        draft=models.draft,
-        device="cuda" if settings.drafts.num_gpus else "cpu",
-        dtype=models.dtype,
-    )
-
-
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
-    arguments = (draft_models(settings), max_lanes(settings), run, log_settings)
-    return ray.remote(DraftActor).options(**options).remote(*arguments)
+    # On a GPU if it holds one, whatever the target does.
+    models = replace(settings.models, device="cuda" if settings.drafts.num_gpus else "cpu")
+    return ray.remote(DraftActor).options(**options).remote(models, max_lanes(settings), run, log_settings)
 
 
 def _is_placed(group: Any) -> bool:

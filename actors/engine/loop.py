@@ -29,13 +29,13 @@ from decoding.engine.engine import Engine, PromptError, TargetLostError
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, failure_event
 
-_HANG_TIMEOUT_S = 900.0
+HANG_TIMEOUT_S = 900.0  # for a step
 _MAX_SENT_PER_S = 500.0  # messages of all streams together: each costs one between processes
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class EngineNumbers:
+class EngineStats:
     """What an engine does now, and what it has done since its process loaded it."""
 
     num_slots: int
@@ -49,7 +49,7 @@ class EngineNumbers:
 class EngineLoop:
     """An engine whose sequences can be awaited. Belongs to the event loop that first awaits it."""
 
-    def __init__(self, engine: Engine, hang_timeout_s: float = _HANG_TIMEOUT_S) -> None:
+    def __init__(self, engine: Engine, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
         """Take over `engine`, which nothing else may step. A step longer than `hang_timeout_s` ends the process."""
         self.engine = engine
         self._watchdog = Watchdog(hang_timeout_s)
@@ -169,16 +169,13 @@ class EngineLoop:
         self._inbox = [sequence for sequence in self._inbox if sequence not in dropped]
         for sequence in dropped & waiting:
             del self._unfinished[sequence]
-        self._thread.submit(self._drop_from_engine, dropped - waiting)  # between two steps, not in one
+        self._thread.submit(self.engine.drop, dropped - waiting)  # between two steps, not in one
 
-    def _drop_from_engine(self, sequences: set[Sequence]) -> None:
-        self.engine.drop(sequences)
-
-    def numbers(self) -> EngineNumbers:
-        """Return the numbers as they are now; any thread may ask."""
+    def stats(self) -> EngineStats:
+        """Return the statistics as they are now; any thread may ask."""
         engine = self.engine
         num_running = engine.num_running
-        return EngineNumbers(
+        return EngineStats(
             num_slots=engine.options.num_slots,
             num_running=num_running,
             num_waiting=max(0, len(self._unfinished) - num_running),

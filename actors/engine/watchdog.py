@@ -7,8 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
 from typing import NoReturn
 
 from pipeline.logs import Event
@@ -23,9 +21,9 @@ class Watchdog:
     A GPU that hangs holds its thread for ever, in native code that no exception reaches.
     """
 
-    def __init__(self, timeout_s: float, bite: Callable[[], None] | None = None) -> None:
-        """Call `bite` then; by default all threads' stacks go to stderr and the process ends."""
-        self._timeout_s, self._bite = timeout_s, bite or self._end_hanging_process
+    def __init__(self, timeout_s: float) -> None:
+        """Begin to watch, in a thread of its own."""
+        self._timeout_s = timeout_s
         self._started: float | None = None
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -33,9 +31,7 @@ class Watchdog:
         """Begin to count the time."""
         self._started = time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop counting: the work has ended, well or not."""
         self._started = None
 
@@ -44,11 +40,7 @@ class Watchdog:
             time.sleep(self._timeout_s / 8)
             started = self._started
             if started is not None and time.monotonic() - started > self._timeout_s:
-                self._bite()
-                return
-
-    def _end_hanging_process(self) -> None:
-        end_process(Event("engine hung", timeout_s=self._timeout_s))
+                end_process(Event("engine hung", timeout_s=self._timeout_s))
 
 
 def end_process(why: Event) -> NoReturn:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from actors.stages.facts import StageFacts
-from actors.stages.work import Finish, Nothing, Work, do
+from actors.stages.work import Finish, Work, do
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.rank import meet, open_rank_store
 from decoding.checkpoint.supported import own_window
 from decoding.device import Device, give_back_freed_memory, name_of
 from decoding.network.stage import Stage
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What is true of a stage now: it may be made faster, or slower again."""
+
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device_name: str  # "cpu", or the GPU's name
+    max_positions: int | None
+    vocab_size: int | None  # None where there is no head
+    num_weight_bytes: int  # of this process, where ranks share the stage out
+    packs_rows: bool  # or the model sees a rectangle
+    is_fused: bool  # our own layers run
+    runs_kernels: bool  # and our own attention in them
+    is_batch_invariant: bool
+    window: int  # that the model file cuts by itself; 0 if there is none
 
 
 class RankFailedError(RuntimeError):
@@ -118,16 +135,10 @@ class StageActor:
         """Tell whether the first positions of a slot hold numbers only, in the layers here (`KVCache.is_finite`)."""
         return self._stage.cache(session).is_finite(slot, length)
 
-    def plain_eager(self, fed: Any, num_logits: int) -> Any:
-        """Run a plain forward (`Stage.plain_eager`); ranks but the first return nothing."""
-        with self._together():
-            answer = self._stage.plain_eager(unpacked(fed), num_logits)
-        return packed(answer.cpu()) if self._rank == 0 else None
-
     def do(self, work: Work, fed: Any, finish: Finish | None = None) -> Any:
         """Do the work on these tokens or hidden states, and return what comes of it; ranks but the first, nothing."""
         with self._together():
-            answer = do(self._stage, work, unpacked(fed), finish or Nothing())
+            answer = do(self._stage, work, unpacked(fed), finish)
         if self._rank > 0:
             return None  # the first one's is the same
         return answer if self._stage.layers.has_head else packed(answer)

@@ -78,10 +78,13 @@ def _look_at_all(group: StageGroup, references: Seq[Seq[Any]], torn: set[int]) -
 
 def _errors(answers: Seq[Any]) -> list[RayError]:
     """Return the errors among these answers, which are all there."""
-    errors: list[RayError] = []
-    for reference in answers:
-        try:
-            ray.get(reference)
-        except RayError as error:
-            errors.append(error)
-    return errors
+    return [error for reference in answers if (error := error_of(reference)) is not None]
+
+
+def error_of(reference: Any, timeout_s: float | None = None) -> RayError | None:
+    """Return the error that an answer is, or GetTimeoutError if it takes longer; None if it is none."""
+    try:
+        ray.get(reference, timeout=timeout_s)
+    except RayError as error:
+        return error
+    return None

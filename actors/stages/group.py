@@ -8,43 +8,33 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
+from math import inf
 from typing import Any
 
 import ray
 import tenacity
-from ray.exceptions import (
-    ActorUnschedulableError,
-    GetTimeoutError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.settings import StageSettings
 from actors.stages.actor import RankFailedError, StageActor
-from actors.stages.facts import StageFacts
 from actors.stages.places import take_places
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from pipeline.logs import Event
 
-# A process, a node or an object is gone. OutOfMemoryError is Ray's: it ended a worker.
+# A process, a node or an object is gone. This OutOfMemoryError is Ray's: it ended a worker.
 _LOSSES = (
-    ActorUnschedulableError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
+    exceptions.ActorUnschedulableError,
+    exceptions.LocalRayletDiedError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+    exceptions.OutOfMemoryError,
+    exceptions.RayActorError,
+    exceptions.WorkerCrashedError,
 )
 _LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
@@ -83,18 +73,9 @@ class StageGroup:
             raise
 
     @property
-    def placement_id(self) -> str:
-        """The id of the placement group, as Ray lists it."""
-        return str(self._places.id.hex())
-
-    @property
     def actors(self) -> list[Any]:
         """All actors, stage by stage."""
         return [actor for ranks in self.ranks for actor in ranks]
-
-    def facts(self) -> list[StageFacts]:
-        """Report what is true of each stage now."""
-        return self.ask_all("facts")[:: self.settings.tensor_parallel]
 
     def run(self, stage: int, method: str, *args: Any, to_first: tuple[Any, ...] = ()) -> list[Any]:
         """Call a method on all ranks of a stage; return references to their answers, the stage's answer first.
@@ -124,11 +105,39 @@ class StageGroup:
         for actor in self.ranks[stage]:
             ray.kill(actor, no_restart=True)
 
-    def heal(self, until: float) -> None:
-        """Replace every stage that does not answer, and tell each what it has not been told.
+    def recover(self, sessions: Iterable[int] = (), until: float = inf) -> None:
+        """Replace every stage that does not answer, tell each what it has not been told, and release these sessions.
 
-        Raises StageLostError if that is not done in time (`until`, by `time.monotonic`).
+        Each attempt may take `stages.start_timeout_s`, the last one begins within that time, and none goes on after
+        `until` (by `time.monotonic`). Raises StageLostError if no attempt succeeds.
         """
+        settings = self.settings
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StageLostError),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+            stop=tenacity.stop_any(
+                tenacity.stop_before_delay(settings.start_timeout_s),
+                tenacity.stop_after_attempt(max(1, settings.most_restarts)),
+            ),
+            reraise=True,
+        )
+        attempts(lambda: self._heal(sessions, min(until, time.monotonic() + settings.start_timeout_s)))
+
+    def close(self) -> None:
+        """End the actors, and give their places back. Once more does nothing."""
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+        remove_placement_group(self._places)
+
+    def _come_up(self) -> None:
+        """Load the stages; those that are lost over it are replaced, as later."""
+        try:
+            self._tell(time.monotonic() + self.settings.start_timeout_s)
+        except StageLostError as lost:
+            _log.warning(Event("stage lost while loading", cause=str(lost)))
+            self.recover()
+
+    def _heal(self, sessions: Iterable[int], until: float) -> None:
         asked = [self.run(stage, "pid") for stage in range(len(self.ranks))]
         every = [reference for references in asked for reference in references]
         answered, _ = ray.wait(every, num_returns=len(every), timeout=self.settings.timeout_s, fetch_local=False)
@@ -136,7 +145,7 @@ class StageGroup:
             try:
                 for reference in references:
                     ray.get(reference, timeout=self.settings.timeout_s if reference in answered else 0)
-            except RayError as error:
+            except exceptions.RayError as error:
                 _log.warning(Event("stage replaced", stage=stage, cause=type(error).__name__))
                 self.end(stage)
                 self.ranks[stage], self._num_told[stage] = self._start(stage), 0
@@ -147,32 +156,8 @@ class StageGroup:
             raise
         except Exception as error:  # of storage, or of memory that another process has: it may pass
             raise StageLostError(f"a stage did not come up: {type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        """End the actors, and give their places back. Once more does nothing."""
-        for actor in self.actors:
-            ray.kill(actor, no_restart=True)
-        remove_placement_group(self._places)
-
-    def _come_up(self) -> None:
-        """Load the stages; those that are lost over it are replaced, as later."""
-        until = time.monotonic() + self.settings.start_timeout_s
-        try:
-            self._tell(until)
-        except StageLostError as lost:
-            _log.warning(Event("stage lost while loading", cause=str(lost)))
-        else:
-            return
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StageLostError),
-            wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
-            stop=tenacity.stop_any(
-                tenacity.stop_before_delay(self.settings.start_timeout_s),
-                tenacity.stop_after_attempt(max(1, self.settings.most_restarts)),
-            ),
-            reraise=True,
-        )
-        attempts(lambda: self.heal(time.monotonic() + self.settings.start_timeout_s))
+        for session in sessions:  # stages that live still hold its slots
+            self.ask_all("release", session)
 
     def _tell(self, until: float) -> None:
         """Do what is left of the setup, on all stages at once."""
@@ -206,14 +191,15 @@ class StageGroup:
         timeout_s = max(0.0, until - time.monotonic())
         try:
             return ray.get(reference, timeout=timeout_s)
-        except GetTimeoutError as error:
+        except exceptions.GetTimeoutError as error:
             raise StageLostError(
                 f"stage {stage} did not answer in time (stages.timeout_s is {self.settings.timeout_s:g} s, "
                 f"start_timeout_s {self.settings.start_timeout_s:g} s)"
             ) from error
-        except RayError as error:
+        except exceptions.RayError as error:
             if is_loss(error):
-                raise StageLostError(f"stage {stage} is lost: {_words(error)}") from error
+                first_line = next(iter(str(error).splitlines()), "")
+                raise StageLostError(f"stage {stage} is lost: {type(error).__name__}: {first_line}") from error
             raise cause_of(error) from None
 
     def _start(self, stage: int) -> list[Any]:
@@ -239,17 +225,12 @@ class StageGroup:
 
 def is_loss(error: BaseException | None) -> bool:
     """Tell whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
-    if isinstance(error, RayTaskError):  # what is lost may be a stage's input
+    if isinstance(error, exceptions.RayTaskError):  # what is lost may be a stage's input
         return isinstance(error.cause, BaseException) and is_loss(error.cause)
-    return isinstance(error, (*_LOSSES, GetTimeoutError, RankFailedError))
+    return isinstance(error, (*_LOSSES, exceptions.GetTimeoutError, RankFailedError))
 
 
-def cause_of(error: RayError) -> Exception:
+def cause_of(error: exceptions.RayError) -> Exception:
     """Return what the call itself raised, or the error as it is."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
-
-
-def _words(error: RayError) -> str:
-    """Return the type and the first line of Ray's error."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

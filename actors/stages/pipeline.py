@@ -12,25 +12,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
-import tenacity
-from ray.exceptions import RayError
+import torch
 
-from actors.stages.answers import answer_of
-from actors.stages.facts import StageFacts
+from actors.stages.actor import StageFacts
+from actors.stages.answers import answer_of, error_of
 from actors.stages.group import StageGroup, StageLostError
-from actors.stages.work import Finish, Nothing, Work
+from actors.stages.work import Work
 from decoding.network.target import SlotsLostError
 from pipeline.logs import Event
 
 _MAX_FLYING = 32  # steps: bounds what the stages have to do before they answer
-_LONGEST_WAIT_S = 30.0
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -40,14 +38,29 @@ class StagesGoneError(RuntimeError):
 
 
 @dataclass(eq=False)
-class Step:
-    """Work that all stages were sent."""
+class Step(Generic[_T]):
+    """Work that all stages were sent, and the last one's answer."""
 
+    pipeline: StagePipeline
     session: int | None  # whose slots it uses
+    timeout_s: float | None  # `stages.timeout_s` unless given
     references: list[list[Any]] = field(default_factory=list)  # to what each stage's ranks answer
-    answer: Any = None  # of the last stage, when it is settled
+    answer: _T = field(init=False)  # when it is settled
     is_settled: bool = False
     error: Exception | None = None  # its own, or that of an earlier step that failed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` waits for no other process."""
+        return self.is_settled or bool(ray.wait(self.references[-1][:1], timeout=0, fetch_local=False)[0])
+
+    def result(self) -> _T:
+        """Return the answer. Raises what the step itself raised, or SlotsLostError.
+
+        Raises StagesGoneError if lost stages cannot be replaced.
+        """
+        self.pipeline.settle(self)
+        return self.answer
 
 
 class StagePipeline:
@@ -56,7 +69,7 @@ class StagePipeline:
     def __init__(self, group: StageGroup) -> None:
         """Take over these stages."""
         self.group = group
-        self._flying: deque[Step] = deque()
+        self._flying: deque[Step[Any]] = deque()
         self._sessions: set[int] = set()  # those that have slots
         self._is_whole = True  # no stage is known to be lost
 
@@ -91,8 +104,7 @@ class StagePipeline:
 
     def facts(self) -> list[StageFacts]:
         """Report what is true of each stage now. Raises SlotsLostError."""
-        facts: list[StageFacts] = self.ask_all("facts")[:: self.group.settings.tensor_parallel]
-        return facts
+        return self.ask_all("facts")[:: self.group.settings.tensor_parallel]
 
     def tell_all(self, method: str, *args: Any) -> None:
         """Call this on every actor, now and later (`StageGroup.tell_all`). A stage that is lost over it is replaced."""
@@ -102,21 +114,13 @@ class StagePipeline:
             with suppress(SlotsLostError):  # the new stage has been told; sessions find at their next use what is lost
                 self._bring_up(lost)
 
-    def plain_eager(self, token_ids: list[int], num_logits: int) -> Any:
-        """Return the last logits of a text, packed, by a forward without slots (`Stage.plain_eager`)."""
-        self.drain()
-        self._mend()
-        fed: Any = token_ids
-        references: list[list[Any]] = []
-        for stage in range(len(self.group.ranks)):
-            references.append(self.group.run(stage, "plain_eager", fed, num_logits))
-            fed = references[-1][0]
-        try:
-            return answer_of(self.group, references, self.group.settings.start_timeout_s)  # the first one starts much
-        except StageLostError as lost:
-            self._bring_up(lost)
-
-    def send(self, work: Work, token_ids: list[list[int]], finish: Finish | None = None) -> Step:
+    def send(
+        self,
+        work: Work,
+        token_ids: Iterable[Iterable[int]],
+        finish: Callable[[torch.Tensor], _T] | None = None,
+        timeout_s: float | None = None,
+    ) -> Step[_T]:
         """Send this work on these tokens, one list a row, to all stages; they do it after all that was sent before.
 
         Raises SlotsLostError where the work's session has lost its slots.
@@ -127,23 +131,16 @@ class StagePipeline:
         while len(self._flying) >= _MAX_FLYING:
             self._settle_oldest()
         fed: Any = list(chain.from_iterable(token_ids))
-        step, last = Step(work.session), len(self.group.ranks) - 1
+        step, last = Step[_T](self, work.session, timeout_s), len(self.group.ranks) - 1
         for stage in range(last + 1):
-            to_first = (finish or Nothing(),) if stage == last else ()
+            to_first = (finish,) if stage == last else ()
             step.references.append(self.group.run(stage, "do", work, fed, to_first=to_first))
             fed = step.references[-1][0]
         self._flying.append(step)
         return step
 
-    def is_ready(self, step: Step) -> bool:
-        """Tell whether `settle` has nothing to wait for."""
-        return step.is_settled or bool(ray.wait(step.references[-1][:1], timeout=0, fetch_local=False)[0])
-
-    def settle(self, step: Step) -> Any:
-        """Return the last stage's answer. Raises what the step itself raised, or SlotsLostError.
-
-        Raises StagesGoneError if lost stages cannot be replaced.
-        """
+    def settle(self, step: Step[Any]) -> None:
+        """Wait for the answer of a step (`Step.result`)."""
         while not step.is_settled:
             if step.error is not None:
                 raise step.error
@@ -151,7 +148,6 @@ class StagePipeline:
                 assert step.session is not None, "a step without slots is settled before anything else is asked"
                 self._check(step.session)
             self._settle_oldest()
-        return step.answer
 
     def drain(self) -> None:
         """Settle all that is in flight."""
@@ -175,7 +171,7 @@ class StagePipeline:
     def _settle_oldest(self) -> None:
         step = self._flying[0]
         try:
-            step.answer = answer_of(self.group, step.references)
+            step.answer = answer_of(self.group, step.references, step.timeout_s)
         except StageLostError as lost:
             self._bring_up(lost)
         except Exception as error:
@@ -202,19 +198,10 @@ class StagePipeline:
         self._look_at_errors()
         sessions, self._sessions = self._sessions, set()
         settings = self.group.settings
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StageLostError),
-            wait=tenacity.wait_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_delay(settings.start_timeout_s),
-                tenacity.stop_after_attempt(max(1, settings.most_restarts)),
-            ),
-            reraise=True,
-        )
         try:
             if not settings.most_restarts:
                 raise lost
-            attempts(self._heal, sessions, time.monotonic() + settings.start_timeout_s)
+            self.group.recover(sessions, until=time.monotonic() + settings.start_timeout_s)
         except StageLostError as last:
             raise StagesGoneError(
                 f"a lost stage of the target could not be replaced (stages.most_restarts is {settings.most_restarts}, "
@@ -224,24 +211,13 @@ class StagePipeline:
         _log.info(Event("stages recovered", cause=str(lost)))
         raise SlotsLostError(str(lost)) from lost
 
-    def _heal(self, sessions: set[int], until: float) -> None:
-        self.group.heal(until)
-        for session in sessions:  # stages that live still hold them
-            self.group.ask_all("release", session)
-
     def _look_at_errors(self) -> None:
         """Wait for the steps in flight, and look at their errors: Ray would log those that nothing has looked at."""
         sent = [list(chain.from_iterable(step.references)) for step in self._flying]
         self._flying.clear()
-        every = list(chain.from_iterable(sent))
-        if not every:
-            return
-        timeout_s = self.group.settings.timeout_s
-        ready = set(ray.wait(every, num_returns=len(every), timeout=timeout_s, fetch_local=False)[0])
+        if every := list(chain.from_iterable(sent)):
+            ray.wait(every, num_returns=len(every), timeout=self.group.settings.timeout_s, fetch_local=False)
         for references in sent:
-            for reference in reversed([reference for reference in references if reference in ready]):
-                try:
-                    ray.get(reference)
-                except RayError:
-                    continue
-                break  # what came before it is no error either
+            for reference in reversed(references):
+                if error_of(reference, timeout_s=0.0) is None:
+                    break  # what came before it is no error either

@@ -67,7 +67,7 @@ def give_back_orphans() -> None:
         if group["state"] == "REMOVED" or not name.startswith(f"{_PREFIX}:{job}:"):
             continue
         _, _, maker, its_process, _ = name.split(":")
-        if (maker == actor and its_process != process) or (maker != actor and _is_dead(maker)):
+        if (maker == actor and its_process != process) or (maker not in (actor, "driver") and is_actor_dead(maker)):
             with suppress(ValueError):  # another process has just given it back
                 remove_placement_group(get_placement_group(name))
 
@@ -76,7 +76,3 @@ def _maker() -> tuple[str, str, str]:
     """Return the ids of this job, this actor ("driver" where there is none) and this process."""
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_actor_id() or "driver", context.get_worker_id()
-
-
-def _is_dead(maker: str) -> bool:
-    return maker != "driver" and is_actor_dead(maker)

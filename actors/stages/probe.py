@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 
-from actors.stages.actor import unpacked
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.network.probe import FUSED_TOLERANCE, TOLERANCE
@@ -30,12 +29,9 @@ def check_chain(model: ShardedModel, name: str) -> float:
     pipeline, first = model.pipeline, model.facts_of_stages[0]
     rows = ProbeRows.of(model.vocab_size, first.window, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
-
-    def measure() -> float:
-        return repeat(partial(_measured, model, rows, plain))
-
     try:
-        plain = [repeat(partial(_plain, model, text)) for text in rows.texts]
+        plain = [repeat(partial(model.plain_logits, text, NUM_REAL)).float() for text in rows.texts]
+        measure = partial(repeat, partial(_measured, model, rows, plain))
         deviation = measure()
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
             pipeline.tell_all("set_packs_rows", False)
@@ -62,11 +58,6 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"{fused:.1e}); set DRAY_KERNELS=off to run without our kernels, and report this"
         )
     return max(deviation, fused)
-
-
-def _plain(model: ShardedModel, text: list[int]) -> torch.Tensor:
-    """Return the last logits [J, V] of a text, by one forward through all stages with transformers' own attention."""
-    return unpacked(model.pipeline.plain_eager(text, NUM_REAL)).float()
 
 
 def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -> float:

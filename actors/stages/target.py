@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
 from itertools import count
+from operator import methodcaller
+from typing import TypeVar
 
 import torch
 
-from actors.stages.facts import fits_beside
 from actors.stages.pipeline import StagePipeline, Step
-from actors.stages.work import (
-    Change,
-    Copy,
-    Decide,
-    Finish,
-    Judge,
-    Logits,
-    Nothing,
-    Score,
-    Swap,
-    Work,
-    Zero,
-    request_to_send,
-    to_send,
-)
-from decoding.cache.prefill import batches
+from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
+from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import timed_start
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
+_T = TypeVar("_T")
+_ON_HOST: Callable[[torch.Tensor], torch.Tensor] = methodcaller("cpu")
+
 
 class RemoteSlots:
     """The slots of a session in all stages. Changes of them go out with the session's next step."""
 
-    def __init__(self, model: ShardedModel) -> None:
+    def __init__(self, pipeline: StagePipeline, session: int) -> None:
         """Begin with empty slots."""
-        self._model = model
+        self._pipeline, self._session = pipeline, session
         self._changes: list[Change] = []
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot, as `KVCache.copy`."""
-        self._changes.append(Copy(source, target, length))
+        self._changes.append(methodcaller("copy", source, target, length))
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
         """Exchange two slots, as `KVCache.swap`."""
-        self._changes.append(Swap(first, second, first_length, second_length))
+        self._changes.append(methodcaller("swap", first, second, first_length, second_length))
 
     def zero(self, slot: int) -> None:
         """Clear a slot, as `KVCache.zero`."""
-        self._changes.append(Zero(slot))
+        self._changes.append(methodcaller("zero", slot))
 
     def is_finite(self, slot: int, length: int) -> bool:
         """Tell whether the first positions of a slot hold numbers only, as `KVCache.is_finite`."""
-        return self._model.is_finite(slot, length)
+        if self._changes:
+            self._pipeline.send(Work(self._session, self.take_changes()), [])
+        return self._pipeline.is_finite(self._session, slot, length)
 
     def take_changes(self) -> tuple[Change, ...]:
         """Return the changes since the last step, and forget them."""
@@ -116,38 +109,34 @@ class ShardedModel:
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve fresh slots, as `Target.allocate`."""
         self.pipeline.allocate(self._session, num_slots, num_positions)
-        self.cache, self._size = RemoteSlots(self), (num_slots, num_positions)
+        self.cache, self._size = RemoteSlots(self.pipeline, self._session), (num_slots, num_positions)
 
     def release(self) -> None:
         """Give the slots back, as `Target.release`."""
         self.cache = None
         self.pipeline.release(self._session)
 
-    def is_finite(self, slot: int, length: int) -> bool:
-        """Tell whether the first positions of a slot hold numbers only."""
-        assert self.cache is not None, "allocate() comes first"
-        changes = self.cache.take_changes()
-        if changes:
-            self.pipeline.send(Work(self._session, changes), [])
-        return self.pipeline.is_finite(self._session, slot, length)
-
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write tokens into slots, as `Target.prefill`; that is under way when this returns."""
-        for batch in batches(slots, token_ids, starts, fits_beside(self.facts_of_stages)):
+        may_join = partial(
+            may_join_batch,
+            packs_rows=all(facts.packs_rows for facts in self.facts_of_stages),
+            is_fused=all(facts.runs_kernels for facts in self.facts_of_stages),
+        )
+        for batch in batches(slots, token_ids, starts, may_join):
             self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])
 
-    def score(self, request: ScoreRequest) -> ShardedAnswer:
+    def score(self, request: ScoreRequest) -> Step[list[RowVerdict]]:
         """Send a draft to be judged, as `Target.score`."""
         tokens, num_positions = request.token_ids_BJ.tolist(), request.token_ids_BJ.shape[1]
         lengths = request.lengths or [num_positions] * len(tokens)
-        step = self._send(
+        return self._send(
             range(len(tokens)),
             request.starts,
             [row[:length] for row, length in zip(tokens, lengths, strict=True)],
             num_positions,
-            Judge(request_to_send(request)),
+            partial(judged, request_to_send(request), self.dtype),
         )
-        return ShardedAnswer(self.pipeline, step)
 
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
@@ -155,21 +144,23 @@ class ShardedModel:
         """Decide a row's next token, as `Target.decide`."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
-        finish = Decide(to_send(rows), tuple(accepted), num_logprobs)
+        finish = partial(decided, to_send(rows), tuple(accepted), num_logprobs)
         if in_slot is None:
-            step = self.pipeline.send(Work(None, lengths=(len(token_ids),), num_logits=1), [token_ids], finish)
-        else:
-            *before, newest = token_ids
-            self.prefill([in_slot], [before])
-            step = self._send([in_slot], [len(before)], [[newest]], 1, finish)
-        decision: RowVerdict = self.pipeline.settle(step)
-        return decision
+            work = Work(None, lengths=(len(token_ids),), num_logits=1)
+            return self.pipeline.send(work, [token_ids], finish).result()
+        *before, newest = token_ids
+        self.prefill([in_slot], [before])
+        return self._send([in_slot], [len(before)], [[newest]], 1, finish).result()
+
+    def plain_logits(self, token_ids: Seq[int], num_logits: int) -> torch.Tensor:
+        """Return the last logits [J, V] of a text, by a forward without slots, with transformers' own attention."""
+        work = Work(None, lengths=(len(token_ids),), num_logits=num_logits, is_eager=True)
+        patience_s = self.pipeline.group.settings.start_timeout_s  # the first one starts much
+        return self.pipeline.send(work, [token_ids], _ON_HOST, patience_s).result()
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
         """Score the tokens that follow these, as `Target.logprobs`."""
-        step = self._send([0], [start], [list(token_ids)], len(token_ids), Score(tuple(following), num_top))
-        logprobs: list[TokenLogprobs] = self.pipeline.settle(step)
-        return logprobs
+        return self._send([0], [start], [token_ids], len(token_ids), partial(scored, list(following), num_top)).result()
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Time a forward through all stages, with nothing else in flight, as `Target.seconds`.
@@ -184,15 +175,13 @@ class ShardedModel:
         start = timed_start(self._size[1], num_tokens)
         self.pipeline.drain()
         started = time.perf_counter()
-        self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens, Nothing())
+        self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens)
         self.pipeline.drain()
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
         """Return logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
-        step = self._send(slots, starts, token_ids, max(len(tokens) for tokens in token_ids), Logits())
-        logits_BJV: torch.Tensor = self.pipeline.settle(step)
-        return logits_BJV
+        return self._send(slots, starts, token_ids, max(map(len, token_ids)), _ON_HOST).result()
 
     def _send(
         self,
@@ -200,33 +189,9 @@ class ShardedModel:
         starts: Seq[int],
         token_ids: Seq[Seq[int]],
         num_logits: int = 0,
-        finish: Finish | None = None,
-    ) -> Step:
+        finish: Callable[[torch.Tensor], _T] | None = None,
+    ) -> Step[_T]:
         assert self.cache is not None, "allocate() comes first"
-        work = Work(
-            self._session,
-            self.cache.take_changes(),
-            tuple(slots),
-            tuple(starts),
-            tuple(len(tokens) for tokens in token_ids),
-            num_logits,
-        )
-        return self.pipeline.send(work, [list(tokens) for tokens in token_ids], finish)
-
-
-class ShardedAnswer:
-    """The verdicts on a question's rows, on their way from the last stage."""
-
-    def __init__(self, pipeline: StagePipeline, step: Step) -> None:
-        """Wait for this step of the pipeline."""
-        self._pipeline, self._step = pipeline, step
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `result` waits for no other process."""
-        return self._pipeline.is_ready(self._step)
-
-    def result(self) -> list[RowVerdict]:
-        """Return the verdicts, as `PendingVerdicts.result`."""
-        verdicts: list[RowVerdict] = self._pipeline.settle(self._step)
-        return verdicts
+        changes, lengths = self.cache.take_changes(), tuple(map(len, token_ids))
+        work = Work(self._session, changes, tuple(slots), tuple(starts), lengths, num_logits)
+        return self.pipeline.send(work, token_ids, finish)

@@ -5,45 +5,22 @@ Shapes: B rows, J positions whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
 
+from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
 from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge, token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence, TokenLogprobs
 
-
-@dataclass(frozen=True)
-class Copy:
-    """The first `length` positions of slot `target` become those of slot `source`."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Swap:
-    """Two slots change places: the first positions of each, as many as its length says."""
-
-    first: int
-    second: int
-    first_length: int
-    second_length: int
-
-
-@dataclass(frozen=True)
-class Zero:
-    """A slot is cleared."""
-
-    slot: int
-
-
-Change = Copy | Swap | Zero
+_CPU = torch.device("cpu")
+Change = Callable[[KVCache], None]  # of slots; it is pickled, as a Finish is
+Finish = Callable[[torch.Tensor], Any]  # takes the last stage's logits, and returns its answer
 
 
 @dataclass(frozen=True)
@@ -56,87 +33,39 @@ class Work:
     starts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()  # tokens of each row; no rows: no forward
     num_logits: int = 0  # positions of each row whose logits are wanted: its first ones; without slots its last ones
+    is_eager: bool = False  # without slots: by transformers' own attention
 
 
-@dataclass(frozen=True)
-class Nothing:
-    """No logits are wanted."""
-
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> None:
-        """Answer nothing."""
-        return None
+def judged(request: ScoreRequest, dtype: torch.dtype, logits_BJV: torch.Tensor) -> list[RowVerdict]:
+    """Return the verdict on each row's draft."""
+    return judge(_moved(request, logits_BJV.device), logits_BJV, dtype).result()
 
 
-@dataclass(frozen=True)
-class Logits:
-    """The logits themselves are wanted: for a measurement, not for a round."""
-
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Copy the logits to the host."""
-        return logits.cpu()
+def decided(rows: Rows, accepted: Seq[int], num_logprobs: int | None, logits: torch.Tensor) -> RowVerdict:
+    """Return the verdict on a single row's next token."""
+    return decide(_moved(rows, logits.device), accepted, logits.flatten(0, -2)[0], num_logprobs)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """A request's draft is judged."""
-
-    request: ScoreRequest
-
-    def of(self, logits_BJV: torch.Tensor, dtype: torch.dtype) -> list[RowVerdict]:
-        """Return a verdict for each row."""
-        return judge(_moved(self.request, logits_BJV.device), logits_BJV, dtype).result()
+def scored(following: list[int], num_top: int, logits: torch.Tensor) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the tokens that follow a single row's."""
+    return token_logprobs(logits.flatten(0, -2), following, num_top)
 
 
-@dataclass(frozen=True)
-class Decide:
-    """The next token of a single row is decided."""
-
-    rows: Rows
-    accepted: tuple[int, ...]
-    num_logprobs: int | None
-
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> RowVerdict:
-        """Return the decision."""
-        logits_V = logits.flatten(0, -2)[0]
-        return decide(_moved(self.rows, logits.device), self.accepted, logits_V, self.num_logprobs)
-
-
-@dataclass(frozen=True)
-class Score:
-    """The tokens that follow a single row's are scored."""
-
-    following: tuple[int, ...]
-    num_top: int
-
-    def of(self, logits: torch.Tensor, dtype: torch.dtype) -> list[TokenLogprobs]:
-        """Return the log-probabilities of each of them."""
-        return token_logprobs(logits.flatten(0, -2), list(self.following), self.num_top)
-
-
-_CPU = torch.device("cpu")
-Finish = Nothing | Logits | Judge | Decide | Score
-
-
-def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish) -> Any:
+def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish | None) -> Any:
     """Do the work on this stage. Return hidden states, or on the last stage what `finish` makes of the logits."""
     for change in work.changes:
         assert work.session is not None, "without a session there are no slots"
-        cache = stage.cache(work.session)
-        match change:
-            case Copy():
-                cache.copy(change.source, change.target, change.length)
-            case Swap():
-                cache.swap(change.first, change.second, change.first_length, change.second_length)
-            case Zero():
-                cache.zero(change.slot)
+        change(stage.cache(work.session))
     if not work.lengths:
         return None
     if work.session is None:
-        out = stage.plain(fed, work.num_logits)
+        out = (stage.plain_eager if work.is_eager else stage.plain)(fed, work.num_logits)
     else:
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
         out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session)
-    return finish.of(out, stage.dtype) if stage.layers.has_head else out.cpu()
+    if not stage.layers.has_head:
+        return out.cpu()
+    return None if finish is None else finish(out)
 
 
 class _Tokens:

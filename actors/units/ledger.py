@@ -19,7 +19,7 @@ Of a finished unit one bit is kept: the ledger grows with the units under way an
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -91,7 +91,7 @@ class _Unit:
     backup_worker: _Worker | None = None
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     in_flight: tuple[int, ...] = ()
-    deaths_alone: dict[int, int] = field(default_factory=dict)
+    deaths_alone: Counter[int] = field(default_factory=Counter)
 
     @property
     def may_be_backed_up(self) -> bool:
@@ -104,13 +104,13 @@ class _Unit:
         return self.is_backed_up and not self.is_declined and self.backup_worker is None
 
     @property
-    def num_condemned(self) -> int:
-        return sum(deaths >= _CONDEMNED_AFTER for deaths in self.deaths_alone.values())
+    def condemned(self) -> tuple[int, ...]:
+        return tuple(row for row, deaths in self.deaths_alone.items() if deaths >= _CONDEMNED_AFTER)
 
     def counts(self) -> dict[str, int]:
         return {
             "num_repeated_units": max(0, self.num_attempts - 1),
-            "num_condemned_rows": self.num_condemned,
+            "num_condemned_rows": len(self.condemned),
             "num_backups": self.num_backups,
         }
 
@@ -135,7 +135,7 @@ class Ledger:
         self._processes = ProcessTable(units_in_flight, clock)
         self._units: dict[int, _Unit] = {}  # handed out or begun, not finished
         self._finished = IdSet()
-        self._counts_of_finished = _Unit().counts()
+        self._counts_of_finished = Counter(_Unit().counts())
         self._dead: set[str] = set()  # processes, each once, over however many units it died
         self._num_dead_reported = 0
         self._num_waiting = 0
@@ -228,8 +228,7 @@ class Ledger:
         unit = self._units[unit_id]
         assert unit.untried is not None, "the unit is not careful"
         unit.in_flight = unit.untried.popleft() if unit.untried else ()
-        condemned = tuple(row for row, deaths in unit.deaths_alone.items() if deaths >= _CONDEMNED_AFTER)
-        return Group(unit.in_flight, condemned)
+        return Group(unit.in_flight, unit.condemned)
 
     def finish(self, unit_id: int) -> None:
         """Record that the unit is committed."""
@@ -239,8 +238,7 @@ class Ledger:
             return  # a second backup ends, too
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1
-        for name, count in unit.counts().items():
-            self._counts_of_finished[name] += count
+        self._counts_of_finished.update(unit.counts())
         for worker in (unit.worker, unit.backup_worker):
             if worker is not None:
                 self._processes.release(worker.process, unit_id)
@@ -251,11 +249,10 @@ class Ledger:
 
     def summary(self) -> dict[str, int]:
         """Return the run's counts: attempts beyond the first, rows condemned, backups begun, and dead processes."""
-        summary = {**self._counts_of_finished, "num_deaths": len(self._dead)}
+        summary = self._counts_of_finished.copy()
         for unit in self._units.values():
-            for name, count in unit.counts().items():
-                summary[name] += count
-        return summary
+            summary.update(unit.counts())
+        return {**summary, "num_deaths": len(self._dead)}
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""
@@ -269,8 +266,7 @@ class Ledger:
         if is_backup:
             unit.backup_worker = None
         else:
-            unit.worker = None
-            suspects, unit.in_flight = unit.in_flight, ()
+            unit.worker, unit.in_flight, suspects = None, (), unit.in_flight
         if before.process in self._dismissed or not self._is_node_alive(before.node):
             if suspects and unit.untried is not None:
                 unit.untried.appendleft(suspects)
@@ -280,11 +276,8 @@ class Ledger:
         if unit.untried is None:
             return True
         if len(suspects) == 1:
-            (row,) = suspects
-            unit.deaths_alone[row] = unit.deaths_alone.get(row, 0) + 1
-            if unit.deaths_alone[row] >= _CONDEMNED_AFTER:
-                return True
-        unit.untried.extendleft((row,) for row in reversed(suspects))
+            unit.deaths_alone.update(suspects)
+        unit.untried.extendleft((row,) for row in reversed(suspects) if row not in unit.condemned)
         return True
 
 

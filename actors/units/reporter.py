@@ -46,10 +46,10 @@ class Reporter:
         self._heartbeat = heartbeat
         heartbeat.start()
 
-    def loaded(self, models: ModelSettings, facts: Mapping[str, Any], seconds: float) -> None:
+    def loaded(self, models: ModelSettings, facts: Mapping[str, Any]) -> None:
         """Log that the engine was loaded, with facts about it."""
         draft = {} if models.draft is None else {"draft": models.draft}
-        _log.info(Event("actor loaded", target=models.target, **draft, **facts, seconds=round(seconds, 3)))
+        _log.info(Event("actor loaded", target=models.target, **draft, **facts))
 
     def not_loaded(self, failure: str) -> None:
         """Log that there is no engine. `failure` is about models and options; no row has been read yet."""

@@ -59,7 +59,7 @@ class UnitWorker(ABC, Generic[_Row]):
         """Open the run. `ledger` is the actor of its Ledger. The subclass calls `_join` when it is ready."""
         self._reporter = Reporter(run_path, log_settings)
         self._ledger = ledger
-        self._process = uuid.uuid4().hex
+        self._process, self._node = uuid.uuid4().hex, ray.get_runtime_context().get_node_id()
         self._lock = SharedLock()
         self._input_options = input_options
         self._carried = carried
@@ -109,7 +109,9 @@ class UnitWorker(ABC, Generic[_Row]):
         if receipt is not None:
             await self._ledger.finish.remote(unit.unit_id)  # the process that committed it may have died before this
             return receipt
-        attempt = await self._begin(unit, is_backup)
+        attempt: Attempt | None = await self._ledger.begin.remote(
+            unit.unit_id, unit.num_rows, self._process, self._node, is_backup
+        )
         if attempt is None:
             return await self._committed(unit)
         self._reporter.begun(unit, attempt, is_backup)
@@ -128,14 +130,6 @@ class UnitWorker(ABC, Generic[_Row]):
         self._reporter.committed(receipt, errors)
         await self._ledger.finish.remote(unit.unit_id)
         return receipt
-
-    async def _begin(self, unit: WorkUnit, is_backup: bool) -> Attempt | None:
-        """Ask the ledger whether and how to run the unit."""
-        node = ray.get_runtime_context().get_node_id()
-        attempt: Attempt | None = await self._ledger.begin.remote(
-            unit.unit_id, unit.num_rows, self._process, node, is_backup
-        )
-        return attempt
 
     async def _committed(self, unit: WorkUnit) -> Receipt | None:
         """Return the receipt of a unit that another attempt has committed, or None."""

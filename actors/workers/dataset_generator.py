@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
-from actors.engine.loop import EngineLoop
+from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec, load_engine
-from actors.workers.published import publish_engine
+from actors.workers.loading import LoadedEngine, publish_engine
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
@@ -70,16 +68,10 @@ class DatasetGenerator:
         """Load the models once. `roster` is the actor of a DraftRoster under placement "split"."""
         self._settings = settings
         self._options = input_options
-        self._codec = load_codec(settings)
-        links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
-        try:
-            self._loop = EngineLoop(load_engine(settings, links))
-        except Exception:
-            if links is not None:
-                links.close()
-            raise
+        self._engine = LoadedEngine(settings, roster, HANG_TIMEOUT_S)
+        self._codec, self._loop = self._engine.codec, self._engine.loop
         self._metrics = Metrics(_RUN)
-        self._heartbeat = publish_engine(self._metrics, self._loop, links)
+        self._heartbeat = publish_engine(self._metrics, self._loop, self._engine.links)
         self._heartbeat.start()
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
@@ -90,7 +82,7 @@ class DatasetGenerator:
                 f"carry_columns {missing} are not in the dataset, which has {', '.join(batch.column_names)}"
             )
         carried = {name: batch.schema.field(name).type for name in self._options.carry_columns}
-        schema = pa.schema([*_nullable(generations_schema(carried)), *_ERROR_FIELDS])
+        schema = pa.schema([*(field.with_nullable(True) for field in generations_schema(carried)), *_ERROR_FIELDS])
         rows = [self._encode(record, carried) for record in to_rows(batch)]
         await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
         table = pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
@@ -124,7 +116,3 @@ class DatasetGenerator:
 def _stable_ordinal(row: InputRow) -> int:
     name = repr(row.user_id if row.user_id is not None else (row.prompt, row.messages))
     return int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "big")
-
-
-def _nullable(schema: pa.Schema) -> list[pa.Field[Any]]:
-    return [field.with_nullable(True) for field in schema]

@@ -1,11 +1,19 @@
-"""Loading: the tokenizer and the engine of a generator's settings."""
+"""LoadedEngine: the tokenizer and the engine of a generator's settings, and what their process says about them."""
 
 from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
 
 import ray
 import torch
 
+from actors import metric_table as metrics
 from actors.drafts.links import DraftLinks
+from actors.engine.loop import EngineLoop
+from actors.heartbeat import Heartbeat
+from actors.metrics import Metrics
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
 from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagePipeline
@@ -14,6 +22,48 @@ from actors.stages.target import ShardedModel
 from decoding.device import Device
 from decoding.engine.engine import Engine
 from pipeline.text.codec import TextCodec
+
+
+class LoadedEngine:
+    """A process's engine in its loop, with the tokenizer, and with links to draft actors under placement "split".
+
+    When Ray deletes the worker that holds it, it ends its stages and leaves its draft actors. Ray ends the stages of a
+    process that is killed.
+    """
+
+    links: DraftLinks | None = None
+    _target: ShardedModel | None = None
+
+    def __init__(self, settings: GeneratorSettings, roster: Any, hang_timeout_s: float) -> None:
+        """Load the models. Raises ValueError if they cannot be run.
+
+        `roster` is the actor of the DraftRoster under placement "split". A step longer than `hang_timeout_s` ends the
+        process.
+        """
+        started = time.monotonic()
+        self.codec = load_codec(settings)
+        if settings.placement == "split":
+            self.links = DraftLinks(settings, roster)
+        try:
+            engine = load_engine(settings, self.links)
+        except BaseException:
+            self._close()
+            raise
+        if isinstance(engine.target, ShardedModel):
+            self._target = engine.target
+        self.loop = EngineLoop(engine, hang_timeout_s)
+        seconds = round(time.monotonic() - started, 3)
+        self.facts = {**load_facts(engine, settings.models.draft), "seconds": seconds}  # for the log
+
+    def __del__(self) -> None:
+        if ray.is_initialized():
+            self._close()
+
+    def _close(self) -> None:
+        if self._target is not None:
+            self._target.pipeline.close()
+        if self.links is not None:
+            self.links.close()
 
 
 def load_codec(settings: GeneratorSettings) -> TextCodec:
@@ -34,23 +84,13 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
     `links` are those of placement "split". Raises ValueError with the reason why the engine cannot run.
     """
     models = settings.models
+    load = partial(Engine.load, models.target, models.draft, settings.engine, dtype=models.dtype, remote=links)
     if not settings.stages.is_apart:
-        return Engine.load(
-            models.target, models.draft, settings.engine, device=models.device, dtype=models.dtype, remote=links
-        )
+        return load(device=models.device)
     device = drafting_device(models.device)
     target = load_sharded(models, settings.stages, device)
     try:
-        return Engine.load(
-            models.target,
-            models.draft,
-            settings.engine,
-            device=device,
-            dtype=models.dtype,
-            remote=links,
-            target_model=target,
-            num_lanes=target.num_lanes,
-        )
+        return load(device=device, target_model=target, num_lanes=target.num_lanes)
     except BaseException:
         target.pipeline.close()
         raise
@@ -78,3 +118,59 @@ def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = 
         pipeline.close()
         raise
     return model
+
+
+def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
+    """Return what a part records about the engine that made it: engines of one run may be on different machines.
+
+    `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
+    """
+    target = engine.target
+    return {
+        "device": target.runs_on,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "is_batch_invariant": target.is_batch_invariant,
+        "placement": "split" if engine.has_remote_drafts else "colocated",
+        "stages": target.facts().get("stages", 1),
+        "ranks": target.facts().get("ranks", 1),
+    }
+
+
+def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
+    """Return what the log says about an engine: models, device, which code runs, slots, and the measured costs."""
+    target, costs = engine.target, engine.lanes[0].schedule.costs
+    facts: dict[str, Any] = {
+        **footer_facts(engine),
+        "drafter": engine.options.pick_drafter(draft),
+        **target.facts(),
+        "slots": engine.options.num_slots,
+        "max_model_len": engine.max_model_len,
+    }
+    if costs is not None:  # milliseconds of a target forward by tokens, and of a draft step by rows
+        facts["target_ms"] = {str(tokens): round(1e3 * seconds, 3) for tokens, seconds in costs.target}
+        facts["draft_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in costs.draft}
+        facts["round_ms"] = round(1e3 * costs.round_seconds, 3)
+    return facts
+
+
+def publish_engine(to: Metrics, loop: EngineLoop, links: DraftLinks | None = None) -> Heartbeat:
+    """Return a heartbeat that publishes the stats of an engine and of its links, and the process's storage retries."""
+
+    def publish() -> None:
+        stats = loop.stats()
+        to.set(metrics.ENGINE_SLOTS, stats.num_slots)
+        to.set(metrics.ENGINE_RUNNING, stats.num_running)
+        to.set(metrics.ENGINE_WAITING, stats.num_waiting)
+        to.add_up_to(metrics.ENGINE_BUSY_SECONDS, stats.busy_seconds)
+        to.add_up_to(metrics.ENGINE_ROUND_SECONDS, stats.round_seconds)
+        to.add_up_to(metrics.OUT_OF_MEMORY, stats.num_out_of_memory)
+        if links is not None:
+            link_stats = links.stats
+            to.add_up_to(metrics.DRAFT_LOSSES, link_stats.num_losses)
+            to.add_up_to(metrics.DRAFT_TIMEOUTS, link_stats.num_timeouts)
+            to.add_up_to(metrics.DRAFT_BYTES_SENT, link_stats.num_bytes_sent)
+            to.add_up_to(metrics.DRAFT_BYTES_RECEIVED, link_stats.num_bytes_received)
+            to.add_up_to(metrics.DRAFT_WAIT_SECONDS, link_stats.wait_seconds)
+        to.add_storage_retries()
+
+    return Heartbeat(publish)

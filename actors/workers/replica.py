@@ -10,19 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.drafts.links import DraftLinks
 from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
-from actors.engine.facts import load_facts
-from actors.engine.loop import EngineLoop, EngineNumbers
+from actors.engine.loop import EngineStats
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
@@ -34,8 +31,7 @@ from actors.engine.requests import (
     Standing,
 )
 from actors.settings import GeneratorSettings
-from actors.stages.target import ShardedModel
-from actors.workers.loading import load_codec, load_engine
+from actors.workers.loading import LoadedEngine
 from decoding.engine.engine import PromptError
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence, TokenLogprobs
@@ -85,21 +81,12 @@ class Replica:
         self._settings = replica_settings or ReplicaSettings()
         if log_settings is not None:
             set_up_logs(log_settings)
-        self._codec = load_codec(settings)
-        self._links = None if settings.placement == "colocated" else DraftLinks(settings, roster)
-        started = time.monotonic()
-        try:
-            engine = load_engine(settings, self._links)
-        except BaseException:
-            if self._links is not None:
-                self._links.close()
-            raise
-        self._loop = EngineLoop(engine, self._settings.hang_timeout_s)
+        self._engine = LoadedEngine(settings, roster, self._settings.hang_timeout_s)
+        self._codec, self._loop = self._engine.codec, self._engine.loop
         self._num_unfinished = 0  # sequences
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
-        facts = load_facts(engine, settings.models.draft)
-        _log.info(Event("replica loaded", **facts, seconds=round(time.monotonic() - started, 3)))
+        _log.info(Event("replica loaded", **self._engine.facts))
 
     async def facts(self) -> EngineFacts:
         """Return the engine's limits and fingerprint."""
@@ -107,19 +94,21 @@ class Replica:
         num_drafted = engine.options.num_speculative_tokens
         return EngineFacts(engine.max_model_len, engine.target.vocab_size, num_drafted, self._settings.fingerprint)
 
-    def numbers(self) -> EngineNumbers:
+    def stats(self) -> EngineStats:
         """Return what the engine does now."""
-        return self._loop.numbers()
+        return self._loop.stats()
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Yield the tokens of the samples as they are written; the last delta of each sample has its ending.
 
-        Raises RefusedError, BusyError, OtherModelError, DeadlineError, or what the engine failed with.
+        Raises RefusedError, BusyError, OtherModelError, DeadlineError or FailedError.
         """
-        async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
-            async for deltas in stream:
-                if deltas:
-                    yield deltas
+        async with aclosing(self.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
+            async for item in stream:
+                if isinstance(item, Exception):
+                    raise item
+                if not isinstance(item, Standing):
+                    yield item
 
     async def generate_or_refuse(self, generation: Generation) -> AsyncIterator[list[Delta] | Standing | Refusal]:
         """Yield what `generate` yields, with the state before the first token, and a refusal or failure as last item.
@@ -127,49 +116,34 @@ class Replica:
         Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
         """
         try:
-            self._check_model(generation.fingerprint)
-            self._check_room()
-            yield Standing.WAITS
-            async with aclosing(self._generate(generation)) as stream:  # type: ignore[type-var]
-                async for deltas in stream:
-                    yield deltas or Standing.BEGINS
+            with self._taken(generation.fingerprint, generation.num_sequences):
+                yield Standing.WAITS
+                sequences = self._sequences(generation)
+                async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
+                    async for deltas in generation.deadline.until(stream):
+                        if deltas:
+                            self._last_token_at = time.monotonic()
+                        yield deltas or Standing.BEGINS
         except (RefusedError, BusyError, OtherModelError, DeadlineError) as refusal:
             yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _failed(error, request_id=generation.request_id)
 
-    async def _generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield an empty list when the first of the samples gets its slot, then the deltas."""
-        num_new = generation.num_sequences
-        self._check_model(generation.fingerprint)
-        self._check_room()
-        sequences = self._sequences(generation)
-        self._num_unfinished += num_new
-        try:
-            async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
-                async for deltas in generation.deadline.until(stream):
-                    if deltas:
-                        self._last_token_at = time.monotonic()
-                    yield deltas
-        finally:
-            self._num_unfinished -= num_new
-
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """Return the log-probabilities of each prompt's tokens but the first. Raises what `generate` raises."""
-        self._check_model(scoring.fingerprint)
-        self._check_room()
-        self._num_unfinished += len(scoring.prompts)
-        try:
-            async with scoring.deadline.enforced():
-                scores = []
-                for prompt in scoring.prompts:
-                    scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
-                    self._last_token_at = time.monotonic()  # its log-probability is the sign of life
-                return scores
-        except PromptError as error:
-            raise RefusedError(str(error)) from error
-        finally:
-            self._num_unfinished -= len(scoring.prompts)
+        """Return the log-probabilities of each prompt's tokens but the first.
+
+        Raises what `generate` raises, or what the engine failed with.
+        """
+        with self._taken(scoring.fingerprint, len(scoring.prompts)):
+            try:
+                async with scoring.deadline.enforced():
+                    scores = []
+                    for prompt in scoring.prompts:
+                        scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
+                        self._last_token_at = time.monotonic()  # its log-probability is the sign of life
+                    return scores
+            except PromptError as error:
+                raise RefusedError(str(error)) from error
 
     async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
         """Return what `score` returns, or the refusal or failure that it raises."""
@@ -207,23 +181,18 @@ class Replica:
             raise RuntimeError(f"the engine failed over a single token: {probe.error}")
         self._last_token_at = time.monotonic()
 
-    def __del__(self) -> None:
-        """End the stages and leave the draft actors when Ray Serve deletes a replica."""
-        if not ray.is_initialized():
-            return
-        target = self._loop.engine.target if hasattr(self, "_loop") else None
-        if isinstance(target, ShardedModel):
-            target.pipeline.close()
-        if getattr(self, "_links", None) is not None:
-            self._links.close()  # type: ignore[union-attr]
-
-    def _check_model(self, fingerprint: str) -> None:
+    @contextmanager
+    def _taken(self, fingerprint: str, num_sequences: int) -> Iterator[None]:
+        """Count a request's sequences while the block runs. Raises OtherModelError or BusyError for one not taken."""
         if fingerprint and fingerprint != self._settings.fingerprint:
             raise OtherModelError("this engine writes another text than the one that was asked for")
-
-    def _check_room(self) -> None:
         if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
             raise BusyError("too many requests wait already")
+        self._num_unfinished += num_sequences
+        try:
+            yield
+        finally:
+            self._num_unfinished -= num_sequences
 
     def _sequences(self, generation: Generation) -> list[Sequence]:
         engine, sequences = self._loop.engine, []

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from ray import serve
 
-from actors.engine.loop import EngineNumbers
+from actors.engine.loop import EngineStats
 from benchmarks.serving.client import Answer, Client, Row
 from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
@@ -64,22 +64,22 @@ class Spread:
 
 
 class Endpoint:
-    """The endpoint that is measured, from outside by a client and from inside by its engine's numbers."""
+    """The endpoint that is measured, from outside by a client and from inside by its engine's statistics."""
 
     def __init__(self, client: Client, num_slots: int, max_waiting: int) -> None:
         """Make an endpoint of one replica."""
         self.client, self.num_slots, self.capacity = client, num_slots, num_slots + max_waiting
         self._replica = serve.get_deployment_handle("Replica", APP_NAME)
 
-    async def numbers(self) -> EngineNumbers:
+    async def stats(self) -> EngineStats:
         """Return what the engine does now."""
-        numbers: EngineNumbers = await self._replica.numbers.remote()
-        return numbers
+        stats: EngineStats = await self._replica.stats.remote()
+        return stats
 
     async def seconds_until(self, num_unfinished: int) -> float:
         """Return the seconds until exactly `num_unfinished` samples are in the engine's slots and queue."""
         started = time.perf_counter()
-        while (numbers := await self.numbers()).num_running + numbers.num_waiting != num_unfinished:
+        while (stats := await self.stats()).num_running + stats.num_waiting != num_unfinished:
             await asyncio.sleep(_LOOK_EVERY_S)
         return time.perf_counter() - started
 

@@ -1,9 +1,10 @@
 """What tests of a target in stages share: sequences, engines over stages, and stages that die over a token."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +114,28 @@ def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, n
     ]
 
 
-def texts(engine: Engine, sequences: list[Sequence], each_step: Callable[[int], None] = lambda _: None) -> list[object]:
-    """Return the output of each sequence, or its error; `each_step` gets the number of every step before it."""
+def texts(engine: Engine, sequences: list[Sequence], at: Mapping[int, Callable[[], object]] | None = None) -> list[Any]:
+    """Return the output of each sequence, or its error; before the steps with the numbers in `at` do what it says."""
+    at = dict(at or {})
     engine.submit(sequences)
-    number = 0
-    while engine.has_work:
-        each_step(number)
+    for step in count():
+        if not engine.has_work:
+            break
+        at.pop(step, lambda: None)()
         engine.step()
-        number += 1
+    assert not at, "the run was too short"
     return [sequence.error or sequence.output_token_ids for sequence in sequences]
 
 
-def kill_stage(actor: Any) -> None:
+def kill(model: ShardedModel, stage: int, rank: int = 0) -> None:
+    """Kill a process of a stage."""
+    ray.kill(model.pipeline.group.ranks[stage][rank], no_restart=True)
+
+
+def kill_and_wait(model: ShardedModel, stage: int) -> None:
     """Kill a stage, and return when its process has ended: a call that was made before that may still be answered."""
-    ray.kill(actor, no_restart=True)
+    actor = model.pipeline.group.actors[stage]
+    kill(model, stage)
     while True:
         try:
             ray.get(actor.pid.remote())

@@ -14,11 +14,11 @@ import pytest
 
 from actors import metric_table as metrics
 from actors.drafts.link import LinkStats
-from actors.engine.loop import EngineNumbers
+from actors.engine.loop import EngineStats
 from actors.heartbeat import Heartbeat
 from actors.metric_table import METRICS, SERVING_METRICS, Metric
 from actors.metrics import Metrics
-from actors.workers.published import publish_engine
+from actors.workers.loading import publish_engine
 from pipeline.storage.retries import RetryPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -165,12 +165,16 @@ def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
     assert len(beats) == ended + 2, "one at the start, one at the end"
 
 
-def test_the_stats_of_an_engine_are_published_as_they_are(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_the_stats_of_an_engine_and_of_its_links_to_draft_actors_are_published_as_they_are(
+    published: Callable[[Metrics, Metric], list[float]],
+) -> None:
     of = Metrics("demo")
-    first = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
-    later = EngineNumbers(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)
-    loop: Any = SimpleNamespace(numbers=[later, first].pop)
-    heartbeat = publish_engine(of, loop)
+    first = EngineStats(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
+    later = EngineStats(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)
+    loop: Any = SimpleNamespace(stats=[later, first].pop)
+    crossed = LinkStats(num_losses=1, num_timeouts=2, num_bytes_sent=30, num_bytes_received=40, wait_seconds=0.5)
+    links: Any = SimpleNamespace(stats=crossed)
+    heartbeat = publish_engine(of, loop, links)
     heartbeat.beat()
     heartbeat.beat()
     assert {metric.name: published(of, metric) for metric in METRICS if published(of, metric)} == {
@@ -180,23 +184,6 @@ def test_the_stats_of_an_engine_are_published_as_they_are(published: Callable[[M
         "dray_engine_busy_seconds": [2.0, 4.0],
         "dray_engine_round_seconds": [1.5, 0.5],
         "dray_out_of_memory": [1],
-    }
-
-
-def test_the_stats_of_the_links_to_draft_actors_are_published_with_those_of_the_engine(
-    published: Callable[[Metrics, Metric], list[float]],
-) -> None:
-    of = Metrics("demo")
-    numbers = EngineNumbers(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
-    loop: Any = SimpleNamespace(numbers=lambda: numbers)
-    crossed = LinkStats(num_losses=1, num_timeouts=2, num_bytes_sent=30, num_bytes_received=40, wait_seconds=0.5)
-    links: Any = SimpleNamespace(stats=crossed)
-    publish_engine(of, loop, links).beat()
-    published_drafts = {
-        metric.name: published(of, metric) for metric in METRICS if metric.name.startswith("dray_draft_")
-    }
-    assert published_drafts == {
-        "dray_draft_tokens": [],
         "dray_draft_actor_losses": [1],
         "dray_draft_timeouts": [2],
         "dray_draft_bytes_sent": [30],

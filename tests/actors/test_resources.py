@@ -8,30 +8,34 @@ import ray.data
 import torch
 
 from actors.resources import settle_device
+from decoding.device import Device
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import map_rows
 
 
-def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
-    assert settle_device("auto", ActorPool(), num_cluster_gpus=0) == ("cpu", ActorPool())
+@pytest.mark.parametrize(
+    ("asked", "num_cluster_gpus", "device", "held"),
+    [
+        pytest.param(0.0, 0, "cpu", 0.0, id="no GPU"),
+        pytest.param(0.0, 8, "cuda", 1.0, id="GPUs"),
+        pytest.param(0.5, 0, "cuda", 0.5, id="GPUs that may come"),
+    ],
+)
+def test_auto_takes_one_gpu_an_actor_or_the_requested_share_where_there_are_gpus(
+    asked: float, num_cluster_gpus: int, device: str, held: float
+) -> None:
+    assert settle_device("auto", ActorPool(num_gpus=asked), num_cluster_gpus) == (device, ActorPool(num_gpus=held))
 
 
-def test_auto_takes_one_gpu_an_actor_where_the_cluster_has_gpus() -> None:
-    assert settle_device("auto", ActorPool(), num_cluster_gpus=8) == ("cuda", ActorPool(num_gpus=1.0))
-
-
-def test_a_requested_share_of_a_gpu_is_kept_even_if_the_cluster_has_no_gpu_yet() -> None:
-    assert settle_device("auto", ActorPool(num_gpus=0.5), num_cluster_gpus=0) == ("cuda", ActorPool(num_gpus=0.5))
-
-
-def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="the cluster has no GPU now"):
-        settle_device("cuda", ActorPool(), num_cluster_gpus=0)
-
-
-def test_cpu_with_gpus_is_refused() -> None:
-    with pytest.raises(ValueError, match="drop one of them"):
-        settle_device("cpu", ActorPool(num_gpus=1), num_cluster_gpus=4)
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "num_cluster_gpus", "message"),
+    [("cuda", 0, 0, "the cluster has no GPU now"), ("cpu", 1, 4, "drop one of them")],
+)
+def test_a_device_that_contradicts_the_gpus_is_refused(
+    device: Device, num_gpus: int, num_cluster_gpus: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        settle_device(device, ActorPool(num_gpus=num_gpus), num_cluster_gpus)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (2, 1)])

@@ -11,7 +11,7 @@ import pytest
 from tests.actors.conftest import one_thread as one_thread
 from tests.actors.conftest import pair as pair
 from tests.faults.cluster import RayCluster, running_cluster
-from tests.faults.runs import Corpus, FaultRun, NewRun, undisturbed
+from tests.faults.runs import Corpus, FaultRun, NewRun, Say, undisturbed
 from tests.jobs.runs import prompts, write_jsonl
 
 Pair = tuple[str, str]
@@ -57,7 +57,7 @@ def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path
 
 
 @pytest.fixture
-def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+def say(record_property: Callable[[str, object], None]) -> Say:
     """Return a function that writes a line into the table at the end of the tests."""
     return lambda text: record_property(_REPEATED, text)
 

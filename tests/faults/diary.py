@@ -46,10 +46,6 @@ class Diary:
         """Return how often each unit was begun."""
         return Counter(entry.unit for entry in self.entries() if entry.what == "attempt")
 
-    def num_repeated(self) -> int:
-        """Return the number of attempts beyond the first of each unit."""
-        return sum(attempts - 1 for attempts in self.num_attempts().values())
-
     def processes(self) -> dict[int, str]:
         """Return the living processes, loading or loaded, with their nodes."""
         return {entry.pid: entry.node for entry in self.entries() if is_alive(entry.pid)}

@@ -13,6 +13,7 @@ import ray
 from actors.engine.translation import EncodedRow
 from actors.workers.generator import Generator
 from tests.faults.diary import Diary
+from tests.jobs.faulty import dies_over_poison
 
 
 def paced(
@@ -54,13 +55,7 @@ def paced(
 def poisoned(word: str, **pace: Any) -> type[Generator]:
     """Return a paced generator whose process dies when a row with this word in its prompt runs."""
 
-    class Poisoned(Generator):
-        async def _finish(self, rows: list[EncodedRow]) -> None:
-            if any(word in row.prompt for row in rows):
-                os._exit(9)
-            await super()._finish(rows)
-
-    return paced(base=Poisoned, **pace)
+    return paced(base=dies_over_poison(word), **pace)
 
 
 def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[Generator]:

@@ -26,6 +26,7 @@ from tests.faults.diary import Diary
 from tests.jobs.runs import arguments, wait_until
 
 Pair = tuple[str, str]
+Say = Callable[[str], None]  # writes a line into the table at the end of the tests
 UNITS_IN_FLIGHT = 2  # of each actor
 NUM_ACTORS = 2
 PATIENCE_S = 240.0  # of a wait on a busy machine; nothing takes so long when all is well
@@ -79,6 +80,11 @@ class Driver:
         self.refuse_ended()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(60)
+
+    def wait_until(self, is_time: Callable[[], bool], every_s: float = 0.02) -> None:
+        """Wait until it is time to disturb the command, which must not have ended before."""
+        wait_until(lambda: is_time() or self.has_ended, PATIENCE_S, every_s)
+        self.refuse_ended()
 
     def refuse_ended(self) -> None:
         """Assert that the command still runs: the test would disturb nothing otherwise."""
@@ -135,8 +141,8 @@ class FaultRun:
             driver.process.wait(60)
 
     def wait_for_commits(self, count: int, driver: Driver) -> None:
-        """Wait until `count` units are committed or the driver has ended."""
-        wait_until(lambda: len(self.commits()) >= count or driver.has_ended, PATIENCE_S)
+        """Wait until `count` units are committed, before the driver ends."""
+        driver.wait_until(lambda: len(self.commits()) >= count)
 
     def commits(self) -> dict[str, tuple[int, int]]:
         """Return the size and time of change of each part; they differ if a part was written again."""
@@ -148,14 +154,14 @@ class FaultRun:
         run_directory = self.directory
         assert content_hash(run_directory) == self.corpus.generations
         assert read_errors(run_directory) == self.corpus.errors
-        keys = read_keys(run_directory)
+        keys = read_columns(run_directory, "data", "row_id", "sample")
         failed = [row[0] for row in self.corpus.errors]
         assert len(keys) == len(set(keys)), "a sample is there twice"
         report = check_run(run_directory)
         assert report.problems == []
         assert len({row_id for row_id, _ in keys} | set(failed)) == run_directory.manifest.num_rows
         self.prove_nothing_left()
-        repeated = self.diary.num_repeated()
+        repeated = sum(attempts - 1 for attempts in self.diary.num_attempts().values())
         summary = [driver.summary() for driver in self.drivers]
         assert sum(of_driver[1] for of_driver in summary) <= at_most_repeated, summary
         assert repeated <= at_most_repeated, self.diary.num_attempts()
@@ -180,24 +186,19 @@ def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
     return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
 
 
-def read_keys(run_directory: RunDirectory) -> list[tuple[int, int]]:
-    """Return the row id and sample of every generation."""
-    data = run_directory.location.child("data")
-    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=["row_id", "sample"])
-    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+def read_columns(run_directory: RunDirectory, folder: str, *names: str) -> list[tuple[Any, ...]]:
+    """Return these columns of all rows in a folder of the run."""
+    files = run_directory.location.child(folder)
+    table = ds.dataset(files.path, filesystem=files.filesystem, format="parquet").to_table(columns=list(names))
+    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
 def read_errors(run_directory: RunDirectory) -> list[tuple[Any, ...]]:
     """Return the row id, stage and error type of every error row, in order."""
-    errors = run_directory.location.child("errors")
-    names = ["row_id", "stage", "error_type"]
-    table = ds.dataset(errors.path, filesystem=errors.filesystem, format="parquet").to_table(columns=names)
-    return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
+    return sorted(read_columns(run_directory, "errors", "row_id", "stage", "error_type"))
 
 
 def read_tokens(run_directory: RunDirectory) -> dict[tuple[int, int], tuple[list[int], str]]:
     """Return the tokens and the finish reason of every generation, by row id and sample."""
-    data = run_directory.location.child("data")
-    names = ["row_id", "sample", "token_ids", "finish_reason"]
-    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=names)
-    return {(row["row_id"], row["sample"]): (row["token_ids"], row["finish_reason"]) for row in table.to_pylist()}
+    rows = read_columns(run_directory, "data", "row_id", "sample", "token_ids", "finish_reason")
+    return {(row_id, sample): (token_ids, reason) for row_id, sample, token_ids, reason in rows}

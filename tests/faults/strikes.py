@@ -24,10 +24,9 @@ def kill_random_workers(run: FaultRun, driver: Driver, seed: int, num_kills: int
         num_entries = len(run.diary.entries()) + rng.randint(1, _MOST_ENTRIES_BETWEEN)
 
         def is_time(num_entries: int = num_entries) -> bool:
-            return driver.has_ended or (len(run.diary.entries()) >= num_entries and bool(_victims(run, deaths)))
+            return len(run.diary.entries()) >= num_entries and bool(_victims(run, deaths))
 
-        wait_until(is_time, PATIENCE_S)
-        driver.refuse_ended()
+        driver.wait_until(is_time)
         victim = rng.choice(_victims(run, deaths))
         deaths.update(run.diary.in_flight().get(victim, set()))
         kill(victim)
@@ -51,8 +50,7 @@ def wait_for_work(run: FaultRun, driver: Driver, node: str | None = None) -> tup
                 nodes[processes[pid]].add(pid)
         return nodes
 
-    wait_until(lambda: bool(at_work()) or driver.has_ended, PATIENCE_S)
-    driver.refuse_ended()
+    driver.wait_until(lambda: bool(at_work()))
     return next(iter(at_work().items()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from jobs import verify
 from pipeline.run.check import check_run
 from tests.damage import damage
-from tests.faults.runs import FaultRun, NewRun
+from tests.faults.runs import FaultRun, NewRun, Say
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = range(4)
@@ -21,7 +20,7 @@ OPERATIONS = ["truncate", "flip", "flip", "empty", "foreign", "delete"]
 
 
 def test_parts_that_are_damaged_are_named_and_moved_away_and_they_alone_are_done_again(
-    new_run: NewRun, say: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    new_run: NewRun, say: Say, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = new_run()
     run.start(pause_s=0).wait(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from tests.faults.cluster import ROOT, RayCluster
-from tests.faults.runs import PATIENCE_S, FaultRun, NewRun
+from tests.faults.runs import PATIENCE_S, FaultRun, NewRun, Say
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-Say = Callable[[str], None]
 STOP_WAIT = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}})
 
 

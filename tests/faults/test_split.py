@@ -8,27 +8,25 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pytest
 
 from tests.faults.cluster import RayCluster
 from tests.faults.diary import is_alive
 from tests.faults.runs import (
     NUM_ACTORS,
-    PATIENCE_S,
     UNITS_IN_FLIGHT,
     Corpus,
     Driver,
     FaultRun,
     NewRun,
+    Say,
+    read_columns,
     undisturbed,
 )
 from tests.faults.strikes import kill
-from tests.jobs.runs import prompts, wait_until, write_jsonl
+from tests.jobs.runs import prompts, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-Say = Callable[[str], None]
 Corpora = Callable[[str], Corpus]
 _COUNTS = ["num_output_tokens", "num_accepted_tokens"]
 NUM_KILLS = 6  # of each run
@@ -73,8 +71,7 @@ def test_draft_actors_that_are_killed_change_no_token(
     for _ in range(NUM_KILLS):
         victim = next_draft_actor(cluster, driver, killed)
         num_entries = len(run.diary.entries()) + rng.randint(0, 2)
-        wait_until(lambda least=num_entries: len(run.diary.entries()) >= least or driver.has_ended, PATIENCE_S)
-        driver.refuse_ended()
+        driver.wait_until(lambda least=num_entries: len(run.diary.entries()) >= least)
         kill(victim)
         killed.add(victim)
     driver.wait(0)
@@ -91,9 +88,8 @@ def test_a_frozen_draft_actor_of_two_holds_up_nothing(
 ) -> None:
     run = new_split_run("0.8", *SPLIT, TWO_EACH, "--actors.min_actors=1", "--actors.max_actors=1")
     driver = run.start(pause_s=1.0)
-    wait_until(lambda: len(draft_actors(cluster)) == 2 or driver.has_ended, PATIENCE_S)
+    driver.wait_until(lambda: len(draft_actors(cluster)) == 2)
     run.wait_for_commits(4, driver)
-    driver.refuse_ended()
     frozen = min(draft_actors(cluster))
     os.kill(frozen, signal.SIGSTOP)
     try:
@@ -139,13 +135,11 @@ def draft_actors(cluster: RayCluster) -> set[int]:
 
 def next_draft_actor(cluster: RayCluster, driver: Driver, killed: set[int]) -> int:
     """A draft actor that was not killed yet, as soon as there is one."""
-    wait_until(lambda: bool(draft_actors(cluster) - killed) or driver.has_ended, PATIENCE_S)
-    driver.refuse_ended()
+    driver.wait_until(lambda: bool(draft_actors(cluster) - killed))
     return min(draft_actors(cluster) - killed)
 
 
 def tokens_of(run: FaultRun) -> tuple[int, int]:
     """Output tokens of a run, and how many of them had been drafted."""
-    data = run.directory.location.child("data")
-    table = ds.dataset(data.path, filesystem=data.filesystem, format="parquet").to_table(columns=_COUNTS)
-    return tuple(int(pc.sum(table[name]).as_py()) for name in _COUNTS)  # type: ignore[return-value]
+    num_tokens, num_accepted = zip(*read_columns(run.directory, "data", *_COUNTS), strict=True)
+    return sum(num_tokens), sum(num_accepted)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from decoding.engine.prefix import Resident
 from decoding.network.target import SlotsLostError
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings
-from tests.actors.sharded import PARAMS, POISON, Pair, make_engine, make_sequences, sharded, texts
+from tests.actors.sharded import PARAMS, POISON, Pair, kill, make_engine, make_sequences, sharded, texts
 from tests.decoding.tiny import random_prompts
+from tests.faults.runs import Say
 from tests.jobs.runs import wait_until
 
 pytestmark = [
@@ -65,7 +67,7 @@ def links(pair: Pair, ray_address: str) -> Iterator[DraftLinks]:
 @pytest.mark.parametrize("drafter", ["model", "remote"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_stages_that_are_killed_again_and_again_change_no_token(
-    temperature: float, drafter: str, pair: Pair, links: DraftLinks, say: Callable[[str], None]
+    temperature: float, drafter: str, pair: Pair, links: DraftLinks, say: Say
 ) -> None:
     params = replace(PARAMS, temperature=temperature, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params))
@@ -75,16 +77,15 @@ def test_stages_that_are_killed_again_and_again_change_no_token(
     with sharded(pair[0], NUM_STAGES) as model:
         group = model.pipeline.group
 
-        def kill(step: int) -> None:
-            if victims and step % 50 == 25 + generator.randrange(-20, 20):
-                ray.kill(group.actors[victims.pop()], no_restart=True)
-
+        deaths = {
+            50 * number + generator.randrange(5, 45): partial(kill, model, victim)
+            for number, victim in enumerate(victims)
+        }
         remote = links if drafter == "remote" else None
         sequences = rows(params)
-        found = texts(make_engine(pair, model, num_lanes=NUM_STAGES, links=remote), sequences, kill)
+        found = texts(make_engine(pair, model, num_lanes=NUM_STAGES, links=remote), sequences, deaths)
         assert found == expected
         assert sum(sequence.num_accepted_tokens for sequence in sequences) > len(sequences)
-        assert not victims, "the run was too short for all kills"
         assert group.num_replaced == NUM_STAGES * KILLS_OF_EACH
     say(f"{group.num_replaced} kills, {sum(map(len, found))} tokens at temperature {temperature}, all as undisturbed")
 
@@ -105,12 +106,8 @@ def test_the_suite_sees_a_recovery_that_is_wrong(bug: str, pair: Pair, monkeypat
     params = replace(PARAMS, temperature=0.8, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params)[:20])
     with sharded(pair[0], 2) as model:
-
-        def kill(step: int) -> None:
-            if step in (20, 40):
-                ray.kill(model.pipeline.group.actors[1], no_restart=True)
-
-        assert texts(make_engine(pair, model), rows(params)[:20], kill) != expected
+        deaths = dict.fromkeys((20, 40), partial(kill, model, 1))
+        assert texts(make_engine(pair, model), rows(params)[:20], deaths) != expected
 
 
 @ray.remote
@@ -119,7 +116,7 @@ class Owner:
 
     def start(self, path: str) -> tuple[list[int], str]:
         self.group = StageGroup(path, StageSettings(count=2, num_cpus=0.1), "cpu", "float32")
-        return self.group.ask_all("pid"), self.group.placement_id
+        return self.group.ask_all("pid"), self.group._places.id.hex()
 
 
 def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_again(pair: Pair) -> None:
@@ -138,10 +135,6 @@ def test_a_stage_that_hangs_is_replaced(pair: Pair) -> None:
     expected = texts(make_engine(pair, None), make_sequences(PARAMS))
     with sharded(pair[0], 2, timeout_s=3.0) as model:
         pids = model.pipeline.group.ask_all("pid")
-
-        def freeze(step: int) -> None:
-            if step == 8:
-                os.kill(pids[1], signal.SIGSTOP)
-
-        assert texts(make_engine(pair, model), make_sequences(PARAMS), freeze) == expected
+        freeze = partial(os.kill, pids[1], signal.SIGSTOP)
+        assert texts(make_engine(pair, model), make_sequences(PARAMS), {8: freeze}) == expected
         assert model.pipeline.group.num_replaced == 1

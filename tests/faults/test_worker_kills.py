@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.faults.runs import (
     UNITS_IN_FLIGHT,
     FaultRun,
     NewRun,
+    Say,
     read_errors,
     read_tokens,
     undisturbed,
@@ -28,7 +28,6 @@ from tests.faults.strikes import kill_random_workers, wait_for_work
 from tests.jobs.runs import prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-Say = Callable[[str], None]
 NUM_KILLS = 6
 
 
@@ -80,10 +79,9 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
 
     def is_replaced() -> bool:
         again = {entry.unit for entry in run.diary.entries() if entry.what == "attempt" and entry.pid not in zombies}
-        return units <= again or driver.has_ended
+        return units <= again
 
-    wait_until(is_replaced, PATIENCE_S)
-    driver.refuse_ended()
+    driver.wait_until(is_replaced)
     num_entries = len(_entries_of(zombies, run))
     for pid in zombies:
         os.kill(pid, signal.SIGCONT)  # before its raylet, which then learns that it was declared dead
@@ -107,7 +105,6 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_o
     run = new_run("--run.no_progress_timeout_s=45")
     driver = run.start()
     run.wait_for_commits(3, driver)
-    driver.refuse_ended()
     frozen = set(run.diary.processes())
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -122,8 +119,7 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_o
 def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run: NewRun, say: Say) -> None:
     run = new_run("--run.backup_units")
     driver = run.start()
-    wait_until(lambda: bool(run.diary.in_flight()) or driver.has_ended, PATIENCE_S)
-    driver.refuse_ended()
+    driver.wait_until(lambda: bool(run.diary.in_flight()))
     frozen = next(iter(run.diary.in_flight()))
     os.kill(frozen, signal.SIGSTOP)
     driver.wait(0)

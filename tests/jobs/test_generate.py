@@ -136,7 +136,7 @@ def test_only_a_damaged_part_is_generated_again(
     assert {name for name in before if before[name] != after[name]} == {"part-000000001.parquet"}
 
 
-@pytest.mark.slow  # tests/faults/test_short.py kills one in every run of the tests
+@pytest.mark.slow  # tests/faults/test_driver_kills.py kills one in every run of the tests
 def test_a_driver_killed_halfway_resumes_to_the_same_corpus(tmp_path: Path, text_pair: Pair, ray_address: str) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", prompts(96))
     undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from actors.drafts.calls import Calls
+from actors.drafts.link import Calls
 
 
 class Reference:

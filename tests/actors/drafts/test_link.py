@@ -12,19 +12,9 @@ from actors.drafts.link import DraftLink, LinkStats
 from actors.settings import DraftSettings
 from pipeline.ray_internals import actor_id_of
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
+from tests.clock import Clock
 
 DIED, UNAVAILABLE = ray.exceptions.ActorDiedError(), ray.exceptions.ActorUnavailableError("busy", None)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Roster:
@@ -115,12 +105,6 @@ def test_losses_of_an_hour_ago_no_longer_count(link: DraftLink, clock: Clock) ->
         link.failed(link.generation, DIED)
         clock.now += 3600.0
     assert not link.is_gone
-
-
-def test_a_roster_without_an_actor_ends_the_link(link: DraftLink, roster: Roster) -> None:
-    roster.answers = lambda: None
-    assert link.actor() is None
-    assert link.is_gone
 
 
 def test_an_actor_with_a_late_reply_is_out_of_reach_until_a_while_after_the_reply(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers import dataset_generator, generator
+from actors.workers import loading
 from benchmarks import split as bench_split
 from benchmarks.split import Measured, Side
 
@@ -29,7 +29,7 @@ class Links:
 @pytest.fixture
 def links(monkeypatch: pytest.MonkeyPatch) -> Links:
     made = Links()
-    for module in (dataset_generator, generator, bench_split):
+    for module in (loading, bench_split):
         monkeypatch.setattr(module, "DraftLinks", lambda *_: made)
     return made
 
@@ -41,10 +41,10 @@ def refuse(*_: Any) -> Any:
 def test_a_worker_whose_engine_cannot_be_loaded_gives_up_its_draft_actors(
     links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_generator, "load_codec", lambda settings: None)
-    monkeypatch.setattr(dataset_generator, "load_engine", refuse)
+    monkeypatch.setattr(loading, "load_codec", lambda settings: None)
+    monkeypatch.setattr(loading, "load_engine", refuse)
     with pytest.raises(ValueError, match="no such model"):
-        dataset_generator.DatasetGenerator(SETTINGS, None)  # type: ignore[arg-type]
+        loading.LoadedEngine(SETTINGS, None, 900.0)
     assert links.is_closed
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
+from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate, num_bytes
 from decoding import SamplingParams
 
 ORIGIN = RowOrigin(2, SamplingParams(temperature=0.5), 7)
@@ -49,7 +49,7 @@ def test_distributions_arrive_bit_for_bit() -> None:
     found = pickle.loads(pickle.dumps(reply)).distributions
     assert found.ids_NM.tolist() == ids.tolist()
     assert found.probs_NM.tobytes() == probs.tobytes()
-    assert reply.num_bytes == 4 * (2 + 3 + 15 + 15)
+    assert num_bytes(reply) == 4 * (2 + 3 + 15 + 15)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 32])
@@ -57,5 +57,5 @@ def test_distributions_arrive_bit_for_bit() -> None:
 def test_a_row_and_round_takes_24_bytes_and_8_for_each_drafted_token(num_rows: int, num_drafted: int) -> None:
     updates = [RowUpdate(slot, num_drafted, 100, [5] * (num_drafted + 1)) for slot in range(num_rows)]
     request, reply = DraftRequest.of([], updates), DraftReply.of([[5] * num_drafted] * num_rows)
-    assert request.num_bytes + reply.num_bytes == (24 + 8 * num_drafted) * num_rows
+    assert num_bytes(request) + num_bytes(reply) == (24 + 8 * num_drafted) * num_rows
     assert len(pickle.dumps(request)) + len(pickle.dumps(reply)) < 2000 + (24 + 8 * num_drafted) * num_rows

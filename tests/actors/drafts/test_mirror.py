@@ -50,20 +50,15 @@ def fresh(model: LanguageModel, *texts: tuple[int, ...]) -> list[list[int] | Non
     return send(DraftMirror(model.share(), terms(model)), *(whole(slot, text) for slot, text in enumerate(texts)))
 
 
-@pytest.mark.parametrize("num_accepted", range(K + 1))
+@pytest.mark.parametrize(
+    ("num_accepted", "others"), [*((num_accepted, (9,)) for num_accepted in range(K + 1)), (1, (11, 12, 13))]
+)
 def test_a_row_that_grew_by_updates_has_the_draft_of_the_whole_row(
-    model: LanguageModel, mirror: DraftMirror, num_accepted: int
+    model: LanguageModel, mirror: DraftMirror, num_accepted: int, others: tuple[int, ...]
 ) -> None:
     (drafted,) = send(mirror, whole(0, TEXT[:5]))
     assert drafted is not None
-    new = (*drafted[:num_accepted], 9)
-    assert send(mirror, more(0, 5, *new)) == fresh(model, (*TEXT[:5], *new))
-
-
-def test_tokens_that_were_not_drafted_make_the_same_row(model: LanguageModel, mirror: DraftMirror) -> None:
-    (drafted,) = send(mirror, whole(0, TEXT[:5]))
-    assert drafted is not None
-    new = (*drafted[:1], 11, 12, 13)
+    new = (*drafted[:num_accepted], *others)
     assert send(mirror, more(0, 5, *new)) == fresh(model, (*TEXT[:5], *new))
 
 

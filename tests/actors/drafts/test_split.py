@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -95,10 +96,16 @@ def roster(settings: GeneratorSettings, ray_address: str) -> Iterator[Any]:
     ray.kill(actor)
 
 
-def take(engine: Engine) -> None:
-    """One step, if there is work."""
-    if engine.has_work:
-        engine.step()
+def sequences_of(params: SamplingParams) -> list[Sequence]:
+    return [
+        Sequence.create(prompt, params, run_seed=3, row=row, sample=sample)
+        for row, prompt in enumerate(PROMPTS)
+        for sample in range(params.n)
+    ]
+
+
+def texts(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
+    return [(sequence.output_token_ids, sequence.finish_reason) for sequence in sequences]
 
 
 class Run:
@@ -119,22 +126,23 @@ class Run:
         actor = self.links._links[0].actor()
         return 0 if actor is None else int(ray.get(actor.ready.remote(self.engine.target.vocab_size)))
 
+    def wait_for_drafts(self, timeout_s: float) -> None:
+        """Have every round wait this long for its draft."""
+        for lane in self.engine.lanes:
+            lane.drafter._timeout_s = timeout_s  # type: ignore[attr-defined]
+
     def write(
-        self, params: SamplingParams, after_step: Callable[[int], None] = lambda step: None
+        self, params: SamplingParams, after_step: Callable[[int], object] = lambda step: None
     ) -> list[tuple[list[int], str | None]]:
-        sequences = [
-            Sequence.create(prompt, params, run_seed=3, row=row, sample=sample)
-            for row, prompt in enumerate(PROMPTS)
-            for sample in range(params.n)
-        ]
+        sequences = sequences_of(params)
         self.engine.submit(sequences)
-        step = 0
-        while self.engine.has_work:
+        for step in count(1):
+            if not self.engine.has_work:
+                break
             self.engine.step()
-            step += 1
             after_step(step)
         self.num_accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
-        return [(sequence.output_token_ids, sequence.finish_reason) for sequence in sequences]
+        return texts(sequences)
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +155,7 @@ def plain(target: LanguageModel) -> dict[str, list[Any]]:
     """What the target writes alone, one row after the other."""
     options = EngineOptions(num_slots=1, max_model_len=MAX_LEN)
     engine = Engine([(target.share(), make_drafter("none", None, target.vocab_size, 1, MAX_LEN))], options, MAX_LEN)
-    return {
-        name: [(s.output_token_ids, s.finish_reason) for s in engine.generate(PROMPTS, params, seed=3)]
-        for name, params in PARAMS.items()
-    }
+    return {name: texts(engine.generate(PROMPTS, params, seed=3)) for name, params in PARAMS.items()}
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -196,8 +201,7 @@ def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
         wait_until(lambda: link.is_up)
         assert all(lane.drafter.has_model for lane in late.engine.lanes)
         num_asked = link.stats.num_requests
-        for lane in late.engine.lanes:
-            lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+        late.wait_for_drafts(60.0)
         assert late.write(PARAMS["sampled"]) == plain["sampled"]
         assert link.stats.num_requests > num_asked
     finally:
@@ -215,12 +219,12 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     most = draft_roster.max_lanes(settings)
     assert len(other) + len(run.engine.lanes) > most
     beside = Engine(other, settings.engine, MAX_LEN)
-    sequences = [Sequence.create(prompt, PARAMS["greedy"], run_seed=3, row=row) for row, prompt in enumerate(PROMPTS)]
+    sequences = sequences_of(PARAMS["greedy"])
     beside.submit(sequences)
-    assert run.write(PARAMS["sampled"], lambda step: take(beside)) == plain["sampled"]
+    assert run.write(PARAMS["sampled"], lambda _: beside.has_work and beside.step()) == plain["sampled"]
     while beside.has_work:
         beside.step()
-    assert [(s.output_token_ids, s.finish_reason) for s in sequences] == plain["greedy"]
+    assert texts(sequences) == plain["greedy"]
     assert run.num_accepted > 40
     assert sum(s.num_accepted_tokens for s in sequences) > 40
     assert ray.get(run.links._links[0].actor().stats.remote())["num_lanes"] == most
@@ -232,7 +236,8 @@ def test_under_rejection_the_distributions_of_a_remote_draft_are_those_of_a_loca
 ) -> None:
     params = SamplingParams(temperature=0.8, repetition_penalty=1.3)
     sequences = [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS[:3])]
-    rows = rows_of(sequences, [4, 0, 2], "rejection")
+    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
+    rows = Rows(tuple(sequences), sampling, (4, 0, 2), "rejection")
     link = run.links._links[0]
     remote = RemoteDrafter(link, "rejection", terms(target, "rejection", most_candidates), 60.0)
     local = ModelDrafter(LanguageModel.load(text_pair[1], "cpu"), target.vocab_size, 3, MAX_LEN, most_candidates)
@@ -248,9 +253,9 @@ def test_under_rejection_the_distributions_of_a_remote_draft_are_those_of_a_loca
     assert found.max_draft_tokens_B == (4, 0, 2)
     assert expected.probs_BKV is not None
     assert found.probs_BKV is not None
-    for row, count in enumerate([4, 0, 2]):
-        assert found.token_ids_BK[row, :count].equal(expected.token_ids_BK[row, :count])
-        torch.testing.assert_close(found.probs_BKV[row, :count], expected.probs_BKV[row, :count], rtol=1e-4, atol=1e-6)
+    for row, num in enumerate([4, 0, 2]):
+        assert found.token_ids_BK[row, :num].equal(expected.token_ids_BK[row, :num])
+        torch.testing.assert_close(found.probs_BKV[row, :num], expected.probs_BKV[row, :num], rtol=1e-4, atol=1e-6)
 
 
 def test_a_round_of_a_row_takes_at_most_64_bytes(run: Run) -> None:
@@ -282,8 +287,7 @@ def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wak
     run: Run, plain: dict[str, list[Any]]
 ) -> None:
     pid, num_asked, stats_before = run.pid, [0, 0], run.links.stats
-    for lane in run.engine.lanes:
-        lane.drafter._timeout_s = 0.5  # type: ignore[attr-defined]
+    run.wait_for_drafts(0.5)
 
     def freeze(step: int) -> None:
         if step == 9:
@@ -300,14 +304,8 @@ def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wak
     assert num_asked[1] - num_asked[0] <= len(run.engine.lanes)
     assert run.links.stats.num_timeouts > stats_before.num_timeouts
     assert run.links.stats.num_losses == stats_before.num_losses
-    for lane in run.engine.lanes:
-        lane.drafter._timeout_s = 60.0  # type: ignore[attr-defined]
+    run.wait_for_drafts(60.0)
     wait_until(lambda: run.links._links[0].is_up)  # though no lane has anything to ask
     assert run.pid == pid
     assert run.write(PARAMS["sampled"]) == plain["sampled"]
     assert run.num_accepted > 40
-
-
-def rows_of(sequences: list[Sequence], limits: list[int], verification: Any = "coupled") -> Rows:
-    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
-    return Rows(tuple(sequences), sampling, tuple(limits), verification)

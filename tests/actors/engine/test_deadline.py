@@ -12,14 +12,7 @@ import pytest
 from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.requests import Generation
 from decoding import SamplingParams
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

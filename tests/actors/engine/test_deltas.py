@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,13 +12,9 @@ import pytest
 from actors.engine.deltas import Delta
 from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from tests.actors.engine.engines import Pair, alone, around_step, sequences
 
-Pair = tuple[str, str]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1)
-
-
-def sequences(count: int, params: SamplingParams = PARAMS) -> list[Sequence]:
-    return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
 
 
 def plain(pair: Pair, num_slots: int = 4) -> Engine:
@@ -30,7 +27,7 @@ async def all_of(loop: EngineLoop, asked: list[Sequence]) -> list[Delta]:
 
 @pytest.mark.parametrize("options", [{"drafter": "none"}, {"num_speculative_tokens": 4, "draft_length": "fixed"}])
 def test_the_deltas_of_a_sequence_are_its_tokens_and_counts(text_pair: Pair, options: dict[str, Any]) -> None:
-    engine, asked = Engine.load(*text_pair, EngineOptions(num_slots=2, **options)), sequences(3)
+    engine, asked = Engine.load(*text_pair, EngineOptions(num_slots=2, **options)), sequences(3, PARAMS)
     deltas = asyncio.run(all_of(EngineLoop(engine), asked))
     for index, sequence in enumerate(asked):
         own = [delta for delta in deltas if delta.index == index]
@@ -47,7 +44,7 @@ def test_the_deltas_of_a_sequence_are_its_tokens_and_counts(text_pair: Pair, opt
 
 def test_tokens_come_while_the_sequence_goes_on(text_pair: Pair) -> None:
     async def first() -> None:
-        (sequence,) = asked = sequences(1)
+        (sequence,) = asked = sequences(1, PARAMS)
         async with aclosing(EngineLoop(plain(text_pair)).stream(asked)) as stream:  # type: ignore[type-var]
             assert await anext(stream) == [], "it has a slot"
             deltas = await anext(stream)
@@ -64,7 +61,7 @@ def test_tokens_that_come_too_soon_after_the_last_message_come_with_the_end(
     monkeypatch.setattr("actors.engine.loop._MAX_SENT_PER_S", max_sent_per_s)
 
     async def scenario() -> None:
-        (sequence,) = asked = sequences(1)
+        (sequence,) = asked = sequences(1, PARAMS)
         sent = [deltas async for deltas in EngineLoop(plain(text_pair)).stream(asked, send_every_s)]
         assert [len(deltas) for deltas in sent[:2]] == [0, 1], "it has a slot, and its first tokens are sent at once"
         assert len(sent) == 3
@@ -75,7 +72,7 @@ def test_tokens_that_come_too_soon_after_the_last_message_come_with_the_end(
 
 
 def test_a_sequence_that_cannot_run_ends_its_stream_with_the_error(text_pair: Pair) -> None:
-    bad, good = Sequence.create([], PARAMS), sequences(1)[0]
+    bad, good = Sequence.create([], PARAMS), sequences(1, PARAMS)[0]
     deltas = asyncio.run(all_of(EngineLoop(plain(text_pair)), [bad, good]))
     endings = {delta.index: delta.ending for delta in deltas if delta.ending is not None}
     assert (endings[0].finish_reason, endings[1].finish_reason) == ("error", "length")
@@ -87,15 +84,8 @@ def test_a_caller_that_leaves_frees_its_slots_within_a_step_and_no_others(text_p
     async def scenario() -> None:
         engine = plain(text_pair, num_slots=3)
         loop, long = EngineLoop(engine), SamplingParams(max_tokens=200, ignore_eos=True)
-        steps = 0
-        step = engine.step
-
-        def counted() -> list[Sequence]:
-            nonlocal steps
-            steps += 1
-            return step()
-
-        engine.step = counted  # type: ignore[method-assign]
+        steps: list[None] = []
+        around_step(engine, before=lambda: steps.append(None))
         stays, leaves = sequences(1, long), sequences(4, long)
         staying = asyncio.ensure_future(loop.finish(stays))
         stream = loop.stream(leaves)
@@ -107,14 +97,14 @@ def test_a_caller_that_leaves_frees_its_slots_within_a_step_and_no_others(text_p
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        left_at = steps
+        left_at = len(steps)
         while engine.num_running > 1:
             await asyncio.sleep(0)
-            assert steps <= left_at + 2, "the slots of who left are still taken"
+            assert len(steps) <= left_at + 2, "the slots of who left are still taken"
         assert not staying.done()
         await staying
         assert len(stays[0].output_token_ids) == 200
-        assert loop.numbers().num_waiting == 0
+        assert loop.stats().num_waiting == 0
 
     asyncio.run(scenario())
 
@@ -122,16 +112,15 @@ def test_a_caller_that_leaves_frees_its_slots_within_a_step_and_no_others(text_p
 def test_an_engine_that_fails_fails_the_stream_after_what_it_wrote(text_pair: Pair) -> None:
     async def scenario() -> None:
         engine = plain(text_pair)
-        step, seen = engine.step, []
+        step, seen = engine.step, list[Delta]()
 
-        def broken() -> list[Sequence]:
+        def fail_later() -> None:
             if len(seen) > 1:
                 raise RuntimeError("a kernel failed")
-            return step()
 
-        engine.step = broken  # type: ignore[method-assign]
+        around_step(engine, before=fail_later)
         loop = EngineLoop(engine)
-        stream = loop.stream(sequences(1))
+        stream = loop.stream(sequences(1, PARAMS))
 
         async def read() -> None:
             async for deltas in stream:
@@ -141,7 +130,7 @@ def test_an_engine_that_fails_fails_the_stream_after_what_it_wrote(text_pair: Pa
             await read()
         assert len(seen) >= 2
         engine.step = step  # type: ignore[method-assign]
-        assert (await all_of(loop, sequences(1)))[-1].ending is not None
+        assert (await all_of(loop, sequences(1, PARAMS)))[-1].ending is not None
 
     asyncio.run(scenario())
 
@@ -149,29 +138,23 @@ def test_an_engine_that_fails_fails_the_stream_after_what_it_wrote(text_pair: Pa
 def test_out_of_memory_in_mid_stream_is_not_seen_in_the_text(text_pair: Pair) -> None:
     async def scenario() -> list[Delta]:
         engine = Engine.load(*text_pair, EngineOptions(num_slots=4, num_speculative_tokens=3, draft_length="fixed"))
-        step, num_steps = engine.step, 0
+        steps = count(1)
 
-        def full() -> list[Sequence]:
-            nonlocal num_steps
-            num_steps += 1
-            finished = step()
-            if num_steps == 3:  # all have written
+        def fail_once() -> None:
+            if next(steps) == 3:  # all have written
                 raise MemoryError("planted")
-            return finished
 
-        engine.step = full  # type: ignore[method-assign]
+        around_step(engine, after=fail_once)
         loop = EngineLoop(engine)
         deltas = await all_of(loop, asked)
-        assert loop.numbers().num_out_of_memory == 1
+        assert loop.stats().num_out_of_memory == 1
         return deltas
 
-    asked, expected = sequences(4), sequences(4)
+    asked = sequences(4, PARAMS)
     deltas = asyncio.run(scenario())
-    for _ in plain(text_pair).stream(expected):
-        pass
-    for index, sequence in enumerate(expected):
+    for index, expected in enumerate(alone(text_pair, asked)):
         own = [delta for delta in deltas if delta.index == index]
-        assert [token for delta in own for token in delta.token_ids] == sequence.output_token_ids
+        assert [token for delta in own for token in delta.token_ids] == expected
         assert own[-1].ending is not None
         assert sum(bool(delta.token_ids) for delta in own) == asked[index].num_rounds
         assert sum(delta.num_accepted for delta in own) == asked[index].num_accepted_tokens

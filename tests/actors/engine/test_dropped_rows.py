@@ -7,13 +7,19 @@ import pytest
 
 from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from tests.actors.engine.engines import Pair, alone, sequences, tokens
 
-Pair = tuple[str, str]
 LONG, SHORT = SamplingParams(max_tokens=100, ignore_eos=True), SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-def sequences(count: int, params: SamplingParams) -> list[Sequence]:
-    return [Sequence.create([5, 6, 7 + i], params, row=i) for i in range(count)]
+async def give_up(loop: EngineLoop, unwanted: list[Sequence]) -> None:
+    """Wait for these rows until one of them writes, and no longer."""
+    waiting = asyncio.ensure_future(loop.finish(unwanted))
+    while not any(sequence.num_rounds for sequence in unwanted):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def test_a_caller_that_gives_up_waiting_frees_the_engine_for_the_others(text_pair: Pair) -> None:
@@ -22,20 +28,12 @@ def test_a_caller_that_gives_up_waiting_frees_the_engine_for_the_others(text_pai
 
     async def scenario() -> None:
         loop = EngineLoop(engine)
-        waiting = asyncio.ensure_future(loop.finish(unwanted))
-        while not unwanted[0].num_rounds:
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        await give_up(loop, unwanted)
         await loop.finish(wanted)
 
     asyncio.run(scenario())
     assert sum(sequence.num_rounds for sequence in unwanted) < LONG.max_tokens, "the engine ran what nobody wanted"
-    alone = sequences(2, SHORT)
-    for _ in Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none")).stream(alone):
-        pass
-    assert [sequence.output_token_ids for sequence in wanted] == [sequence.output_token_ids for sequence in alone]
+    assert tokens(wanted) == alone(text_pair, wanted)
 
 
 def test_a_dropped_row_that_has_not_reached_the_engine_never_does(text_pair: Pair) -> None:
@@ -71,13 +69,8 @@ def test_a_dropped_row_that_waits_for_a_slot_ends_and_its_prompt_is_not_read(tex
 
     async def scenario() -> None:
         loop = EngineLoop(engine)
-        waiting = asyncio.ensure_future(loop.finish(unwanted))
-        while not any(sequence.num_rounds for sequence in unwanted):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        while loop.numbers().num_running or loop.numbers().num_waiting:
+        await give_up(loop, unwanted)
+        while loop.stats().num_running or loop.stats().num_waiting:
             await asyncio.sleep(0)
 
     asyncio.run(scenario())

@@ -9,27 +9,16 @@ import pytest
 
 from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from tests.actors.engine.engines import Pair, alone, around_step, sequences, tokens
 
-Pair = tuple[str, str]
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
-
-
-def sequences(first_row: int, count: int) -> list[Sequence]:
-    return [Sequence.create([5, 6, 7 + i], PARAMS, row=first_row + i) for i in range(count)]
 
 
 def test_callers_share_the_slots_and_get_what_they_would_get_alone(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=4))
     num_running: list[int] = []
-    step = engine.step
-
-    def watched() -> list[Sequence]:
-        finished = step()
-        num_running.append(engine.num_running)
-        return finished
-
-    engine.step = watched  # type: ignore[method-assign]
-    first, second = sequences(0, 3), sequences(3, 3)
+    around_step(engine, after=lambda: num_running.append(engine.num_running))
+    first, second = sequences(3, PARAMS), sequences(3, PARAMS, first_row=3)
 
     async def both() -> None:
         loop = EngineLoop(engine)
@@ -38,55 +27,27 @@ def test_callers_share_the_slots_and_get_what_they_would_get_alone(text_pair: Pa
 
     asyncio.run(both())
     assert max(num_running) == 4, "the slots were never full across the two callers"
-    alone = Engine.load(*text_pair, EngineOptions(num_slots=1, drafter="none"))
-    for sequence in [*first, *second]:
-        (expected,) = alone.stream(
-            [
-                Sequence.create(
-                    sequence.prompt_token_ids,
-                    PARAMS,
-                    row=sequence.prompt_token_ids[2] - 7 + (0 if sequence in first else 3),
-                )
-            ]
-        )
-        assert sequence.output_token_ids == expected.output_token_ids
+    assert tokens([*first, *second]) == alone(text_pair, [*first, *second])
 
 
-def test_an_engine_that_fails_fails_all_callers_and_then_works_again(text_pair: Pair) -> None:
+@pytest.mark.parametrize("method", ["step", "up_next"])
+def test_an_engine_that_fails_fails_all_callers_and_then_works_again(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """An engine may also fail before its step, as it says which rows are next."""
     engine = Engine.load(*text_pair)
-    step = engine.step
 
-    def broken() -> list[Sequence]:
+    def broken(*_: object) -> None:
         raise RuntimeError("a kernel failed")
 
     async def scenario() -> None:
         loop = EngineLoop(engine)
-        engine.step = broken  # type: ignore[method-assign]
-        results = await asyncio.gather(
-            loop.finish(sequences(0, 2)), loop.finish(sequences(2, 1)), return_exceptions=True
-        )
-        assert [type(result) for result in results] == [RuntimeError, RuntimeError]
-        engine.step = step  # type: ignore[method-assign]
-        again = sequences(5, 2)
-        await asyncio.wait_for(loop.finish(again), timeout=60)
-        assert all(sequence.is_finished for sequence in again)
-
-    asyncio.run(scenario())
-
-
-def test_an_engine_that_fails_before_its_step_works_again_too(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine.load(*text_pair)
-
-    def broken() -> set[Sequence]:
-        raise RuntimeError("it cannot say who is next")
-
-    async def scenario() -> None:
-        loop = EngineLoop(engine)
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "up_next", broken)
-            with pytest.raises(RuntimeError, match="who is next"):
-                await asyncio.wait_for(loop.finish(sequences(0, 2)), timeout=60)
-        again = sequences(5, 2)
+            patch.setattr(engine, method, broken)
+            waiting = (loop.finish(sequences(2, PARAMS)), loop.finish(sequences(1, PARAMS)))
+            results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=60)
+        assert [type(result) for result in results] == [RuntimeError, RuntimeError]
+        again = sequences(2, PARAMS)
         await asyncio.wait_for(loop.finish(again), timeout=60)
         assert all(sequence.is_finished for sequence in again)
 
@@ -115,7 +76,7 @@ asyncio.run(EngineLoop(Lost()).finish([Sequence.create([1], SamplingParams())]))
 
 @pytest.mark.parametrize("prompt", [[], [10_000], list(range(5, 200)) * 2])
 def test_a_sequence_that_cannot_run_fails_alone(text_pair: Pair, prompt: list[int]) -> None:
-    bad, good = Sequence.create(prompt, PARAMS), sequences(0, 1)[0]
+    bad, good = Sequence.create(prompt, PARAMS), sequences(1, PARAMS)[0]
     asyncio.run(EngineLoop(Engine.load(*text_pair)).finish([bad, good]))
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert bad.error
@@ -147,14 +108,7 @@ def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair
     """While a unit's last rows run, the next unit's rows run beside them."""
     engine = Engine.load(*text_pair, EngineOptions(num_slots=4, drafter="none"))
     rows_of_rounds: list[int] = []
-    step = engine.step
-
-    def watched() -> list[Sequence]:
-        finished = step()
-        rows_of_rounds.append(len(engine.lanes[0].running))
-        return finished
-
-    engine.step = watched  # type: ignore[method-assign]
+    around_step(engine, after=lambda: rows_of_rounds.append(len(engine.lanes[0].running)))
 
     def unit(first: int) -> list[Sequence]:
         limits = [20, 4, 4, 4]
@@ -172,23 +126,17 @@ def test_a_second_unit_fills_the_slots_that_the_first_one_leaves(text_pair: Pair
     assert rows_of_rounds[:8] == [4] * 8, "slots stood empty at the end of the first unit"
 
 
-def test_the_numbers_say_how_many_rows_run_and_wait_and_how_long_the_engine_was_busy(text_pair: Pair) -> None:
+def test_the_statistics_say_how_many_rows_run_and_wait_and_how_long_the_engine_was_busy(text_pair: Pair) -> None:
     engine = Engine.load(*text_pair, EngineOptions(num_slots=2, drafter="none"))
     loop, seen = EngineLoop(engine), []
-    step = engine.step
-
-    def watched() -> list[Sequence]:
-        seen.append(loop.numbers())
-        return step()
-
-    engine.step = watched  # type: ignore[method-assign]
+    around_step(engine, before=lambda: seen.append(loop.stats()))
     started = time.monotonic()
-    asyncio.run(loop.finish(sequences(0, 5)))
+    asyncio.run(loop.finish(sequences(5, PARAMS)))
     elapsed = time.monotonic() - started
-    first, late, end = seen[0], seen[1], loop.numbers()
+    first, late, end = seen[0], seen[1], loop.stats()
     assert (first.num_slots, first.num_running, first.num_waiting) == (2, 0, 5)
     assert (late.num_running, late.num_waiting) == (2, 3)
     assert (end.num_running, end.num_waiting, end.num_out_of_memory) == (0, 0, 0)
-    busy = [numbers.busy_seconds for numbers in (*seen, end)]
+    busy = [stats.busy_seconds for stats in (*seen, end)]
     assert busy == sorted(set(busy)), "every step adds to it"
     assert 0 < end.round_seconds < end.busy_seconds < elapsed

@@ -15,21 +15,17 @@ from actors.engine.requests import FailedError
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.device import is_out_of_memory
 from decoding.sequence import TokenLogprobs
+from tests.actors.engine.engines import Pair, alone, sequences, tokens
 
-Pair = tuple[str, str]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
 
 
-def sequences(count: int) -> list[Sequence]:
-    return [Sequence.create([5, 6, 7 + i], PARAMS, row=i) for i in range(count)]
+def no_memory(*_: object) -> None:
+    raise MemoryError
 
 
-def texts(count: int, text_pair: Pair) -> list[list[int]]:
-    engine = Engine.load(*text_pair, EngineOptions(num_slots=4))
-    expected = sequences(count)
-    for _ in engine.stream(expected):
-        pass
-    return [sequence.output_token_ids for sequence in expected]
+def loop_of(pair: Pair, num_slots: int) -> EngineLoop:
+    return EngineLoop(Engine.load(*pair, EngineOptions(num_slots=num_slots)))
 
 
 def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_same(
@@ -45,22 +41,21 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return finished
 
-    expected = texts(9, text_pair)
+    running = sequences(9, PARAMS)
+    loop, expected = loop_of(text_pair, 8), alone(text_pair, running)
     monkeypatch.setattr(Engine, "step", too_large)
-    running = sequences(9)
-    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=8)))
     asyncio.run(asyncio.wait_for(loop.finish(running), timeout=120))
-    assert [sequence.output_token_ids for sequence in running] == expected
+    assert tokens(running) == expected
     assert sorted(set(sizes)) == [2, 4, 8]
     assert all(len(sequence.output_token_ids) == 12 for sequence in running)
     counted = [sequence.num_accepted_tokens + sequence.num_rounds for sequence in running]
     assert counted == [12] * 9, "a token was written twice, or not counted"
     assert max(lengths[0]) > 1, "no row had tokens to keep"
     assert all(before <= after for before, after in zip(*lengths, strict=True)), "tokens were thrown away"
-    numbers = loop.numbers()
-    assert (numbers.num_slots, numbers.num_out_of_memory) == (2, 2)
+    stats = loop.stats()
+    assert (stats.num_slots, stats.num_out_of_memory) == (2, 2)
     in_lanes = sum(lane.round_seconds for lane in loop.engine.lanes)
-    assert numbers.round_seconds > in_lanes > 0, "rounds of the lanes before are forgotten"
+    assert stats.round_seconds > in_lanes > 0, "rounds of the lanes before are forgotten"
     assert [message.partition(" running=")[0] for message in caplog.messages if message.startswith("out of")] == [
         "out of memory slots=8 going_on_with=4",
         "out of memory slots=4 going_on_with=2",
@@ -69,7 +64,7 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
 
 def test_a_row_that_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Engine.step
-    running = sequences(5)
+    running = sequences(5, PARAMS)
     giant = running[3] = Sequence.create([5, 6, 10], replace(PARAMS, max_tokens=100), row=3)
 
     def too_large(self: Engine) -> list[Sequence]:
@@ -78,9 +73,8 @@ def test_a_row_that_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeyp
             raise MemoryError
         return finished
 
-    expected = texts(5, text_pair)
+    loop, expected = loop_of(text_pair, 4), alone(text_pair, sequences(5, PARAMS))
     monkeypatch.setattr(Engine, "step", too_large)
-    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
     asyncio.run(asyncio.wait_for(loop.finish(running), timeout=120))
     assert giant.finish_reason == "error"
     assert "memory ran out although nothing else ran" in str(giant.error)
@@ -91,22 +85,19 @@ def test_a_row_that_is_too_large_even_alone_fails_alone(text_pair: Pair, monkeyp
 def test_an_engine_that_cannot_be_resized_fails_all_callers_and_tries_again_for_the_next(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
     async def one_after_the_other() -> None:
         with pytest.raises(MemoryError):
-            await loop.finish(sequences(3))
+            await loop.finish(sequences(3, PARAMS))
         monkeypatch.undo()
         await loop.finish(later)  # of a unit that was being read meanwhile
 
-    expected, later = texts(2, text_pair), sequences(2)
-    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    later = sequences(2, PARAMS)
+    loop, expected = loop_of(text_pair, 4), alone(text_pair, later)
     monkeypatch.setattr(Engine, "step", no_memory)
     monkeypatch.setattr(Engine, "_open", no_memory)
     asyncio.run(asyncio.wait_for(one_after_the_other(), timeout=60))
     assert "engine not resized" in caplog.text
-    assert [sequence.output_token_ids for sequence in later] == expected
+    assert tokens(later) == expected
 
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -127,10 +118,10 @@ def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_runs_out_over_a_scored_prompt_halves_the_slots_and_changes_nothing_else(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, loop = texts(9, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=8)))
+    running, loop = sequences(9, PARAMS), loop_of(text_pair, 8)
+    expected = alone(text_pair, running)
     scores = [entry for chunk in loop.engine.prompt_logprobs(PROMPT, 2) for entry in chunk]
     score_only_with(2, monkeypatch)
-    running = sequences(9)
 
     async def both() -> list[list[TokenLogprobs]]:
         finishing = asyncio.ensure_future(loop.finish(running))
@@ -139,16 +130,16 @@ def test_memory_that_runs_out_over_a_scored_prompt_halves_the_slots_and_changes_
         return answers
 
     assert asyncio.run(asyncio.wait_for(both(), timeout=120)) == [scores, scores]
-    assert [sequence.output_token_ids for sequence in running] == expected
-    assert (loop.numbers().num_slots, loop.numbers().num_out_of_memory) == (2, 2)
+    assert tokens(running) == expected
+    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (2, 2)
 
 
 def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, loop = texts(3, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=2)))
+    running, loop = sequences(3, PARAMS), loop_of(text_pair, 2)
+    expected = alone(text_pair, running)
     score_only_with(0, monkeypatch)
-    running = sequences(3)
 
     async def both() -> None:
         finishing = asyncio.ensure_future(loop.finish(running))
@@ -157,35 +148,33 @@ def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
         await finishing
 
     asyncio.run(asyncio.wait_for(both(), timeout=120))
-    assert [sequence.output_token_ids for sequence in running] == expected
-    assert (loop.numbers().num_slots, loop.numbers().num_out_of_memory) == (1, 2)
+    assert tokens(running) == expected
+    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (1, 2)
 
 
 def test_rows_beside_a_scored_prompt_fail_with_it_where_the_engine_cannot_be_resized(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    loop = loop_of(text_pair, 4)
     score_only_with(2, monkeypatch)
     monkeypatch.setattr(Engine, "_open", no_memory)
 
     async def both() -> list[object]:
-        finishing = asyncio.ensure_future(loop.finish(sequences(6)))
+        finishing = asyncio.ensure_future(loop.finish(sequences(6, PARAMS)))
         scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
         return await asyncio.gather(finishing, scoring, return_exceptions=True)
 
     failures = asyncio.run(asyncio.wait_for(both(), timeout=60))
     assert [type(failure) for failure in failures] == [torch.OutOfMemoryError] * 2
     assert "engine not resized" in caplog.text
-    assert (loop.numbers().num_running, loop.numbers().num_waiting, loop.numbers().num_out_of_memory) == (0, 0, 1)
+    assert (loop.stats().num_running, loop.stats().num_waiting, loop.stats().num_out_of_memory) == (0, 0, 1)
 
 
 def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, loop = texts(3, text_pair), EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4)))
+    running, loop = sequences(3, PARAMS), loop_of(text_pair, 4)
+    expected = alone(text_pair, running)
     score_only_with(2, monkeypatch)
     resize, has_begun, may_go_on = Engine.resize, threading.Event(), threading.Event()
 
@@ -195,7 +184,6 @@ def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
         resize(self, num_slots)
 
     monkeypatch.setattr(Engine, "resize", slow)
-    running = sequences(3)
 
     async def scenario() -> None:
         scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
@@ -207,8 +195,8 @@ def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
         await finishing
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=120))
-    assert [sequence.output_token_ids for sequence in running] == expected
-    assert loop.numbers().num_slots == 2
+    assert tokens(running) == expected
+    assert loop.stats().num_slots == 2
 
 
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:

@@ -4,10 +4,11 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-import ray
+import torch
 
 from actors.settings import StageSettings
 from actors.stages.actor import StageActor
@@ -16,7 +17,7 @@ from actors.stages.target import ShardedModel
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from decoding.network.target import SlotsLostError
-from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, make_engine, make_sequences, sharded, texts
+from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, kill, make_engine, make_sequences, sharded, texts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
@@ -76,43 +77,34 @@ def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
     group = model.pipeline.group
     before = group.num_replaced
 
-    def strike(step: int) -> None:
-        if step == 6:
-            if fault == "a process fails alone":
-                group.ask_all("fail_once", OSError("the disk is gone"))
-            else:
-                ray.kill(group.ranks[0][fault == "its second process dies"], no_restart=True)
+    def strike() -> None:
+        if fault == "a process fails alone":
+            group.ask_all("fail_once", OSError("the disk is gone"))
+        else:
+            kill(model, 0, rank=int(fault == "its second process dies"))
 
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED, PROMPTS[:6]))
-    assert texts(make_engine(pair, model, num_lanes=1), make_sequences(SAMPLED, PROMPTS[:6]), strike) == expected
+    assert texts(make_engine(pair, model, num_lanes=1), make_sequences(SAMPLED, PROMPTS[:6]), {6: strike}) == expected
     assert group.num_replaced - before == 1
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_in_one_rank_is_reported_as_such_and_the_stage_works_again(model: ShardedModel) -> None:
-    model.allocate(2, 60)
-    model.prefill([0], [[1, 2, 3]])
-    expected = model.logits([0], [3], [[5]])
-    model.pipeline.group.ask_all("fail_once", MemoryError("no room"))
-    with pytest.raises(MemoryError, match="no room"):
+@pytest.mark.parametrize(("error", "both"), [(MemoryError("no room"), False), (KeyError("a bug"), True)])
+def test_memory_that_runs_out_in_one_rank_and_an_error_of_the_step_itself_are_raised_and_the_stage_works_again(
+    model: ShardedModel, error: Exception, both: bool
+) -> None:
+    def logits() -> torch.Tensor:
+        model.allocate(2, 60)
+        model.prefill([0], [[1, 2, 3]])
+        return model.logits([0], [3], [[5]])
+
+    expected = logits()
+    model.pipeline.group.ask_all("fail_once", error, both)
+    with pytest.raises(type(error), match=error.args[0]):
         model.logits([0], [3], [[5]])
     with pytest.raises(SlotsLostError):
-        model.prefill([0], [[1, 2, 3]])
-    model.allocate(2, 60)
-    model.prefill([0], [[1, 2, 3]])
-    assert (model.logits([0], [3], [[5]]) - expected).abs().max() < 1e-4
-
-
-@pytest.mark.slow
-def test_an_error_of_the_step_itself_is_raised_as_it_is(model: ShardedModel) -> None:
-    model.allocate(2, 60)
-    model.pipeline.group.ask_all("fail_once", KeyError("a bug"), True)
-    with pytest.raises(KeyError, match="a bug"):
-        model.logits([0], [0], [[5]])
-    with pytest.raises(SlotsLostError):
-        model.logits([0], [0], [[5]])
-    model.allocate(2, 60)
-    assert model.logits([0], [0], [[5]]).isfinite().all()
+        model.logits([0], [3], [[5]])
+    assert (logits() - expected).abs().max() < 1e-4
 
 
 def test_a_model_that_cannot_be_shared_is_refused(pair: Pair) -> None:
@@ -148,18 +140,13 @@ def test_work_that_one_rank_did_not_do_is_lost_however_soon_the_others_are_done(
 
 
 @pytest.mark.slow
-def test_ranks_in_stages_write_the_same_whichever_of_them_dies_or_hangs(pair: Pair) -> None:
-    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
+def test_ranks_in_stages_write_the_same_whichever_of_them_dies_or_hangs(pair: Pair, sampled: list[list[int]]) -> None:
     with sharded(pair[0], 2, tensor_parallel=2, timeout_s=10.0) as model:
         group = model.pipeline.group
 
-        def strike(step: int) -> None:
-            if step == 4:
-                ray.kill(group.ranks[0][1], no_restart=True)
-            if step == 8:
-                ray.kill(group.ranks[1][0], no_restart=True)
-            if step == 12:
-                os.kill(group.ask_all("pid")[3], signal.SIGSTOP)
+        def freeze() -> None:
+            os.kill(group.ask_all("pid")[3], signal.SIGSTOP)
 
-        assert texts(make_engine(pair, model), make_sequences(SAMPLED), strike) == expected
+        faults = {4: partial(kill, model, 0, rank=1), 8: partial(kill, model, 1), 12: freeze}
+        assert texts(make_engine(pair, model), make_sequences(SAMPLED), faults) == sampled
         assert group.num_replaced == 3

@@ -16,12 +16,10 @@ from actors.workers.loading import drafting_device
     [
         ({"num_gpus": 1.5}, "stages.num_gpus must be a whole number, or a share of one GPU, got 1.5"),
         ({"num_cpus": -1}, "stages.num_cpus must not be negative"),
-        ({"memory": 0}, "stages.memory must be a positive number of bytes, got 0"),
-        ({"resources": {"GPU": 1}}, "stages.resources names 'GPU'; that is what stages.num_gpus is for"),
-        ({"resources": {"disk": 1.5}}, "'disk' must be a whole number, or a share between 0 and 1, got 1.5"),
     ],
 )
 def test_resources_that_a_stage_cannot_hold_are_refused(settings: dict[str, object], message: str) -> None:
+    """Stages, draft actors and the pool share these checks (tests/jobs/test_pool_config.py has the others)."""
     with pytest.raises(ValueError, match=message):
         StageSettings(count=2, **settings)
 

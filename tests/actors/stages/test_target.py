@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ from tests.actors.sharded import (
     SAMPLED,
     Pair,
     PoisonedGroup,
-    kill_stage,
+    kill,
+    kill_and_wait,
     make_engine,
     make_sequences,
     sharded,
@@ -100,23 +103,18 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
     ids=["the first", "one after the other"],
 )
 def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
-    pair: Pair, model: ShardedModel, dies_at: dict[int, int]
+    pair: Pair, model: ShardedModel, sampled: list[list[int]], dies_at: dict[int, int]
 ) -> None:
     group = model.pipeline.group
     before = group.num_replaced
-
-    def kill(step: int) -> None:
-        if step in dies_at:
-            ray.kill(group.actors[dies_at[step]], no_restart=True)
-
-    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
-    assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
+    deaths = {step: partial(kill, model, stage) for step, stage in dies_at.items()}
+    assert texts(make_engine(pair, model), make_sequences(SAMPLED), deaths) == sampled
     assert group.num_replaced - before == len(dies_at)
 
 
 @pytest.mark.parametrize("where", ["in its prompt", pytest.param("in its output", marks=pytest.mark.slow)])
 def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is_lost(
-    pair: Pair, model: ShardedModel, where: str
+    pair: Pair, model: ShardedModel, sampled: list[list[int]], where: str
 ) -> None:
     """The ledger then finds the row, as it does for all rows that kill processes (tests/jobs/test_stages.py)."""
     before = model.pipeline.group.num_replaced
@@ -130,23 +128,21 @@ def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is
         texts(engine, [*sequences[:3], poisoned, *sequences[3:]])
     assert model.pipeline.group.num_replaced == before + 3
     engine.drop([poisoned])
-    for _ in engine.stream([]):
-        pass
-    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
-    assert [sequence.output_token_ids for sequence in sequences] == expected
+    texts(engine, [])
+    assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
-def test_a_scored_prompt_that_kills_stages_fails_alone(pair: Pair, model: ShardedModel) -> None:
+def test_a_scored_prompt_that_kills_stages_fails_alone(
+    pair: Pair, model: ShardedModel, sampled: list[list[int]]
+) -> None:
     engine, sequences = make_engine(pair, model), make_sequences(SAMPLED)
     engine.submit(sequences)
     for _ in range(4):
         engine.step()
     with pytest.raises(TargetLostError, match="over a prompt that is scored"):
         list(engine.prompt_logprobs([1, 2, POISON, 3], 1))
-    for _ in engine.stream([]):
-        pass
-    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
-    assert [sequence.output_token_ids for sequence in sequences] == expected
+    texts(engine, [])
+    assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
 def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_with_a_stage(
@@ -163,7 +159,7 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
     found = model.logits(*places)
     other = model.share()
     other.allocate(1, 60)
-    kill_stage(model.pipeline.group.actors[1])
+    kill_and_wait(model, 1)
     with pytest.raises(SlotsLostError):
         model.logits(*places)
     with pytest.raises(SlotsLostError):
@@ -175,7 +171,7 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
 
 
 def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model: ShardedModel) -> None:
-    kill_stage(model.pipeline.group.actors[0])
+    kill_and_wait(model, 0)
     other = model.share()
     other.allocate(1, 60)
     other.prefill([0], [[1, 2, 3]])
@@ -183,19 +179,14 @@ def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(mo
 
 
 def test_a_loss_that_another_session_found_is_a_loss_of_every_step_that_was_in_flight(
-    pair: Pair, model: ShardedModel
+    pair: Pair, model: ShardedModel, sampled: list[list[int]]
 ) -> None:
-    expected = texts(make_engine(pair, None, "none"), make_sequences(SAMPLED))
-    engine, sequences = make_engine(pair, model, "none"), make_sequences(SAMPLED)
+    def lose() -> None:
+        assert model.pipeline._flying, "a lane waits in the middle of its round"
+        kill(model, 1)
+        model.share().allocate(1, 60)  # replaces the stage
 
-    def lose(step: int) -> None:
-        if step == 8:
-            assert model.pipeline._flying, "a lane waits in the middle of its round"
-            ray.kill(model.pipeline.group.actors[1], no_restart=True)
-            other = model.share()
-            other.allocate(1, 60)  # replaces the stage
-
-    assert texts(engine, sequences, lose) == expected
+    assert texts(make_engine(pair, model, "none"), make_sequences(SAMPLED), {8: lose}) == sampled
 
 
 class GoneGroup(StageGroup):
@@ -219,7 +210,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         group.settings = replace(group.settings, start_timeout_s=1.0, timeout_s=1.0)
         model.allocate(2, 60)
         model.prefill([0], [[1, 2, 3]])
-        ray.kill(group.actors[0], no_restart=True)
+        kill(model, 0)
         started = time.monotonic()
         with pytest.raises(StagesGoneError, match=r"could not be replaced.*did not answer in time"):
             model.logits([0], [3], [[5]])
@@ -238,20 +229,14 @@ def test_an_error_of_the_step_itself_is_not_a_loss(pair: Pair, model: ShardedMod
 
 @pytest.mark.slow
 def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
-    pair: Pair, model: ShardedModel
+    pair: Pair, model: ShardedModel, sampled: list[list[int]]
 ) -> None:
     """The last test of these stages: they stay so. Rounding then depends on the batch, and close calls are settled."""
     model.pipeline.group.tell_all("slow_down")
-    model.facts_of_stages = model.pipeline.group.facts()
+    model.facts_of_stages = model.pipeline.facts()
     assert not model.is_batch_invariant
-
-    def kill(step: int) -> None:
-        if step == 8:
-            ray.kill(model.pipeline.group.actors[0], no_restart=True)
-
-    expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
-    assert texts(make_engine(pair, model), make_sequences(SAMPLED), kill) == expected
-    assert not any(facts.is_fused for facts in model.pipeline.group.facts()), "the new stage was told so, too"
+    assert texts(make_engine(pair, model), make_sequences(SAMPLED), {8: partial(kill, model, 0)}) == sampled
+    assert not any(facts.is_fused for facts in model.pipeline.facts()), "the new stage was told so, too"
 
 
 @pytest.mark.slow
@@ -267,3 +252,20 @@ def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[
         for expected, entry in zip(whole_chunk, cut_chunk, strict=True):
             assert entry.logprob == pytest.approx(expected.logprob, abs=1e-4)
             assert [token for token, _ in entry.top] == [token for token, _ in expected.top]
+
+
+def test_a_stage_that_dies_or_fails_while_it_loads_is_replaced_or_loads_again(pair: Pair, ray_address: str) -> None:
+    folder = Path(pair[0])
+    (folder / "die_load").touch()
+    with sharded(pair[0], 1, PoisonedGroup, most_restarts=20) as model:
+        assert model.pipeline.group.num_replaced == 1
+
+        def fail_and_die() -> None:
+            (folder / "fail_load").touch()
+            kill(model, 0)
+
+        expected = texts(make_engine(pair, None, "none"), make_sequences(SAMPLED, PROMPTS[:4]))
+        engine = make_engine(pair, model, "none", num_lanes=1)
+        assert texts(engine, make_sequences(SAMPLED, PROMPTS[:4]), {4: fail_and_die}) == expected
+        assert not (folder / "fail_load").exists()
+        assert model.pipeline.group.num_replaced == 2, "the stage whose loading failed was told to load again"

@@ -8,24 +8,18 @@ from collections import deque
 import pytest
 
 from actors.units.ledger import Attempt, FeedSignal, Ledger
+from tests.actors.units.attempts import Died, run
+from tests.clock import Clock
 from tests.pipeline.made_up import unit
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def ledger_of(num_units: int, clock: Clock, units_in_flight: int = 1) -> Ledger:
+def ledger_of(num_units: int, units_in_flight: int = 1) -> tuple[Ledger, Clock]:
+    """Return a ledger that has handed out these units, and its clock."""
+    clock = Clock()
     ledger = Ledger(lambda node: node != "lost", units_in_flight=units_in_flight, clock=clock)
     for unit_id in range(num_units):
         assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
-    return ledger
+    return ledger, clock
 
 
 def test_no_more_than_max_waiting_units_wait() -> None:
@@ -44,8 +38,7 @@ def test_no_more_than_max_waiting_units_wait() -> None:
 
 
 def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup() -> None:
-    clock = Clock()
-    ledger = ledger_of(2, clock)
+    ledger, clock = ledger_of(2)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "b", "node")
     clock.now = 60.0
@@ -58,8 +51,7 @@ def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup() -> None:
 
 
 def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
-    clock = Clock()
-    ledger = ledger_of(1, clock)
+    ledger, clock = ledger_of(1)
     ledger.begin(0, 3, "a", "node")
     ledger.join("b")
     clock.now = 2.0
@@ -67,8 +59,7 @@ def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
 
 
 def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_for_longest() -> None:
-    clock = Clock()
-    ledger = ledger_of(4, clock, units_in_flight=4)
+    ledger, clock = ledger_of(4, units_in_flight=4)
     for now, unit_id in ((1.0, 2), (2.0, 0), (3.0, 1)):
         clock.now = now
         ledger.begin(unit_id, 3, "slow", "node")
@@ -78,8 +69,7 @@ def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_
 
 
 def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
-    clock = Clock()
-    ledger = ledger_of(5, clock, units_in_flight=2)
+    ledger, clock = ledger_of(5, units_in_flight=2)
     for unit_id in range(5):
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
@@ -92,8 +82,7 @@ def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
 
 
 def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
-    clock = Clock()
-    ledger = ledger_of(2, clock)
+    ledger, clock = ledger_of(2)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "a", "node")
     ledger.join("b")
@@ -110,8 +99,7 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
 
 
 def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:
-    clock = Clock()
-    ledger = ledger_of(1, clock)
+    ledger, _ = ledger_of(1)
     assert ledger.begin(0, 3, "b", "node", True) == Attempt(0, is_careful=False)
     assert ledger.begin(0, 3, "a", "node") == Attempt(0, is_careful=False)
     assert not ledger.is_finished(0)
@@ -125,7 +113,7 @@ def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:
 
 
 def test_a_backup_that_kills_counts_and_is_not_repeated() -> None:
-    ledger = ledger_of(1, Clock())
+    ledger, _ = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
     assert ledger.begin(0, 4, "b2", "node", True) is None
@@ -135,7 +123,7 @@ def test_a_backup_that_kills_counts_and_is_not_repeated() -> None:
 
 
 def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
-    ledger = ledger_of(1, Clock())
+    ledger, _ = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "lost", True)
     assert ledger.begin(0, 4, "b2", "node", True) == Attempt(1, is_careful=False)
@@ -143,8 +131,7 @@ def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
 
 
 def test_a_unit_that_a_process_died_over_gets_no_backup() -> None:
-    clock = Clock()
-    ledger = ledger_of(1, clock)
+    ledger, clock = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.join("idle")
     ledger.begin(0, 4, "b", "node")
@@ -152,12 +139,12 @@ def test_a_unit_that_a_process_died_over_gets_no_backup() -> None:
     assert ledger.next_backup() is FeedSignal.STOP
 
 
-def test_a_run_that_stops_backs_up_no_unit() -> None:
-    clock = Clock()
-    ledger = ledger_of(1, clock)
+def test_a_run_that_stops_begins_and_backs_up_no_unit() -> None:
+    ledger, clock = ledger_of(1)
     ledger.join("idle")
     clock.now = 5.0
     ledger.stop()
+    assert ledger.begin(0, 4, "idle", "node") is None
     assert ledger.next_backup() is FeedSignal.STOP
 
 
@@ -191,9 +178,9 @@ class Actor:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow(seed: int) -> None:
-    chance, clock, num_rows, num_units = random.Random(seed), Clock(), 6, 12
+    chance, num_rows, num_units = random.Random(seed), 6, 12
     killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
-    ledger = ledger_of(num_units, clock)
+    ledger, clock = ledger_of(num_units)
     actors = [Actor(name) for name in "abc"]
     committed: dict[int, set[int]] = {}
     for unit_id in range(num_units):
@@ -208,7 +195,6 @@ def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow
             ledger.join(actor.process)
             continue
         unit_id, is_backup = actor.calls[0]
-        deadly = killers.get(unit_id, set())
         if actor.attempt is None:
             actor.attempt = ledger.begin(unit_id, num_rows, actor.process, "node", is_backup)
             if actor.attempt is None:
@@ -216,31 +202,18 @@ def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow
             continue
         if chance.random() < 0.4:  # it is slow, and may be overtaken
             continue
-        outcome = run(ledger, unit_id, num_rows, deadly, actor.attempt)
-        if outcome == "death" or chance.random() < 0.05:
+        try:
+            condemned = run(ledger, actor.attempt, unit_id, num_rows, killers.get(unit_id, set()))
+        except Died:
             actor.die()
             continue
-        if isinstance(outcome, set):
-            committed.setdefault(unit_id, outcome)
+        if chance.random() < 0.05:
+            actor.die()
+            continue
+        if condemned is not None:
+            committed.setdefault(unit_id, condemned)
             ledger.finish(unit_id)
         actor.calls.popleft()
         actor.attempt = None
-    assert set(committed) == set(range(num_units))
+    assert committed == {unit_id: killers.get(unit_id, set()) for unit_id in range(num_units)}
     assert not any(actor.calls for actor in actors)
-    for unit_id, condemned in committed.items():
-        assert condemned == killers.get(unit_id, set())
-
-
-def run(ledger: Ledger, unit_id: int, num_rows: int, deadly: set[int], attempt: Attempt) -> set[int] | str:
-    """Return the condemned rows, or how else the attempt ended."""
-    finished: set[int] = set()
-    condemned: set[int] = set()
-    if attempt.is_careful:
-        while (group := ledger.next_group(unit_id)) is not None and group.rows:
-            if deadly & set(group.rows):
-                return "death"
-            finished |= set(group.rows)
-        if group is None:
-            return "overtaken"
-        condemned = set(group.condemned)
-    return "death" if deadly & set(range(num_rows)) - finished - condemned else condemned

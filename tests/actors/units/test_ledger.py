@@ -5,64 +5,48 @@ import random
 import pytest
 
 from actors.units.ledger import MAX_DEATHS, Attempt, Ledger, UnitAbandoned
+from tests.actors.units.attempts import Died, run
 
 
-class Cluster:
-    """Processes that ask the ledger, and die over some rows. Only the deaths are simulated."""
+@pytest.fixture
+def ledger() -> Ledger:
+    """A ledger of a cluster whose node stays."""
+    return Ledger(lambda node: True)
 
-    def __init__(self, killers: set[int]) -> None:
-        self.killers, self.alive, self.num_processes = killers, {"node"}, 0
-        self.ledger = Ledger(self.alive.__contains__)
-        self.ran_to_death: list[tuple[int, ...]] = []
 
-    def run(self, unit_id: int, num_rows: int) -> tuple[set[int], set[int]]:
-        """Return the rows that finished and the rows that were condemned."""
-        while True:
-            self.num_processes += 1
-            done = self._attempt(unit_id, num_rows, f"process-{self.num_processes}")
-            if done is not None:
-                self.ledger.finish(unit_id)
-                return done
-
-    def _attempt(self, unit_id: int, num_rows: int, process: str) -> tuple[set[int], set[int]] | None:
-        attempt = self.ledger.begin(unit_id, num_rows, process, "node")
+def run_until_done(num_rows: int, killers: set[int]) -> tuple[Ledger, set[int], list[tuple[int, ...]]]:
+    """Return the ledger, the rows that were condemned, and the rows that ran together at each death."""
+    ledger, deaths = Ledger(lambda node: True), list[tuple[int, ...]]()
+    while True:
+        attempt = ledger.begin(0, num_rows, f"process-{len(deaths)}", "node")
         assert attempt is not None
-        condemned: set[int] = set()
-        finished: set[int] = set()
-        if attempt.is_careful:
-            while (group := self.ledger.next_group(unit_id)) is not None and group.rows:
-                if self.killers & set(group.rows):
-                    self.ran_to_death.append(group.rows)
-                    return None
-                finished |= set(group.rows)
-            assert group is not None
-            condemned = set(group.condemned)
-        rest = set(range(num_rows)) - condemned - finished
-        if self.killers & rest:
-            self.ran_to_death.append(tuple(sorted(rest)))
-            return None
-        return finished | rest, condemned
+        try:
+            condemned = run(ledger, attempt, 0, num_rows, killers)
+        except Died as death:
+            deaths.append(death.rows)
+            continue
+        assert condemned is not None
+        ledger.finish(0)
+        return ledger, condemned, deaths
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 64, 256])
 def test_the_row_that_kills_is_condemned_and_no_other(num_rows: int) -> None:
     for killer in {0, num_rows // 2, num_rows - 1}:
-        cluster = Cluster({killer})
-        assert cluster.run(0, num_rows) == (set(range(num_rows)) - {killer}, {killer})
-        assert len(cluster.ran_to_death) <= 5
-        assert cluster.ran_to_death[-2:] == [(killer,), (killer,)]
-        assert cluster.ledger.summary()["num_condemned_rows"] == 1
+        ledger, condemned, deaths = run_until_done(num_rows, {killer})
+        assert condemned == {killer}
+        assert len(deaths) <= 5
+        assert deaths[-2:] == [(killer,), (killer,)]
+        assert ledger.summary()["num_condemned_rows"] == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_several_killers_in_one_unit_are_condemned(seed: int) -> None:
     killers = set(random.Random(seed).sample(range(100), 4))
-    cluster = Cluster(killers)
-    assert cluster.run(3, 100) == (set(range(100)) - killers, killers)
+    assert run_until_done(100, killers)[1] == killers
 
 
-def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger: Ledger) -> None:
     assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
     assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
     assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
@@ -74,8 +58,7 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row() -> None:
     assert group.condemned == ()
 
 
-def test_one_death_alone_condemns_no_row() -> None:
-    ledger = Ledger(lambda node: True)
+def test_one_death_alone_condemns_no_row(ledger: Ledger) -> None:
     for process in "abc":
         ledger.begin(0, 1, process, "node")
     assert ledger.next_group(0).rows == (0,)
@@ -98,36 +81,19 @@ def test_a_death_with_the_node_counts_against_no_row() -> None:
     assert ledger.summary()["num_deaths"] == 2
 
 
-def test_a_call_that_is_repeated_in_the_same_process_is_no_death() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_call_that_is_repeated_in_the_same_process_is_no_death(ledger: Ledger) -> None:
     for number in range(5):
         assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
 
 
-def test_a_unit_is_not_begun_again_after_its_commit() -> None:
-    ledger = Ledger(lambda node: True)
-    assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
-    ledger.finish(0)
-    assert ledger.begin(0, 4, "b", "node") is None
-    assert ledger.summary()["num_deaths"] == 0
-
-
-def test_a_run_that_stops_begins_nothing() -> None:
-    ledger = Ledger(lambda node: True)
-    ledger.stop()
-    assert ledger.begin(0, 4, "a", "node") is None
-
-
-def test_a_unit_that_kills_too_many_processes_fails_the_run() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_unit_that_kills_too_many_processes_fails_the_run(ledger: Ledger) -> None:
     for number in range(MAX_DEATHS):
         ledger.begin(0, 400, f"process-{number}", "node")
     with pytest.raises(UnitAbandoned, match=f"{MAX_DEATHS} processes died over unit 0"):
         ledger.begin(0, 400, "last", "node")
 
 
-def test_the_attempt_that_brings_a_death_to_light_reports_it_once() -> None:
-    ledger = Ledger(lambda node: True)
+def test_the_attempt_that_brings_a_death_to_light_reports_it_once(ledger: Ledger) -> None:
     attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
     assert [attempt and attempt.follows_death for attempt in attempts] == [False, False, True, False]
@@ -136,8 +102,7 @@ def test_the_attempt_that_brings_a_death_to_light_reports_it_once() -> None:
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]
 
 
-def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit(ledger: Ledger) -> None:
     for unit_id in range(3):
         ledger.begin(unit_id, 4, "a", "node")
     attempts = [ledger.begin(unit_id, 4, "b", "node") for unit_id in range(3)]
@@ -150,8 +115,7 @@ def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_un
     assert ledger.begin(0, 4, "c", "node") == Attempt(3, is_careful=True), "two processes died over it"
 
 
-def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt() -> None:
-    ledger = Ledger(lambda node: True)
+def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt(ledger: Ledger) -> None:
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
     assert ledger.begin(0, 4, "c", "node", True) is None

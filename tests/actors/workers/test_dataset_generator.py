@@ -22,19 +22,22 @@ ROWS = [{"name": f"row-{i}", "prompt": "hello world " * (1 + i % 3), "topic": i}
 ]
 
 
-def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine: object) -> dict[str, list[dict]]:
-    settings = GeneratorSettings(
+INPUT = InputOptions(id_column="name", carry_columns=("topic",))
+
+
+def settings_of(pair: Pair, **engine: object) -> GeneratorSettings:
+    return GeneratorSettings(
         models=ModelSettings(target=pair[0], draft=pair[1]),
         engine=EngineOptions(**engine),
         sampling=SamplingParams(max_tokens=6, n=2),
     )
+
+
+def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine: object) -> dict[str, list[dict]]:
     quiet_ray_data(600)
+    settings, pool = settings_of(pair, **engine), ActorPool(num_cpus=1)
     dataset = generate(
-        ray.data.from_items(rows),
-        settings,
-        input_options=InputOptions(id_column="name", carry_columns=("topic",)),
-        pool=ActorPool(num_cpus=1),
-        rows_per_batch=rows_per_batch,
+        ray.data.from_items(rows), settings, input_options=INPUT, pool=pool, rows_per_batch=rows_per_batch
     )
     out: dict[str, list[dict]] = {}
     for row in dataset.take_all():
@@ -71,10 +74,7 @@ def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(
 
 
 def test_a_batch_is_counted_with_its_failed_rows_by_stage(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = GeneratorSettings(
-        models=ModelSettings(target=text_pair[0], draft=text_pair[1]), sampling=SamplingParams(max_tokens=6, n=2)
-    )
-    generator = DatasetGenerator(settings, InputOptions(id_column="name", carry_columns=("topic",)))
+    generator = DatasetGenerator(settings_of(text_pair), INPUT)
     counted: list[tuple[Counts, dict[str, int]]] = []
     monkeypatch.setattr(generator._metrics, "add_rows", lambda *given: counted.append(given))
     out = asyncio.run(generator(pa.Table.from_pylist(ROWS)))

@@ -39,6 +39,16 @@ def ask(params: SamplingParams = LONG, *prompts: list[int], **values: Any) -> Ge
     )
 
 
+def scoring(**values: Any) -> Scoring:
+    return Scoring(request_id="s", num_top=0, **{"prompts": ((5, 6),), **values})
+
+
+async def none_runs(replica: Replica) -> None:
+    """Return when those who left have freed their slots."""
+    while replica.stats().num_running:
+        await asyncio.sleep(0)
+
+
 async def all_of(replica: Replica, generation: Generation) -> list[Any]:
     return [delta async for deltas in replica.generate(generation) for delta in deltas]
 
@@ -51,7 +61,7 @@ def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner:
         with pytest.raises(BusyError):
             await anext(replica.generate(ask()))
         with pytest.raises(BusyError):
-            await replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
+            await replica.score(scoring())
         (refusal,) = [item async for item in replica.generate_or_refuse(ask())]
         assert isinstance(refusal, BusyError)
         for stream, future in zip(first, waiting, strict=True):
@@ -73,9 +83,7 @@ def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner:
         with pytest.raises(DeadlineError, match=r"not done in 1e-06 s"):
             await all_of(replica, ask(deadline=Deadline.after(1e-6)))
         with pytest.raises(DeadlineError):
-            await replica.score(
-                Scoring(request_id="s", prompts=((5, 6),) * 50, num_top=0, deadline=Deadline.after(1e-6))
-            )
+            await replica.score(scoring(prompts=((5, 6),) * 50, deadline=Deadline.after(1e-6)))
         assert replica._num_unfinished == 0
         assert (await all_of(replica, ask()))[-1].ending is not None
 
@@ -88,8 +96,7 @@ def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: 
             async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
                 await anext(stream)
         assert replica._num_unfinished == 0
-        while replica.numbers().num_running:
-            await asyncio.sleep(0)
+        await none_runs(replica)
 
     runner.run(scenario())
 
@@ -106,38 +113,37 @@ def test_a_request_that_can_never_run_is_refused_before_it_begins(
     assert replica._num_unfinished == 0
 
 
-def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(
+    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         replica._last_token_at = float("-inf")
         await replica.check_health()
         assert replica._last_token_at > 0
-        engine, step = replica._loop.engine, replica._loop.engine.step
 
         def broken() -> Any:
             raise RuntimeError("the engine is dead")
 
-        engine.step = broken  # type: ignore[method-assign]
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(replica._loop.engine, "step", broken)
             await replica.check_health()  # a token came lately
             replica._last_token_at = float("-inf")
-            await replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
+            await replica.score(scoring())
             await replica.check_health()  # or was scored
             replica._last_token_at = float("-inf")
             with pytest.raises(RuntimeError, match="the engine failed: RuntimeError"):
                 await replica.check_health()
-        finally:
-            engine.step = step  # type: ignore[method-assign]
         await replica.check_health()
 
     runner.run(scenario())
 
 
-@pytest.mark.parametrize("prompt", [[5, 9999], [5] * 500, []])
+@pytest.mark.parametrize("prompt", [(5, 9999), (5,) * 500, ()])
 def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
-    replica: Replica, runner: asyncio.Runner, prompt: list[int]
+    replica: Replica, runner: asyncio.Runner, prompt: tuple[int, ...]
 ) -> None:
     with pytest.raises(RefusedError, match="token"):
-        runner.run(replica.score(Scoring(request_id="s", prompts=(tuple(prompt),), num_top=0)))
+        runner.run(replica.score(scoring(prompts=(prompt,))))
 
 
 def test_a_failure_of_the_engine_over_a_scored_prompt_is_no_refusal(
@@ -149,7 +155,7 @@ def test_a_failure_of_the_engine_over_a_scored_prompt_is_no_refusal(
 
     monkeypatch.setattr(Engine, "prompt_logprobs", broken)
     with pytest.raises(ValueError, match="tensor a") as caught:
-        runner.run(replica.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0)))
+        runner.run(replica.score(scoring()))
     assert not isinstance(caught.value, RefusedError)
 
 
@@ -164,8 +170,7 @@ def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, r
         raise AssertionError("there are no tokens")
 
     async def scenario() -> None:
-        while replica.numbers().num_running:  # who has left
-            await asyncio.sleep(0)
+        await none_runs(replica)
         streams = [replica.generate_or_refuse(ask()) for _ in range(3)]
         first, second, third = await asyncio.gather(*map(standing, streams))
         assert first == second == third == [Standing.WAITS, Standing.BEGINS]
@@ -179,8 +184,7 @@ def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica: R
     """Check the order: that step may be the last of the process."""
 
     async def scenario() -> None:
-        while replica.numbers().num_running:  # who has left
-            await asyncio.sleep(0)
+        await none_runs(replica)
         engine, step, may_step = replica._loop.engine, replica._loop.engine.step, threading.Event()
 
         def held() -> Any:
@@ -206,14 +210,13 @@ def test_a_request_for_another_models_text_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(replica, "_settings", replace(replica._settings, fingerprint="fp_new"))
     old, new = replace(ask(), fingerprint="fp_old"), replace(ask(), fingerprint="fp_new")
-    scoring = Scoring(request_id="s", prompts=((5, 6),), num_top=0, fingerprint="fp_old")
 
     async def scenario() -> None:
         assert (await replica.facts()).fingerprint == "fp_new"
         (refusal,) = [item async for item in replica.generate_or_refuse(old)]
         assert isinstance(refusal, OtherModelError)
-        assert isinstance(await replica.score_or_refuse(scoring), OtherModelError)
-        assert isinstance(await replica.score_or_refuse(replace(scoring, fingerprint="fp_new")), list)
+        assert isinstance(await replica.score_or_refuse(scoring(fingerprint="fp_old")), OtherModelError)
+        assert isinstance(await replica.score_or_refuse(scoring(fingerprint="fp_new")), list)
         for generation in (new, ask()):
             async with aclosing(replica.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
                 assert await anext(stream) is Standing.WAITS

@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.engine.loop import EngineNumbers
+from actors.engine.loop import EngineStats
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.sequence import Sequence
@@ -105,11 +105,11 @@ class Served(Running):
 
     def wait_until_idle(self) -> None:
         """Return when no engine has anything to do."""
-        wait_until(lambda: all(n.num_running == n.num_waiting == 0 for n in engine_numbers()), every_s=0.1)
+        wait_until(lambda: all(n.num_running == n.num_waiting == 0 for n in engine_stats()), every_s=0.1)
 
     def wait_until_whole(self) -> None:
         """Return when all replicas are there and answer."""
-        wait_until(lambda: len(replica_pids()) == len(engine_numbers()) == self.num_replicas, 180, every_s=0.1)
+        wait_until(lambda: len(replica_pids()) == len(engine_stats()) == self.num_replicas, 180, every_s=0.1)
 
 
 @contextmanager
@@ -145,14 +145,14 @@ def take_away() -> None:
         withdraw(drain_timeout_s=_DRAIN_S)
 
 
-def engine_numbers() -> list[EngineNumbers]:
+def engine_stats() -> list[EngineStats]:
     """Return what each replica's engine does now; replicas that have just died are left out."""
     replicas = serve.get_deployment_handle("Replica", APP_NAME)
     try:
-        numbers = replicas.broadcast("numbers").results(timeout_s=60, return_exceptions=True)
+        stats = replicas.broadcast("stats").results(timeout_s=60, return_exceptions=True)
     except DeploymentUnavailableError:  # all of them have
         return []
-    return [number for number in numbers if isinstance(number, EngineNumbers)]
+    return [each for each in stats if isinstance(each, EngineStats)]
 
 
 def pids(deployment: str) -> list[int]:

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 import openai
 import pytest
 
-from actors.engine.loop import EngineNumbers
+from actors.engine.loop import EngineStats
 from tests.endpoint.in_process import MODEL
 from tests.endpoint.on_serve.application import (
     POISON,
     SLOW,
     Served,
-    engine_numbers,
+    engine_stats,
     is_alive,
     kill,
     replica_pids,
@@ -69,9 +69,9 @@ def test_a_client_that_leaves_frees_its_slot_at_every_stage(serve_port: int, tex
         def cancelled() -> float:
             return served.metric("dray_requests_finished_total", finished_reason="cancelled")
 
-        def engine() -> EngineNumbers:
-            (numbers,) = engine_numbers()
-            return numbers
+        def engine() -> EngineStats:
+            (stats,) = engine_stats()
+            return stats
 
         def is_free() -> bool:
             return engine().num_running == 0

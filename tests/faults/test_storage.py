@@ -1,4 +1,4 @@
-"""A run whose input and output are in an S3 server that fails, with a worker and a driver killed on top."""
+"""Storage in the midst of a run: a disk that is full, and an S3 server that fails while processes are killed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.check import check_run
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file
-from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, NewRun
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, FaultRun, NewRun, Say
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
 from tests.pipeline.s3_server import CREDENTIALS, running_s3_server, s3_uri
+from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 LEASE_TIMEOUT_S = 5
@@ -31,6 +33,57 @@ FAILURES = [
 
 
 @pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB; where this process may not mount one, the test is skipped, and the other one stands."""
+    with small_disk(tmp_path / "disk", "2m") as path:
+        yield path
+
+
+def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(
+    disk: Path, new_run: NewRun, say: Say
+) -> None:
+    run, ballast = new_run(output=str(disk / "out")), disk / "ballast"
+    driver = run.start()
+    run.wait_for_commits(3, driver)
+    with pytest.raises(OSError, match="No space left"):
+        _fill(ballast)
+    _refuse_half_files_and_go_on(run, "No space left on device", ballast.unlink, say)
+
+
+def test_a_run_whose_files_may_not_grow_fails_clean_and_goes_on_when_they_may(
+    new_run: NewRun, tmp_path: Path, say: Say
+) -> None:
+    run, flag = new_run(), tmp_path / "small"
+    driver = run.start("on_small_disk", flag=str(flag), num_bytes=1000)
+    run.wait_for_commits(3, driver)
+    flag.touch()
+    _refuse_half_files_and_go_on(run, "File too large", flag.unlink, say)
+
+
+def _refuse_half_files_and_go_on(run: FaultRun, message: str, make_room: Callable[[], None], say: Say) -> None:
+    run.drivers[-1].wait(1)
+    assert message in run.drivers[-1].said()
+    assert "what is committed stays; mend the cause and run the same command again" in run.drivers[-1].said()
+    before = run.commits()
+    assert 3 <= len(before) < run.corpus.num_units
+    report = check_run(run.directory)
+    assert all("is missing; run again" in problem for problem in report.problems), report.problems
+    assert report.damaged == {}
+    assert report.notes == [], "half a file stayed"
+    make_room()
+    run.start("paced").wait(0)
+    assert before.items() <= run.commits().items()
+    # Until the driver has heard of the first failure, each actor also tries what was queued for it.
+    say(run.prove_nothing_lost(2 * UNITS_IN_FLIGHT * NUM_ACTORS))
+
+
+def _fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
     """A proxy in front of an S3 server; nothing fails yet."""
     for name, value in CREDENTIALS.items():
@@ -40,7 +93,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
 
 
 def test_a_run_in_a_store_that_fails_whose_worker_and_driver_are_killed_loses_nothing(
-    proxy: FlakyProxy, corpus: Corpus, new_run: NewRun, say: Callable[[str], None]
+    proxy: FlakyProxy, corpus: Corpus, new_run: NewRun, say: Say
 ) -> None:
     bucket = f"bucket-{uuid.uuid4().hex}"
     folder = Location.parse(s3_uri(proxy.address, f"{bucket}/input"))
