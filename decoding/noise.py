@@ -66,19 +66,15 @@ class GumbelNoise:
 
     def of(self, rows: slice | torch.Tensor, positions: slice = slice(None)) -> "GumbelNoise":
         """Return the same numbers for some of the rows and positions."""
-        fields = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
-        return GumbelNoise(*(field[rows, positions] for field in fields))
+        return GumbelNoise(*(field[rows, positions] for field in vars(self).values()))
 
     @property
     def num_positions(self) -> int:
-        """The number of positions, J."""
         return self.keys_BJ.shape[1]
 
     def followed_by(self, other: "GumbelNoise") -> "GumbelNoise":
-        """Return the positions of both, one after the other."""
-        mine = (self.keys_BJ, self.least_BJN, self.largest_BJN, self.holder_BJN)
-        theirs = (other.keys_BJ, other.least_BJN, other.largest_BJN, other.holder_BJN)
-        return GumbelNoise(*(torch.cat(pair, dim=1) for pair in zip(mine, theirs, strict=True)))
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return GumbelNoise(*(torch.cat(pair, dim=1) for pair in pairs))
 
     def at(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return single tokens' numbers, float32; `rows` (indexes into B x J, flattened) broadcasts against the ids."""

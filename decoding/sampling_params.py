@@ -56,10 +56,10 @@ class SamplingParams:
             if not isinstance(value, list | tuple):
                 raise ValueError(f"sampling.{name} must be a list, got {value!r}")
             object.__setattr__(self, name, tuple(value))
-        for name, rule in _RULES.items():
+        for name, (rule, allows) in _RULES.items():
             value = getattr(self, name)
-            if not rule.allows(value):
-                raise ValueError(f"sampling.{name} must be {rule.text}, got {value!r}")
+            if not allows(value):
+                raise ValueError(f"sampling.{name} must be {rule}, got {value!r}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
@@ -70,12 +70,6 @@ class SamplingParams:
     def uses_token_counts(self) -> bool:
         """Whether the logits at a position depend on which tokens came before it, beyond the model itself."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class _Rule:
-    text: str
-    allows: Callable[[Any], bool]
 
 
 _LARGEST = 2**31 - 1  # of any count or token id: larger ones are a mistake, and would overflow in tensors
@@ -102,31 +96,30 @@ def _is_token_id(value: Any) -> bool:
     return _is_count(value)
 
 
-_PENALTY = _Rule("a number from -2 to 2", lambda v: _is_number(v) and -2 <= v <= 2)
-_RULES = {
-    "temperature": _Rule(
-        "0 (greedy) or a number from 0.01 to 100", lambda v: _is_number(v) and (v == 0 or 0.01 <= v <= 100)
+_PENALTY: tuple[str, Callable[[Any], bool]] = ("a number from -2 to 2", lambda v: _is_number(v) and -2 <= v <= 2)
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": (
+        "0 (greedy) or a number from 0.01 to 100",
+        lambda v: _is_number(v) and (v == 0 or 0.01 <= v <= 100),
     ),
-    "top_k": _Rule("an integer from 0 to 2^31 - 1 (0 keeps every token)", _is_count),
-    "top_p": _Rule("a number above 0 and at most 1", lambda v: _is_number(v) and 0 < v <= 1),
-    "min_p": _Rule("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
-    "repetition_penalty": _Rule("a number from 0.01 to 10", lambda v: _is_number(v) and 0.01 <= v <= 10),
+    "top_k": ("an integer from 0 to 2^31 - 1 (0 keeps every token)", _is_count),
+    "top_p": ("a number above 0 and at most 1", lambda v: _is_number(v) and 0 < v <= 1),
+    "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "repetition_penalty": ("a number from 0.01 to 10", lambda v: _is_number(v) and 0.01 <= v <= 10),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "logit_bias": _Rule(
+    "logit_bias": (
         "a mapping from token id to a number from -100 to 100",
         lambda v: (
             isinstance(v, Mapping) and all(_is_token_id(k) and _is_number(b) and -100 <= b <= 100 for k, b in v.items())
         ),
     ),
-    "seed": _Rule(
-        "an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)
-    ),
-    "n": _Rule("an integer from 1 to 4096", lambda v: _is_count(v) and 1 <= v <= 4096),
-    "max_tokens": _Rule("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
-    "min_tokens": _Rule("an integer from 0 to 2^31 - 1", _is_count),
-    "stop": _Rule("a list of non-empty strings", lambda v: all(isinstance(s, str) and s for s in v)),
-    "stop_token_ids": _Rule("a list of token ids", lambda v: all(_is_count(t) for t in v)),
-    "ignore_eos": _Rule("true or false", lambda v: isinstance(v, bool)),
-    "logprobs": _Rule("null or an integer from 0 to 20", lambda v: v is None or (_is_int(v) and 0 <= v <= 20)),
+    "seed": ("an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)),
+    "n": ("an integer from 1 to 4096", lambda v: _is_count(v) and 1 <= v <= 4096),
+    "max_tokens": ("an integer from 1 to 2^31 - 1", lambda v: _is_count(v) and v >= 1),
+    "min_tokens": ("an integer from 0 to 2^31 - 1", _is_count),
+    "stop": ("a list of non-empty strings", lambda v: all(isinstance(s, str) and s for s in v)),
+    "stop_token_ids": ("a list of token ids", lambda v: all(_is_count(t) for t in v)),
+    "ignore_eos": ("true or false", lambda v: isinstance(v, bool)),
+    "logprobs": ("null or an integer from 0 to 20", lambda v: v is None or (_is_int(v) and 0 <= v <= 20)),
 }

@@ -54,7 +54,6 @@ class Sequence:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
-    num_tried_tokens: int = 0  # drafted tokens up to the first rejected one: the rest says nothing about acceptance
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
@@ -103,12 +102,10 @@ class Sequence:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """The number of output tokens until the length limit."""
         return self.max_tokens - len(self.output_token_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sequence has a finish reason."""
         return self.finish_reason is not None
 
     def stop_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
@@ -140,9 +137,7 @@ class Sequence:
         num_accepted = min(num_kept, len(token_ids) - 1)
         self.logprobs.extend(logprobs[:num_kept])
         self.num_accepted_tokens += num_accepted
-        self.num_tried_tokens += min(num_accepted + 1, num_draft_tokens)
-        missing = num_accepted - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * missing)
+        self.accepted_per_position.extend([0] * (num_accepted - len(self.accepted_per_position)))
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from actors.resources import describe_placement
 from actors.workers.generator import Generator
-from decoding.checkpoint.footprint import Footprint, footprint
+from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
@@ -109,7 +109,7 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
-    return footprint(model, models.dtype, engine.num_slots, length)
+    return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ class EngineLoop:
             with self._watchdog:
                 self.engine.submit(newcomers)
                 # Before the step, which may be the process's last, and behind what was dropped.
-                loop.call_soon_threadsafe(self._begin_streams, self.engine.up_next(()))
+                loop.call_soon_threadsafe(self._begin_streams, self.engine.up_next())
                 return self.engine.step()
         finally:
             self._busy_seconds += time.monotonic() - started

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from weakref import ref
 
 import numpy as np
@@ -52,17 +52,11 @@ class Packing:
         """Return the packing of rows of these lengths in a rectangle (default width: the longest); None if equal."""
         if len(set(lengths)) == 1:
             return None
-        width, first = width or max(lengths), 0
-        assert 1 <= min(lengths) <= max(lengths) <= width, (
-            "a row has at least one token, and no more than the rectangle"
-        )
-        packed: list[int] = []
-        unpacked: list[list[int]] = []
-        for row, length in enumerate(lengths):
-            packed += range(row * width, row * width + length)
-            unpacked.append([first + min(index, length - 1) for index in range(width)])
-            first += length
+        width = width or max(lengths)
+        assert 1 <= min(lengths) <= max(lengths) <= width, "each row has a token, and none more than the rectangle"
         row_first = list(accumulate(lengths, initial=0))
+        packed = [row * width + index for row, length in enumerate(lengths) for index in range(length)]
+        unpacked = [[min(first + index, end - 1) for index in range(width)] for first, end in pairwise(row_first)]
         return cls(*(to_device(values, device) for values in (packed, unpacked, row_first)))
 
 
@@ -138,7 +132,6 @@ class KVCache(Cache):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes reserved."""
         return sum(stored.numel() * stored.element_size() for stored in self._stored())
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
@@ -182,12 +175,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._cache_ref = cache
         # Indexed as [S, H, P, D] for attention. On CPU the memory has the same order: a head's positions end to end are
         # read twice as fast. On CUDA the positions of a slot lie end to end, as the kernels for ragged rows expect.
-        self._keys_SHPD: torch.Tensor | None = None
-        self._values_SHPD: torch.Tensor | None = None
+        self._keys_and_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self._keys_SHPD = self._allocate(key_states.transpose(1, 2).flatten(0, 1))
-        self._values_SHPD = self._allocate(value_states.transpose(1, 2).flatten(0, 1))
+        self.storage(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -196,31 +187,27 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
         return self.read()
 
-    def storage(self, like_NHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def storage(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [S, H, P, D], allocated for tokens like these at the first call."""
-        if self._keys_SHPD is None or self._values_SHPD is None:
-            self._keys_SHPD, self._values_SHPD = self._allocate(like_NHD), self._allocate(like_NHD)
-        return self._keys_SHPD, self._values_SHPD
+        if self._keys_and_values is None:  # heads of keys and of values may differ
+            self._keys_and_values = self._allocate(keys_NHD), self._allocate(values_NHD)
+        return self._keys_and_values
 
     def write(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> None:
         """Store the keys and values of N tokens at the planned places."""
-        if self._keys_SHPD is None or self._values_SHPD is None:  # heads of keys and of values may differ
-            self._keys_SHPD, self._values_SHPD = self._allocate(keys_NHD), self._allocate(values_NHD)
-        plan = self._cache._current
-        for stored_SHPD, new_NHD in ((self._keys_SHPD, keys_NHD), (self._values_SHPD, values_NHD)):
+        plan, new = self._cache._current, (keys_NHD, values_NHD)
+        for stored_SHPD, new_NHD in zip(self.storage(*new), new, strict=True):
             stored_SHPD.transpose(1, 2)[plan.slots_N, plan.written_N] = new_NHD.to(stored_SHPD.dtype)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the planned rows' visible keys and values, [B, H, L, D]; no copy if those are the first slots."""
-        assert self._keys_SHPD is not None, "write() comes first"
-        assert self._values_SHPD is not None
-        return self._visible(self._keys_SHPD), self._visible(self._values_SHPD)
+        assert self._keys_and_values is not None, "write() comes first"
+        keys_SHPD, values_SHPD = self._keys_and_values
+        return self._visible(keys_SHPD), self._visible(values_SHPD)
 
     def stored(self) -> tuple[torch.Tensor, ...]:
         """Return keys and values as [S, P, H, D]."""
-        if self._keys_SHPD is None or self._values_SHPD is None:
-            return ()
-        return self._keys_SHPD.transpose(1, 2), self._values_SHPD.transpose(1, 2)
+        return tuple(stored_SHPD.transpose(1, 2) for stored_SHPD in self._keys_and_values or ())
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.get_mask_sizes(query_length)

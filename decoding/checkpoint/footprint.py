@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from decoding.checkpoint.supported import load_config
-
 GIB = 2**30
 
 
@@ -28,7 +26,6 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Bytes of weights and cache together."""
         return self.weights + self.cache
 
     def __str__(self) -> str:
@@ -38,16 +35,11 @@ class Footprint:
         )
 
 
-def footprint(folder: str, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-    """Return the footprint of the model in `folder` if weights and cache have this dtype (float32, bfloat16, float16).
-
-    Raises ValueError if the model cannot be run. The network is built without its weights, on torch's meta device.
-    """
-    return footprint_of(load_config(folder), dtype, num_slots, max_model_len)
-
-
 def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-    """Return the footprint of a model with this configuration, as `footprint` does."""
+    """Return the footprint of a model if weights and cache have this dtype (float32, bfloat16, float16).
+
+    The network is built without its weights, on torch's meta device.
+    """
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)

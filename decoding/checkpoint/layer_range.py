@@ -17,7 +17,6 @@ class LayerRange:
 
     @classmethod
     def whole(cls, num_layers: int) -> "LayerRange":
-        """Return the range of all layers."""
         return cls(0, num_layers, num_layers)
 
     @property

@@ -114,7 +114,8 @@ class StageNetwork:
         """Take over `network`; its layers get our hooks."""
         self.network, self._layers = network, layers
         modules = layer_list(network, layers.num_layers)
-        self._embedding_size = _embedding_size(network)
+        embedding: Any = network.get_input_embeddings()
+        self._embedding_size = int(embedding.embedding_dim)
         self._incoming_BTH: torch.Tensor | None = None
         self._is_checked = False
         modules[layers.first].register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -173,7 +174,9 @@ def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList
     lists = [
         module
         for name, module in network.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers and not _is_inside_a_list(name)
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module) == num_layers
+        and not any(part.isdigit() for part in name.split("."))  # inside another list
     ]
     if len(lists) != 1:
         raise CannotCutError(
@@ -181,15 +184,6 @@ def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList
             "run it whole (stages.count 1, stages.tensor_parallel 1)"
         )
     return lists[0]
-
-
-def _is_inside_a_list(name: str) -> bool:
-    return any(part.isdigit() for part in name.split("."))
-
-
-def _embedding_size(network: PreTrainedModel) -> int:
-    embedding: Any = network.get_input_embeddings()
-    return int(embedding.embedding_dim)
 
 
 def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:

@@ -1,11 +1,10 @@
 """A transformers network with its weights, from its folder or its hub name; or a ValueError saying why not."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -19,15 +18,14 @@ def load_network(
     path: str,
     device: Device,
     dtype: DType,
-    network_class: Callable[[PretrainedConfig], Any] | None = None,
+    network_class: Any = AutoModelForCausalLM,
     num_ranks: int = 1,
 ) -> tuple[PreTrainedModel, frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
-    CPU, elsewhere the checkpoint's own. `network_class` chooses the class for a configuration (default: transformers'
-    own). With `num_ranks` above 1 this process, which has joined the others (`decoding/checkpoint/rank.py`), loads its
-    share of the weights.
+    CPU, elsewhere the checkpoint's own. With `num_ranks` above 1 this process, which has joined the others
+    (`decoding/checkpoint/rank.py`), loads its share of the weights.
     """
     path = model_folder(path)
     config = load_config(path)
@@ -35,9 +33,8 @@ def load_network(
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
     _refuse_coarse_float32(path, wanted, place)
     transformers_logging.disable_progress_bar()
-    loader = AutoModelForCausalLM if network_class is None else network_class(config)
     try:
-        model, report = loader.from_pretrained(
+        model, report = network_class.from_pretrained(
             path,
             config=config,
             dtype=wanted,

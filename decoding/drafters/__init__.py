@@ -27,8 +27,6 @@ def make_drafter(
     max_model_len: int,
 ) -> Drafter:
     """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, or a drafter that has one."""
-    if name in NEED_A_MODEL and draft is None:
-        raise ValueError(f"drafter {name!r} needs a draft model; name one, or use drafter 'suffix' or 'none'")
     match name:
         case "none":
             return NoDrafter()
@@ -37,16 +35,15 @@ def make_drafter(
         case "suffix":
             return SuffixDrafter()
         case "model":
-            assert draft is not None
             return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
-            assert draft is not None
             return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
         case _:
             assert_never(name)
 
 
-def _by_model(draft: LanguageModel | Drafter, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
+def _by_model(draft: LanguageModel | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
+    assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
     if isinstance(draft, LanguageModel):
         return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
     return draft

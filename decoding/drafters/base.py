@@ -8,7 +8,7 @@ on the noise of positions still to come; therefore, under rejection, nothing may
 """
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,8 +17,8 @@ from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 
-class Drafter(Protocol):
-    """Proposes continuations of the running rows. Row b of a round is in slot b. Inherit to get the empty methods."""
+class Drafter:
+    """Proposes continuations of the running rows. Row b of a round is in slot b. Only `propose` has no default."""
 
     is_remote: bool = False  # whether it drafts in another process, while this process does other work
 
@@ -29,15 +29,12 @@ class Drafter(Protocol):
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
-        return None
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read the beginnings of the prompts in these slots, as far as the target has read them."""
-        return None
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Take in sequences whose prompts are complete: they take part in every round from now on."""
-        return None
 
     def lookup_survival(self, rows: Rows) -> Seq[Seq[float]] | None:
         """Return for each row the chance that the first 1, 2, ... tokens that a lookup offers are all accepted.
@@ -49,34 +46,28 @@ class Drafter(Protocol):
 
     def ask(self, rows: Rows) -> None:
         """Send the request for a draft, if another process drafts; `propose` follows, with the same rows."""
-        return None
 
     def propose(self, rows: Rows) -> Draft:
         """Draft at most rows.num_draft_tokens[b] tokens for row b, or none."""
-        ...
+        raise NotImplementedError
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn from a round whose tokens have been committed to the rows' sequences."""
-        return None
 
     def rest(self) -> None:
         """Postpone reading prompts: no draft is expected soon, and the next one reads what it needs."""
-        return None
 
     def swap(self, first: int, second: int) -> None:
         """Exchange what is known of two slots; either may be empty, or hold a prompt that is not complete."""
-        return None
 
     def reset(self, slot: int) -> None:
         """Forget all numbers of a slot, in which a value that is not finite occurred."""
-        return None
 
 
 class NoDrafter(Drafter):
     """Plain decoding, as the empty draft: each round yields the target's own next token."""
 
     def propose(self, rows: Rows) -> Draft:
-        """Return a draft of no tokens."""
         keys_B = rows.sampling.keys_B
         return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * len(keys_B))
 

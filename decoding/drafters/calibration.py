@@ -12,7 +12,6 @@ class Calibration:
     """A running rate for each kind of match, starting from a guess."""
 
     def __init__(self) -> None:
-        """Start with no observations."""
         self._counts: dict[Hashable, tuple[float, float]] = {}  # accepted, tried
 
     def rate(self, kind: Hashable, guess: float) -> float:

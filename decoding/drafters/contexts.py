@@ -25,9 +25,7 @@ class _Several:
 class _Generation:
     known: dict[int, "int | _Several"] = field(default_factory=dict)
     num_entries: int = 0
-    writers: dict[int, int | None] = field(
-        default_factory=dict
-    )  # noise key -> the row that wrote with it; None: several
+    writers: dict[int, int | None] = field(default_factory=dict)  # by noise key, the row that wrote; None: several
 
 
 class Continuations:
@@ -37,11 +35,6 @@ class Continuations:
         """Keep between `max_entries` and twice as many counts."""
         self._max_entries = max_entries
         self._young, self._old = _Generation(), _Generation()
-
-    @property
-    def num_entries(self) -> int:
-        """The number of counts held."""
-        return self._young.num_entries + self._old.num_entries
 
     def __contains__(self, context: int) -> bool:
         """Tell whether any token followed a context."""

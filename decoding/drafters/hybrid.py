@@ -23,7 +23,10 @@ from decoding.sequence import Sequence
 
 
 class HybridDrafter(Drafter):
-    """A lookup and a draft model, side by side and one behind the other."""
+    """A lookup and a draft model, side by side and one behind the other.
+
+    The lookup reads only complete prompts, takes no time and holds no numbers: the rest is the model's alone.
+    """
 
     def __init__(self, lookup: SuffixDrafter, model: Drafter) -> None:
         """Take over both. `model` is a drafter with a draft model, here or in another process."""
@@ -33,28 +36,22 @@ class HybridDrafter(Drafter):
 
     @property
     def has_model(self) -> bool:
-        """Whether the draft model can be reached."""
         return self._model.has_model
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Prepare the draft model; the lookup reads only complete prompts."""
         self._model.begin(slot, donor, num_shared)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
-        """Let the draft model read; the lookup reads only complete prompts."""
         self._model.prefill(slots, prompts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Take the sequences into both sources."""
         self._lookup.admit(slots, sequences)
         self._model.admit(slots, sequences)
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        """Return the chances of the lookup's tokens."""
         return self._lookup.lookup_survival(rows)
 
     def ask(self, rows: Rows) -> None:
-        """Send the draft model's request; the lookup takes no time."""
         self._model.ask(self._for_model(rows))
 
     def propose(self, rows: Rows) -> Draft:
@@ -62,7 +59,6 @@ class HybridDrafter(Drafter):
         self._extensions = {}
         looked_up = self._lookup.propose(rows.limited(rows.uses_lookup))
         drafted = self._model.propose(self._for_model(rows))
-        assert drafted.max_draft_tokens_B is not None
         if not any(drafted.max_draft_tokens_B):
             return looked_up
         if any(extension.max_tokens for extension in rows.extension_limits):
@@ -77,7 +73,6 @@ class HybridDrafter(Drafter):
             probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
             point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
             probs_BKV = torch.where(is_drafted_BK[..., None], probs_BKV, point_masses_BKV)
-        assert looked_up.max_draft_tokens_B is not None
         return Draft(
             token_ids_BK,
             torch.maximum(looked_up.num_draft_tokens_B, drafted.num_draft_tokens_B),
@@ -94,16 +89,13 @@ class HybridDrafter(Drafter):
                 self._lookup.learn_acceptance(extension, num_drafted[slot] - by_model, num_accepted[slot] - by_model)
 
     def rest(self) -> None:
-        """Postpone reading prompts in the draft model; the lookup has no need to."""
         self._model.rest()
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange the slots in both sources."""
         self._lookup.swap(first, second)
         self._model.swap(first, second)
 
     def reset(self, slot: int) -> None:
-        """Clear the slot of the draft model; the lookup holds no numbers."""
         self._model.reset(slot)
 
     @staticmethod
@@ -112,7 +104,6 @@ class HybridDrafter(Drafter):
 
     def _with_extensions(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
         """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft."""
-        assert drafted.max_draft_tokens_B is not None
         tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
         counts = looked_up.num_draft_tokens_B.tolist()
         for slot, (planned, num_finite) in enumerate(

@@ -35,15 +35,12 @@ class NGramDrafter(Drafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
     def __init__(self) -> None:
-        """Start with no rows."""
         self._indexes: dict[int, _NGramIndex] = {}
         self._calibration = Calibration()
         self._sizes_matched: list[int] = []  # of this round's rows
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Start an index for each new sequence."""
-        for slot, _ in zip(slots, sequences, strict=True):
-            self._indexes[slot] = _NGramIndex()
+        self._indexes.update((slot, _NGramIndex()) for slot in slots)
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
         """Estimate the chances from how often matches of the same size were right."""
@@ -60,12 +57,10 @@ class NGramDrafter(Drafter):
         return point_masses([match.tokens for match in matches], rows.sampling.keys_B.device)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn how often matches of each size are right."""
         for size, drafted, accepted in zip(self._sizes_matched, num_drafted, num_accepted, strict=True):
             self._calibration.observe([size] * drafted, accepted)
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange the indexes, where there are any."""
         swap_entries(self._indexes, first, second)
 
     def _matches(self, rows: Rows) -> list[Match]:

@@ -61,7 +61,6 @@ class SuffixDrafter(Drafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
     def __init__(self) -> None:
-        """Start with no counts."""
         self._continuations = Continuations()
         self._calibration = Calibration()
         self._writers: dict[int, _Writer] = {}
@@ -78,7 +77,8 @@ class SuffixDrafter(Drafter):
                 continue
             prompt = list(sequence.prompt_token_ids)
             scope = hash(sequence.prompt_token_ids) & _KEY_BITS
-            writer = self._writers[slot] = _Writer(sequence, self._number_of(sequence), scope, prompt)
+            number = self._numbers.setdefault(sequence, next(self._next_number))
+            writer = self._writers[slot] = _Writer(sequence, number, scope, prompt)
             if scope not in self._continuations:
                 self._continuations.add(scope, 0)
                 writer.tokens = []
@@ -91,7 +91,6 @@ class SuffixDrafter(Drafter):
         return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
 
     def propose(self, rows: Rows) -> Draft:
-        """Draft the most frequent continuations."""
         offers = self._offers(rows)
         proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
         return point_masses(proposals, rows.sampling.keys_B.device)
@@ -114,7 +113,6 @@ class SuffixDrafter(Drafter):
         self._calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange what is known of the rows; either slot may be empty."""
         swap_entries(self._writers, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
@@ -164,11 +162,6 @@ class SuffixDrafter(Drafter):
             if best is not None:
                 return best
         return None
-
-    def _number_of(self, sequence: Sequence) -> int:
-        if sequence not in self._numbers:
-            self._numbers[sequence] = next(self._next_number)
-        return self._numbers[sequence]
 
     def _learn_output(self, writer: _Writer) -> None:
         num_known = len(writer.tokens) - len(writer.sequence.prompt_token_ids)

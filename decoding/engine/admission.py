@@ -16,7 +16,8 @@ not ready. With prompts within the budget that happens only when a slot stays em
 """
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from itertools import islice
 
 from decoding.drafters.base import Drafter
 from decoding.engine.prefix import Resident
@@ -50,22 +51,22 @@ class Admission:
         self._num_seated = 0
 
     def remove(self, rows: Set[Sequence]) -> None:
-        """Take these rows out of their slots."""
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
 
     def clear(self) -> None:
-        """Clear all slots."""
         self._residents = [None] * len(self._residents)
 
     @property
     def in_flight(self) -> list[Sequence]:
-        """The sequences that hold a slot and are not finished."""
-        return [r.sequence for r in self._residents if r is not None and not r.sequence.is_finished]
+        return [resident.sequence for _, resident in self._seated() if not resident.sequence.is_finished]
 
     @property
     def filling(self) -> list[Sequence]:
         """The sequences whose tokens are being read."""
-        return [r.sequence for r in self._residents if r is not None and r.is_filling]
+        return [resident.sequence for _, resident in self._seated() if resident.is_filling]
+
+    def _seated(self) -> Iterator[tuple[int, Resident]]:
+        return ((slot, resident) for slot, resident in enumerate(self._residents) if resident is not None)
 
     def advance(self, max_rows: int) -> list[Sequence]:
         """Read a budget of tokens and return the rows to run: row b is in slot b.
@@ -101,8 +102,8 @@ class Admission:
 
     def _release_followers(self) -> None:
         """Begin with the rows whose leaders have read what they wait for; where a leader is gone, look for another."""
-        for slot, follower in enumerate(self._residents):
-            if follower is None or follower.leader is None:
+        for slot, follower in self._seated():
+            if follower.leader is None:
                 continue
             if follower.leader.num_filled < follower.num_awaited:
                 if follower.leader in self._residents:
@@ -120,8 +121,8 @@ class Admission:
         """
         tokens = newcomer.tokens_to_read
         best, most, cached = None, 0, 0
-        for resident in self._residents:
-            if resident is not None and resident.number < newcomer.number:
+        for _, resident in self._seated():
+            if resident.number < newcomer.number:
                 common = resident.num_in_common(tokens)
                 cached = max(cached, resident.num_cached(common))
                 if resident.is_filling and common > most:
@@ -135,8 +136,8 @@ class Admission:
         """Find the slot that holds most of the newcomer's first tokens, a free one if several do, and how many."""
         tokens = newcomer.tokens_to_read
         donor, num_shared = None, 0
-        for slot, resident in enumerate(self._residents):
-            if resident is None or resident is newcomer:
+        for slot, resident in self._seated():
+            if resident is newcomer:
                 continue
             cached = resident.num_cached(resident.num_in_common(tokens))
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
@@ -165,16 +166,12 @@ class Admission:
         self._residents[slot] = newcomer
 
     def _budget(self) -> int:
-        num_running = sum(resident is not None and resident.is_ready for resident in self._residents)
+        num_running = sum(resident.is_ready for _, resident in self._seated())
         return self._max_prefill_tokens * len(self._residents) // max(1, num_running)
 
     def _grants(self, budget: int) -> dict[int, int]:
         """Return how many tokens to read now, by slot."""
-        reading = {
-            slot: resident
-            for slot, resident in enumerate(self._residents)
-            if resident is not None and resident.is_filling and resident.leader is None
-        }
+        reading = {slot: resident for slot, resident in self._seated() if resident.is_filling and not resident.leader}
         if not reading or budget <= 0:
             return {}
         oldest = min(reading, key=lambda slot: reading[slot].number)
@@ -203,17 +200,17 @@ class Admission:
 
     def _line_up(self) -> list[Sequence]:
         """Move all rows that can run to slots 0..B-1, and return them."""
-        ready = [slot for slot, resident in enumerate(self._residents) if resident is not None and resident.is_ready]
+        ready = [slot for slot, resident in self._seated() if resident.is_ready]
         gaps = [slot for slot in range(len(ready)) if slot not in ready]
         for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
             self._swap(stray, gap)
-        running = [resident for resident in self._residents[: len(ready)] if resident is not None]
-        newcomers = [(slot, resident) for slot, resident in enumerate(running) if not resident.is_admitted]
-        for _, resident in newcomers:
+        running = dict(islice(self._seated(), len(ready)))
+        newcomers = {slot: resident for slot, resident in running.items() if not resident.is_admitted}
+        for resident in newcomers.values():
             resident.is_admitted = True
         if newcomers:
-            self._drafter.admit([slot for slot, _ in newcomers], [resident.sequence for _, resident in newcomers])
-        return [resident.sequence for resident in running]
+            self._drafter.admit(list(newcomers), [resident.sequence for resident in newcomers.values()])
+        return [resident.sequence for resident in running.values()]
 
     def _swap(self, stray: int, gap: int) -> None:
         """Let a row that can run change places with the row in `gap`, if there is one: it cannot run."""

@@ -16,7 +16,6 @@ class CloseCalls:
     """Decisions of the target for one row at a time."""
 
     def __init__(self, target: Target, drafter: Drafter, verification: Verification) -> None:
-        """Use the target and the drafter of a lane."""
         self._target, self._drafter, self._verification = target, drafter, verification
         self.num_rechecks = 0  # close calls that were scored again
 

@@ -10,8 +10,9 @@ reading prompt and output (docs/adr/0020).
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
@@ -64,6 +65,7 @@ class Engine:
         self._ended: list[Sequence] = []  # the next step returns them
         self._waiting: deque[Sequence] = deque()
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
+        self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
         self.lanes = self._make_lanes(pairs, costs)
 
@@ -150,8 +152,7 @@ class Engine:
             for row, prompt in enumerate(prompts)
             for sample in range(params.n)
         ]
-        for _ in self.stream(sequences):
-            pass
+        list(self.stream(sequences))
         return sequences
 
     def stream(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
@@ -163,16 +164,14 @@ class Engine:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
         for sequence in sequences:
-            if sequence.is_finished:  # failed before it came
+            problem = None if sequence.is_finished else self.problem_with(sequence)
+            if problem is not None:
+                sequence.fail(problem)
+            if sequence.is_finished:  # perhaps it failed before it came
                 self._ended.append(sequence)
-                continue
-            problem = self.problem_with(sequence)
-            if problem is None:
+            else:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
                 self._waiting.append(sequence)
-            else:
-                sequence.fail(problem)
-                self._ended.append(sequence)
 
     def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
         """Yield the log-probability of each token of a prompt but its first, a chunk at a time.
@@ -204,9 +203,12 @@ class Engine:
     def _make_scorer(self, token_ids: Seq[int]) -> Target:
         """Share the target for prompts that are scored, of which one has come as far as these tokens."""
         scorer = self.target.share()
-        scorer.allocate(1, self.max_model_len)
-        if token_ids:
-            scorer.prefill([0], [token_ids])
+        with ExitStack() as failed:
+            failed.callback(scorer.release)
+            scorer.allocate(1, self.max_model_len)
+            if token_ids:
+                scorer.prefill([0], [token_ids])
+            failed.pop_all()
         self._scorer = scorer
         return scorer
 
@@ -235,15 +237,14 @@ class Engine:
         self._ended += [sequence for sequence in taken if sequence.is_finished]
         self._waiting.extendleft(sequence for sequence in reversed(taken) if not sequence.is_finished)
 
-    def up_next(self, newcomers: Seq[Sequence]) -> set[Sequence]:
-        """Return the sequences that get a slot in the next step, if the newcomers are submitted before it."""
-        num_free = self.options.num_slots - len(self.in_flight) if self._waiting or newcomers else 0
-        return set(islice(chain(tuple(self._waiting), newcomers), num_free))
+    def up_next(self) -> set[Sequence]:
+        """Return the waiting sequences that get a slot in the next step."""
+        num_free = self.options.num_slots - len(self.in_flight) if self._waiting else 0
+        return set(islice(tuple(self._waiting), num_free))
 
     @property
     def has_remote_drafts(self) -> bool:
-        """Whether another process drafts."""
-        return any(lane.drafter.is_remote for lane in self.lanes)
+        return self._parts is not None and self._parts.remote is not None
 
     @property
     def has_work(self) -> bool:
@@ -253,7 +254,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Rows in flight: those that write, and those whose prompts are being read."""
-        return sum(lane.num_running for lane in self.lanes)
+        return len(self.in_flight)
 
     @property
     def in_flight(self) -> list[Sequence]:
@@ -265,15 +266,11 @@ class Engine:
         """Seconds spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
         return self._earlier_round_seconds + sum(lane.round_seconds for lane in self.lanes)
 
-    @property
-    def num_rechecks(self) -> int:
-        """Close calls that were scored again alone."""
-        return sum(lane.num_rechecks for lane in self.lanes)
-
     def step(self) -> list[Sequence]:
         """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.
 
-        With several lanes, each goes on until it must wait for another process.
+        With several lanes, each goes on until it must wait for another process. Raises TargetLostError where rows were
+        in flight at too many losses of the target without having written anything in between.
         """
         if not self.lanes and self._parts is not None:
             self._open(self._parts)
@@ -283,14 +280,15 @@ class Engine:
                 self._ended += lane.advance(max_rows=-(-num_rows // len(self.lanes)))
         except SlotsLostError as lost:
             self._readmit(lost)
+        if self._final_loss is not None:
+            raise TargetLostError(
+                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {self._final_loss}"
+            ) from self._final_loss
         finished, self._ended = self._ended, []
         return finished
 
     def _readmit(self, lost: SlotsLostError) -> None:
-        """Let a target that lost its slots read all rows again. Raises TargetLostError if that does not help.
-
-        It does not where a row was in flight at too many losses without having written anything in between.
-        """
+        """Let a target that lost its slots read all rows again; record it if that has not helped too often."""
         rows, before = self.in_flight, self._losses
         self._losses = {}
         for row in rows:
@@ -301,15 +299,14 @@ class Engine:
         for lane in self.lanes:
             lane.renew()
         if any(num_losses >= _MAX_LOSSES for _, num_losses in self._losses.values()):
-            raise TargetLostError(
-                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {lost}"
-            ) from lost
+            self._final_loss = lost
 
     def clear(self) -> None:
         """Forget every sequence: what to do after a step that raised, before the engine is used again."""
         self._waiting.clear()
         self._ended.clear()
         self._losses.clear()
+        self._final_loss = None
         for lane in self.lanes:
             lane.clear()
 

@@ -63,26 +63,15 @@ class Lane:
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
     @property
-    def num_rechecks(self) -> int:
-        """Close calls that were scored again alone."""
-        return self._close_calls.num_rechecks
-
-    @property
-    def num_running(self) -> int:
-        """Rows in flight: those that write, and those whose tokens are being read."""
-        return len(self.in_flight)
-
-    @property
     def in_flight(self) -> list[Sequence]:
-        """The sequences that hold a slot and are not finished."""
         return self.admission.in_flight
 
-    def advance(self, max_rows: int | None = None) -> list[Sequence]:
+    def advance(self, max_rows: int) -> list[Sequence]:
         """Go on until another process is asked, or to the end of a round; return the rows that have finished.
 
-        Rows are admitted as long as no more than `max_rows` (by default, one for each slot) are in flight.
+        Rows are admitted as long as no more than `max_rows` are in flight.
         """
-        self._max_rows = self._num_slots if max_rows is None else max_rows
+        self._max_rows = max_rows
         if self._turns is None:
             self._turns = self._work()
         try:

@@ -27,11 +27,9 @@ class RemoteDrafts(Protocol):
 
         Raises ValueError if they cannot draft for the target.
         """
-        ...
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
         """Make the drafter of a lane; one that was made before for the same lane must not be used any more."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,7 @@ def load_parts(
     target_model: Target | None = None,
     num_lanes: int = 1,
 ) -> Parts:
-    """Load the parts over the models at these paths. Raises ValueError if they cannot work.
-
-    With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is loaded
-    and checked already; it keeps `num_lanes` lanes busy.
-    """
+    """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
     drafter_name = options.pick_drafter(draft)
     if target_model is None:
         target_model = LanguageModel.load(target, device, dtype)

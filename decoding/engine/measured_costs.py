@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -18,7 +19,7 @@ from decoding.cache.kv_cache import KVCache
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.engine.lane import Lane
-from decoding.network.target import LocalTarget, Target, Timed
+from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
@@ -35,7 +36,7 @@ _ASSUMED_SHARE = 1 / 8  # of a target forward's time, for a draft step that coul
 _log = logging.getLogger(__name__)
 
 
-def measure_costs(target: Timed, draft: Timed | None, num_slots: int, num_draft_tokens: int) -> CostTable:
+def measure_costs(target: Target, draft: Target | None, num_slots: int, num_draft_tokens: int) -> CostTable:
     """Measure seconds of the target by tokens in a forward and of the draft by rows; both have their caches allocated.
 
     Without a draft model drafting is taken to cost nothing. What is in the caches is overwritten.
@@ -76,20 +77,27 @@ def with_overhead(
     takes beside its forward goes into the table's draft times.
     """
     stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
+    schedule = FixedSchedule(num_draft_tokens)
 
     def measure(drafter: Drafter) -> float:
-        waiting: deque[Sequence] = deque()
+        """Return the least time of a round with all slots in use."""
+        params = SamplingParams(max_tokens=_MAX_MODEL_LEN - 4, ignore_eos=True)  # no round drafts less for its end
         lane = Lane(
             stand_in,
             drafter,
-            FixedSchedule(num_draft_tokens),
-            waiting,
+            schedule,
+            deque(Sequence.create([0], params, row=row) for row in range(num_slots)),
             num_slots=num_slots,
             max_model_len=_MAX_MODEL_LEN,
             max_prefill_tokens=num_slots,  # all prompts at once: each has one token
             verification=verification,
         )
-        return _round_seconds(lane, waiting, num_slots)
+        times = []
+        for _ in range(_ROUND_REPEATS + 1):
+            started = time.perf_counter()
+            lane.advance(num_slots)
+            times.append(time.perf_counter() - started)
+        return min(times[1:])  # the first one admits
 
     plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
     position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
@@ -138,23 +146,10 @@ def _row_counts(num_slots: int) -> list[int]:
     return sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
 
 
-def _draft_seconds(target: Timed, draft: Timed, num_rows: int) -> float:
+def _draft_seconds(target: Target, draft: Target, num_rows: int) -> float:
     """Time one of a few draft steps, as they come in a round: behind a forward of the target."""
     target.seconds(1, 1)
     return sum(draft.seconds(num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS
-
-
-def _round_seconds(lane: Lane, waiting: deque[Sequence], num_slots: int) -> float:
-    """Return the least time of a round with all slots in use."""
-    params = SamplingParams(max_tokens=_MAX_MODEL_LEN - 4, ignore_eos=True)  # no round drafts less for its end
-    waiting.extend(Sequence.create([0], params, row=row) for row in range(num_slots))
-    times = []
-    for _ in range(_ROUND_REPEATS + 1):
-        started = time.perf_counter()
-        lane.advance()
-        times.append(time.perf_counter() - started)
-    lane.clear()
-    return min(times[1:])  # the first one admits
 
 
 def _remote_seconds(drafter: Drafter, sequences: Seq[Sequence], length: int, device: torch.device) -> float:
@@ -170,12 +165,8 @@ def _remote_seconds(drafter: Drafter, sequences: Seq[Sequence], length: int, dev
 
 def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Sort by size, one entry each, times never falling: more work is never cheaper, whatever the clock saw."""
-    slowest: dict[int, float] = {}
-    longest = 0.0
-    for size, seconds in sorted(table):
-        longest = max(longest, seconds)
-        slowest[size] = longest
-    return tuple(slowest.items())
+    sizes, times = zip(*sorted(table), strict=True)
+    return tuple(dict(zip(sizes, accumulate(times, max), strict=True)).items())
 
 
 class _Zeros(Drafter):
@@ -193,7 +184,6 @@ class _Instant(LocalTarget):
 
     def __init__(self, model: Target, num_slots: int, num_positions: int) -> None:
         self.cache = KVCache(num_slots, num_positions)  # never written
-        self.packs_rows = True
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
         generator = torch.Generator().manual_seed(0)

@@ -35,12 +35,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if self.num_slots < 1:
-            raise ValueError(f"engine.num_slots must be at least 1, got {self.num_slots}")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(f"engine.max_model_len must be at least 2, got {self.max_model_len}")
-        if self.max_prefill_tokens is not None and self.max_prefill_tokens < 1:
-            raise ValueError(f"engine.max_prefill_tokens must be at least 1, got {self.max_prefill_tokens}")
+        for name, least in (("num_slots", 1), ("max_model_len", 2), ("max_prefill_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"engine.{name} must be at least {least}, got {value}")
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in ("coupled", "rejection"):

@@ -27,7 +27,6 @@ class Heads:
 
     @property
     def num_query_heads(self) -> int:
-        """The number of query heads, Q."""
         return self.num_kv_heads * self.group
 
 
@@ -71,9 +70,7 @@ class KernelAttention:
     """Attention by `decoding/fused/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
-        """Prepare the attention of one forward."""
-        self._functions, self._heads, self._forward = functions, heads, forward.described
-        self._kept = forward  # kept alive: the kernel has only addresses
+        self._functions, self._heads, self._forward = functions, heads, forward
 
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
@@ -82,13 +79,14 @@ class KernelAttention:
         heads = self._heads
         # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
-        self._functions.attention(self._forward, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
+        self._functions.attention(self._forward.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
         return out_NX
 
 
 def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch.Tensor) -> kernels.LayerCache:
     """Describe a layer's cache for our kernels, and allocate it in the dtype of `like` if needed."""
-    keys, values = slots.storage(like.new_empty(0, heads.num_kv_heads, heads.head_size))
+    like_NHD = like.new_empty(0, heads.num_kv_heads, heads.head_size)
+    keys, values = slots.storage(like_NHD, like_NHD)
     pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
     return kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *pointers)
 
@@ -142,10 +140,3 @@ class TorchAttention:
         found_BHTGD = found_BHXD.reshape(num_rows, heads.num_kv_heads, width, heads.group, heads.head_size)
         found_NX = found_BHTGD.transpose(1, 2).flatten(2).flatten(0, 1)
         return found_NX if packing is None else found_NX[packing.packed_N]
-
-
-def load_kernels(heads: Heads, weight: torch.Tensor) -> kernels.Kernels | None:
-    """Load the CPU kernels for a network with these heads and an embedding `weight` [V, E]; None if they cannot run."""
-    if weight.device.type != "cpu":
-        return None
-    return kernels.load(weight.dtype, heads.head_size, weight.shape[1])

@@ -15,16 +15,15 @@ import re
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
-from decoding.fused.attention import Heads, KernelAttention, KernelForward, Norms, TorchAttention, load_kernels
-from decoding.fused.kernels import Kernels
-from decoding.fused.layers import KernelLayers, LayerParts
+from decoding.fused import kernels
+from decoding.fused.attention import Heads, KernelAttention, KernelForward, TorchAttention
+from decoding.fused.layers import KernelLayers, Layer, Norm
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import Packed
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -58,14 +57,17 @@ class FusedDecoder:
             group=config.num_attention_heads // config.num_key_value_heads,
             head_size=own[0].self_attn.head_dim,
         )
-        self.kernels = load_kernels(self._heads, self._like_1E)  # None: torch's own operations
-        self._final_norm = _Norm(network.norm, self.kernels)
+        self.kernels: kernels.Kernels | None = None  # None: torch's own operations
+        self._fewest_lines = 1
+        if self._like_1E.device.type == "cpu":
+            self.kernels = kernels.load(self._like_1E.dtype, self._heads.head_size, config.hidden_size)
+            self._fewest_lines = _FEWEST_LINES_ON_CPU
+        self._final_norm = Norm(network.norm, self.kernels)
         self._head = model.get_output_embeddings() if self._range.has_head else None
-        self._layers = [_Layer(layer, self.kernels) for layer in own]
+        self._layers = [Layer(layer, self.kernels) for layer in own]
         self._at_once = self._kernel_layers()
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" else 1
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -132,11 +134,10 @@ class FusedDecoder:
         return logits_MV
 
     def _kernel_layers(self) -> KernelLayers | None:
-        parts = [layer.parts() for layer in self._layers]
-        known = [part for part in parts if part is not None]
-        if self.kernels is None or self.kernels.layers_function is None or len(known) < len(parts):
+        function = None if self.kernels is None else self.kernels.layers_function
+        if function is None or not all(layer.is_ours for layer in self._layers):
             return None
-        return KernelLayers(self.kernels.layers_function, known, self._heads, self._range.first)
+        return KernelLayers(function, self._layers, self._heads, self._range.first)
 
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
         return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))
@@ -154,66 +155,6 @@ class FusedDecoder:
             self.reach(cache.num_positions)
         assert self._tables_PD is not None
         return positions_N.clamp(max=len(self._tables_PD[0]) - 1), self._tables_PD  # padding may be beyond the end
-
-
-class _Layer:
-    """One decoder layer around its attention."""
-
-    def __init__(self, layer: Any, functions: Kernels | None) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self._attention_norm = _Norm(layer.input_layernorm, functions)
-        self._mlp_norm = _Norm(layer.post_attention_layernorm, functions)
-        self._qkv = attention.q_proj.fused
-        self._out, self._gate, self._up, self._down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.norms: Norms | None = None
-        if hasattr(attention, "q_norm"):
-            epsilon = attention.q_norm.variance_epsilon
-            self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
-
-    def parts(self) -> LayerParts | None:
-        """Return the parts that our kernels run in one call; None if a linear layer belongs to oneDNN or torch."""
-        linears = (self._qkv, self._out, self._gate, self._up, self._down)
-        if not all(isinstance(linear, KernelLinear) for linear in linears):
-            return None
-        attention, mlp = self._attention_norm, self._mlp_norm
-        epsilons = (attention.epsilon, mlp.epsilon)
-        return LayerParts(attention.weight, mlp.weight, epsilons, *linears, self.norms)
-
-    def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        """Compute queries, keys and values of every token, side by side."""
-        qkv_NX: torch.Tensor = self._qkv(self._attention_norm(hidden_NE))
-        return qkv_NX
-
-    def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
-        """Compute the hidden states after this layer from the output of its attention."""
-        hidden_NE = _add(self._out, found_NX, hidden_NE)
-        normed_NE = self._mlp_norm(hidden_NE)
-        if isinstance(self._up, Packed):
-            gated_NX = self._up.gated(normed_NE, self._gate)
-        else:
-            gated_NX = silu(self._gate(normed_NE)) * self._up(normed_NE)
-        return _add(self._down, gated_NX, hidden_NE)
-
-
-class _Norm:
-    """Root mean square normalization of lines."""
-
-    def __init__(self, module: Any, functions: Kernels | None) -> None:
-        self.weight, self.epsilon, self._functions = module.weight, module.variance_epsilon, functions
-
-    def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
-        if self._functions is not None:
-            return self._functions.rms_norm(x_NE, self.weight, self.epsilon)
-        return rms_norm(x_NE, self.weight.shape, self.weight, self.epsilon)
-
-
-def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    if isinstance(linear, Packed):
-        return linear.plus(x, residual)
-    if linear.bias is None:
-        return torch.addmm(residual, x, linear.weight.t())
-    out: torch.Tensor = linear(x) + residual
-    return out
 
 
 def _padded(x: torch.Tensor, num_lines: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,18 +38,10 @@ class Inputs:
 Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
 
 
-class Recording(Protocol):
-    """A recorded run."""
-
-    output: torch.Tensor
-
-    def replay(self) -> None:
-        """Run it again; `output` then holds the result."""
-        ...
-
-
 class CudaRecording:
-    """A CUDA graph."""
+    """A CUDA graph: a recorded run."""
+
+    output: torch.Tensor  # of the last run
 
     def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
         """Record `run`, which has run before; recordings with the same pool share their memory."""
@@ -63,25 +55,19 @@ class CudaRecording:
             raise
 
     def replay(self) -> None:
-        """Start all kernels."""
         self._graph.replay()
 
 
 class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
-    def __init__(self, forward: Forward, record: Callable[[Callable[[], torch.Tensor]], Recording]) -> None:
+    def __init__(self, forward: Forward, record: Callable[[Callable[[], torch.Tensor]], CudaRecording]) -> None:
         """Use `record` (see `cuda_recorder`) to make recordings of `forward`."""
         self._forward, self._record = forward, record
         self._cache: weakref.ref[KVCache] | None = None
         self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the most recently used at the end
         self._logits = torch.empty(0, 0)  # shared by the recordings: outputs of their own would take too much memory
         self._works = True
-
-    @property
-    def num_recorded(self) -> int:
-        """The number of shapes that are replayed by now."""
-        return sum(shape.recording is not None for shape in self._shapes.values())
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         """Run a forward; return logits [B * J, V], which are valid until the next one."""
@@ -98,9 +84,12 @@ class ForwardGraphs:
 
     def _logits_of(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
         if shape.recording is None and shape.was_run:
-            self._make_room(shape)
+            num_lines = shape.inputs.wanted_BJ.numel()
+            if len(self._logits) < num_lines:  # the largest shape so far; recordings of smaller ones keep their memory
+                self._logits = shape.logits_like.new_empty(num_lines, shape.logits_like.shape[1])
+            place = self._logits[:num_lines]
             try:
-                shape.recording = self._record(lambda: self._forward_into(shape, cache, self._logits))
+                shape.recording = self._record(lambda: place.copy_(self._forward(shape.inputs, cache)))
             except RuntimeError as error:  # a driver or an operation that cannot be recorded: slower, but correct
                 _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
                 self._works = False
@@ -111,15 +100,6 @@ class ForwardGraphs:
             return logits
         shape.recording.replay()
         return shape.recording.output
-
-    def _make_room(self, shape: "_Shape") -> None:
-        """Reserve memory for the logits of the largest shape so far; recordings of smaller ones keep theirs."""
-        num_lines = shape.inputs.wanted_BJ.numel()
-        if len(self._logits) < num_lines:
-            self._logits = shape.logits_like.new_empty(num_lines, shape.logits_like.shape[1])
-
-    def _forward_into(self, shape: "_Shape", cache: KVCache, place: torch.Tensor) -> torch.Tensor:
-        return place[: shape.inputs.wanted_BJ.numel()].copy_(self._forward(shape.inputs, cache))
 
     def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape":
         plan = inputs.plan
@@ -156,7 +136,7 @@ class _Shape:
         self._sizes: tuple[int, int] | None = None
         self.was_run = False
         self.logits_like = torch.empty(0, 0)
-        self.recording: Recording | None = None
+        self.recording: CudaRecording | None = None
         self.inputs = Inputs(
             padding(like.tokens_N, num_tokens),
             padding(like.positions_N, num_tokens),
@@ -185,7 +165,7 @@ class _Shape:
             mine[: len(given)].copy_(given, non_blocking=True)
 
 
-def cuda_recorder() -> Callable[[Callable[[], torch.Tensor]], Recording]:
+def cuda_recorder() -> Callable[[Callable[[], torch.Tensor]], CudaRecording]:
     """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     return lambda run: CudaRecording(run, pool)

@@ -1,83 +1,125 @@
-"""KernelLayers: all decoder layers of a fused network, run by one call of `decoding/fused/kernels/decoder.h`.
+"""The decoder layers of a fused network: one by one around its attention, or all of them by one call of our kernels.
 
-Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations.
+Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations. So
+where our kernels multiply, `decoding/fused/kernels/decoder.h` runs all layers.
 
-Shapes: N tokens, E hidden size.
+Shapes: N tokens, E hidden size, X any number of features.
 """
 
 import ctypes
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.functional import rms_norm, silu
 
 from decoding.cache.kv_cache import KVCache
 from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
+from decoding.fused.packed_linear import Packed
 
 
-@dataclass(frozen=True)
-class LayerParts:
-    """The parts of one layer."""
+class Norm:
+    """Root mean square normalization of lines."""
 
-    attention_norm: torch.Tensor  # [E]
-    mlp_norm: torch.Tensor  # [E]
-    epsilons: tuple[float, float]
-    qkv: KernelLinear
-    out: KernelLinear
-    gate: KernelLinear
-    up: KernelLinear
-    down: KernelLinear
-    norms: Norms | None  # of queries and keys
+    def __init__(self, module: Any, functions: kernels.Kernels | None) -> None:
+        self.weight, self.epsilon, self._functions = module.weight, module.variance_epsilon, functions
+
+    def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
+        if self._functions is not None:
+            return self._functions.rms_norm(x_NE, self.weight, self.epsilon)
+        return rms_norm(x_NE, self.weight.shape, self.weight, self.epsilon)
+
+
+class Layer:
+    """The parts of one decoder layer, and what it computes around its attention."""
+
+    def __init__(self, layer: Any, functions: kernels.Kernels | None) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.attention_norm = Norm(layer.input_layernorm, functions)
+        self.mlp_norm = Norm(layer.post_attention_layernorm, functions)
+        self.qkv = attention.q_proj.fused
+        self.out, self.gate, self.up, self.down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.norms: Norms | None = None  # of queries and keys
+        if hasattr(attention, "q_norm"):
+            epsilon = attention.q_norm.variance_epsilon
+            self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
+        linears = (self.qkv, self.out, self.gate, self.up, self.down)
+        return all(isinstance(linear, KernelLinear) for linear in linears)
+
+    def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
+        """Compute queries, keys and values of every token, side by side."""
+        qkv_NX: torch.Tensor = self.qkv(self.attention_norm(hidden_NE))
+        return qkv_NX
+
+    def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
+        """Compute the hidden states after this layer from the output of its attention."""
+        hidden_NE = _add(self.out, found_NX, hidden_NE)
+        normed_NE = self.mlp_norm(hidden_NE)
+        if isinstance(self.up, Packed):
+            gated_NX = self.up.gated(normed_NE, self.gate)
+        else:
+            gated_NX = silu(self.gate(normed_NE)) * self.up(normed_NE)
+        return _add(self.down, gated_NX, hidden_NE)
 
 
 class KernelLayers:
-    """The layers of one network."""
+    """Layers that are `Layer.is_ours`, run by one call."""
 
-    def __init__(self, function: Callable[..., None], parts: Seq[LayerParts], heads: Heads, first: int = 0) -> None:
-        """Take the kernel `function` for the dtype of all parts, and the first layer's number in the cache."""
-        self._function, self._parts, self._heads, self._first_layer = function, parts, heads, first
-        some = parts[0]
+    def __init__(self, function: Callable[..., None], layers: Seq[Layer], heads: Heads, first: int) -> None:
+        """Take the kernel `function` for the dtype of all layers, and the first layer's number in the cache."""
+        self._function, self._layers, self._heads, self._first = function, layers, heads, first
+        some = layers[0]
         query_size = heads.num_query_heads * heads.head_size
         self._numbers_a_token = some.qkv.in_features + some.qkv.out_features + query_size + some.up.out_features
-        self._scratch = some.attention_norm.new_empty(0)
+        self._scratch = some.attention_norm.weight.new_empty(0)
         # A description points into its cache.
-        self._layers: weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._described = weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]]()
 
     def run(self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, *, is_wanted: bool) -> None:
         """Replace the embedded tokens, in place, by the hidden states after the last layer.
 
         Unless `is_wanted`, the last layer only writes its keys and values.
         """
-        layers = self._layers.get(cache)
-        if layers is None:
-            layers = self._layers[cache] = (kernels.DecoderLayer * len(self._parts))(
-                *(self._described(parts, cache, index) for index, parts in enumerate(self._parts, self._first_layer))
-            )
+        if cache not in self._described:
+            described = (self._describe(layer, cache, index) for index, layer in enumerate(self._layers, self._first))
+            self._described[cache] = (kernels.DecoderLayer * len(self._layers))(*described)
         if len(self._scratch) < self._numbers_a_token * len(hidden_NE):
             self._scratch = hidden_NE.new_empty(self._numbers_a_token * len(hidden_NE))
         self._function(
             ctypes.byref(forward.described),
-            layers,
-            len(self._parts),
+            self._described[cache],
+            len(self._layers),
             is_wanted,
             hidden_NE.data_ptr(),
             self._scratch.data_ptr(),
         )
 
-    def _described(self, parts: LayerParts, cache: KVCache, index: int) -> kernels.DecoderLayer:
+    def _describe(self, layer: Layer, cache: KVCache, index: int) -> kernels.DecoderLayer:
         return kernels.DecoderLayer(
-            parts.attention_norm.data_ptr(),
-            parts.mlp_norm.data_ptr(),
-            *parts.epsilons,
-            parts.qkv.described(),
-            parts.out.described(),
-            parts.up.described(parts.gate),
-            parts.down.described(),
-            layer_cache(cache.slot_layer(index), self._heads, parts.norms, parts.attention_norm),
+            layer.attention_norm.weight.data_ptr(),
+            layer.mlp_norm.weight.data_ptr(),
+            layer.attention_norm.epsilon,
+            layer.mlp_norm.epsilon,
+            layer.qkv.described(),
+            layer.out.described(),
+            layer.up.described(layer.gate),
+            layer.down.described(),
+            layer_cache(cache.slot_layer(index), self._heads, layer.norms, layer.attention_norm.weight),
         )
+
+
+def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    if isinstance(linear, Packed):
+        return linear.plus(x, residual)
+    if linear.bias is None:
+        return torch.addmm(residual, x, linear.weight.t())
+    out: torch.Tensor = linear(x) + residual
+    return out

@@ -22,7 +22,6 @@ class PackedLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        """Pack a copy of the weight."""
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
         self.bias = bias_O
@@ -104,7 +103,6 @@ class LinearSlice(torch.nn.Module):
 
     @property
     def fused(self) -> torch.nn.Module:
-        """The fused layer."""
         fused: torch.nn.Module = self._fused[0]
         return fused
 

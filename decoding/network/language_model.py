@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Sequence as Seq
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.kv_cache import KVCache, Packing
-from decoding.cache.prefill import Piece, batches, may_join_batch
+from decoding.cache.prefill import batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs, cuda_recorder
@@ -22,7 +23,7 @@ from decoding.network.target import LocalTarget, timed_start
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
-    """A causal LM with a slot cache. Each forward names its rows' slots and starts; no lengths are kept here."""
+    """A causal LM with a slot cache."""
 
     vocab_size: int
 
@@ -38,19 +39,13 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     @classmethod
     def load(cls, path: str, device: Device = "auto", dtype: DType = "auto") -> "LanguageModel":
-        """Load the model at `path` (a folder, or a hub name); raise a ValueError saying why it cannot be run.
-
-        Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is
-        float32 on CPU, elsewhere the checkpoint's own.
-        """
+        """Load the model at `path` (a folder, or a hub name), as `load_network` says."""
         return cls(*load_network(path, device, dtype))
 
     def facts(self) -> dict[str, bool | int]:
-        """Return whether our layers run, and whether their forwards are recorded."""
         return {"fused": self.fused is not None, "graphs": self.graphs is not None}
 
     def share(self) -> "LanguageModel":
-        """Return a model with the same weights and a cache of its own. One thread drives all that share weights."""
         twin = copy(self)
         twin.cache = None
         if self.graphs is not None:  # recordings contain the addresses of one cache
@@ -58,11 +53,9 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""
         self.cache = KVCache(num_slots, num_positions)
 
     def release(self) -> None:
-        """Free the cache's memory; `allocate` comes before the next forward."""
         self.cache = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -85,23 +78,18 @@ class LanguageModel(SlotNetwork, LocalTarget):
         Rows are laid end to end, longest first, in forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
         runs over the rectangle of rows x longest row, so rows much shorter than the longest wait for the next forward.
         """
-        for batch in batches(slots, token_ids, starts, self._may_join):
-            self._prefill_batch(batch)
-
-    def _may_join(self, row: list[int], batch: list[Piece]) -> bool:
         runs_kernels = self.fused is not None and self.fused.kernels is not None
-        return may_join_batch(row, batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
-
-    def _prefill_batch(self, batch: list[Piece]) -> None:
-        width = len(batch[0].tokens)
-        tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
-        self.forward(
-            [first for _, _, first in batch],
-            tokens_BT,
-            tokens_BT.new_zeros(len(batch), 0),
-            slots=[slot for _, slot, _ in batch],
-            lengths=[len(row) for row, _, _ in batch],
-        )
+        may_join = partial(may_join_batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
+        for batch in batches(slots, token_ids, starts, may_join):
+            width = len(batch[0].tokens)
+            tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
+            self.forward(
+                [first for _, _, first in batch],
+                tokens_BT,
+                tokens_BT.new_zeros(len(batch), 0),
+                slots=[slot for _, slot, _ in batch],
+                lengths=[len(row) for row, _, _ in batch],
+            )
 
     @torch.inference_mode()
     def forward(
@@ -125,11 +113,9 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
 
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
-        """Return logits [V] after `token_ids` from one forward without a cache: a function of the tokens alone."""
         return self.plain(to_device(list(token_ids), self.device))[0]
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure a forward, as `Target.seconds` says."""
         assert self.cache is not None
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)

@@ -38,7 +38,10 @@ def check_model(model: LanguageModel, name: str) -> float:
     packs_rows = model.packs_rows
     model.speed_up()
     if model.fused is not None:
-        fused_deviation = _fused_deviation(model, plain)
+        try:
+            fused_deviation = _measured(model, plain)
+        except _FAILURES:
+            fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
             _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
@@ -49,14 +52,6 @@ def check_model(model: LanguageModel, name: str) -> float:
             f"{name!r} computes the same on the slot cache, but not with its weights laid out for this processor; "
             f"set DRAY_KERNELS=off to run without our kernels, and report this ({error})"
         ) from error
-
-
-def _fused_deviation(model: LanguageModel, plain: list[torch.Tensor]) -> float:
-    """Measure the deviation of the fused network; infinite if it fails."""
-    try:
-        return _measured(model, plain)
-    except _FAILURES:
-        return float("inf")
 
 
 def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> float:

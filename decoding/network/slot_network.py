@@ -1,7 +1,6 @@
 """SlotNetwork: a transformers network over slot caches, whole or some of its layers.
 
-It computes with transformers' own code, or with our few large operations if they fit (`speed_up`). No lengths of rows
-are kept here: each forward names its rows' slots and starts.
+It computes with transformers' own code, or with our few large operations if they fit (`speed_up`).
 
 Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
 size.
@@ -59,7 +58,6 @@ class SlotNetwork(ABC):
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a token's output is the same, bit for bit, in any batch, slot and split of its row."""
         return self.fused is not None and self.fused.is_batch_invariant
 
     @torch.inference_mode()

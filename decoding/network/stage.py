@@ -1,8 +1,7 @@
 """Stage: a range of a causal LM's layers in this process, with slot caches.
 
 It turns tokens or hidden states into hidden states or logits. Inputs and outputs are packed: the rows' tokens end to
-end, without padding. Like the whole model, a stage keeps no lengths: each forward names its rows' slots and starts.
-Several caches may be in use, one for each session.
+end, without padding. Several caches may be in use, one for each session.
 
 Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
 size.
@@ -12,7 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.kv_cache import KVCache, Packing
@@ -20,7 +19,7 @@ from decoding.checkpoint.layer_range import LayerRange, cut
 from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.rank import check_can_be_sharded
-from decoding.checkpoint.supported import model_folder
+from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, to_device
 from decoding.network.slot_network import SlotNetwork
 
@@ -58,19 +57,13 @@ class Stage(SlotNetwork):
         (`decoding/checkpoint/rank.py`), has its share of every layer.
         """
         path = model_folder(path)
-        layers: LayerRange | None = None
-
-        def network_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-            nonlocal layers
-            layers = cut(num_layers(config), num_stages)[index]
-            if num_stages > 1 or num_ranks > 1:
-                check_can_be_cut(config, path)
-            if num_ranks > 1:
-                check_can_be_sharded(config, path, num_ranks)
-            return stage_class(config, layers)
-
-        network, eos_token_ids = load_network(path, device, dtype, network_class, num_ranks)
-        assert layers is not None
+        config = load_config(path)
+        layers = cut(num_layers(config), num_stages)[index]
+        if num_stages > 1 or num_ranks > 1:
+            check_can_be_cut(config, path)
+        if num_ranks > 1:
+            check_can_be_sharded(config, path, num_ranks)
+        network, eos_token_ids = load_network(path, device, dtype, stage_class(config, layers), num_ranks)
         return cls(network, layers, eos_token_ids, num_ranks)
 
     def cache(self, session: int = 0) -> KVCache:

@@ -27,11 +27,9 @@ class PendingVerdicts(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether `result` waits for no other process."""
-        ...
 
     def result(self) -> list[RowVerdict]:
         """Return the verdict on each row of the request."""
-        ...
 
 
 class SlotCache(Protocol):
@@ -43,20 +41,12 @@ class SlotCache(Protocol):
     def is_finite(self, slot: int, length: int) -> bool: ...
 
 
-class Timed(Protocol):
-    """A model whose forwards are timed for the cost table."""
-
-    def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure one forward over `num_tokens` tokens of each row, as in a round. The cache is overwritten."""
-        ...
-
-
 def timed_start(num_positions: int, num_tokens: int) -> int:
     """Return the first position of timed tokens: behind some others, as in a round, if there is room."""
     return max(0, min(_TIMED_START, num_positions - num_tokens))
 
 
-class Target(Timed, Protocol):
+class Target(Protocol):
     """A model over slots that judges drafts.
 
     One that runs in other processes may raise SlotsLostError from everything that uses slots or decides.
@@ -71,41 +61,32 @@ class Target(Timed, Protocol):
     @property
     def runs_on(self) -> str:
         """The name of the processor: "cpu", or that of the GPU."""
-        ...
 
     @property
     def cache(self) -> SlotCache | None:
         """Keys and values; None before `allocate`."""
-        ...
 
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token's logits are the same, bit for bit, in any batch, slot and split of its row."""
-        ...
 
     def facts(self) -> dict[str, bool | int]:
         """Return how the model runs, for the log."""
-        ...
 
     def share(self) -> "Target":
         """Return the same model with a cache of its own. One thread drives all that share a model."""
-        ...
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""
-        ...
 
     def release(self) -> None:
         """Free the cache's memory; `allocate` comes before any other use."""
-        ...
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on."""
-        ...
 
     def score(self, request: ScoreRequest) -> PendingVerdicts:
         """Write the request's tokens into the slots and judge its draft."""
-        ...
 
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
@@ -114,11 +95,12 @@ class Target(Timed, Protocol):
 
         It takes one forward without a cache; with `in_slot`, that slot is filled with the row's tokens instead.
         """
-        ...
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
         """Write tokens into slot 0, from `start` on; return the log-probability of the token that follows each."""
-        ...
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """Measure one forward over `num_tokens` tokens of each row, as in a round. The cache is overwritten."""
 
 
 class LocalTarget(ABC):
@@ -129,7 +111,6 @@ class LocalTarget(ABC):
 
     @property
     def runs_on(self) -> str:
-        """The name of the processor, as `Target.runs_on` says."""
         return name_of(self.device)
 
     @abstractmethod
@@ -149,7 +130,7 @@ class LocalTarget(ABC):
 
     @abstractmethod
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
-        """Return logits [V] after these tokens, without a cache."""
+        """Return logits [V] after these tokens from one forward without a cache: a function of the tokens alone."""
 
     def score(self, request: ScoreRequest) -> DeviceVerdicts:
         """Judge a draft, as `Target.score` says; the forward is done, or queued on the device, when this returns."""
@@ -161,14 +142,12 @@ class LocalTarget(ABC):
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
     ) -> RowVerdict:
-        """Decide one token, as `Target.decide` says."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
         logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
         return decide(rows, accepted, logits_V, num_logprobs)
 
     def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Return log-probabilities, as `Target.logprobs` says."""
         tokens_1T = to_device([list(token_ids)], self.device)
         every_1T = torch.arange(len(token_ids), device=self.device)[None]
         logits_1TV = self.forward([start], tokens_1T, every_1T, slots=[0])

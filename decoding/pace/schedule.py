@@ -10,9 +10,9 @@ drafted token because of that token is not). What a lookup offers is a point mas
 choice that depends on its tokens depends on those only.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -31,33 +31,32 @@ _PROBE_ROWS = 8
 _MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """Decides draft lengths before a round and learns after it."""
 
-    ceiling: int  # the longest draft of a row
     costs: CostTable | None = None  # as measured at the start; None: the lengths do not depend on costs
+
+    def __init__(self, ceiling: int) -> None:
+        """Plan drafts of at most `ceiling` tokens a row."""
+        self.ceiling = ceiling
+        self._acceptance = Acceptance(ceiling)
+        self._plan = DraftPlan((), ())
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
         return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
 
+    @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
-        ...
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
         """Learn from the round that was planned last: tokens drafted and accepted by each row, and its time."""
-        ...
+        self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
 
 
 class FixedSchedule(Schedule):
-    """The same draft length for every row, for comparison."""
-
-    def __init__(self, num_speculative_tokens: int) -> None:
-        """Draft `num_speculative_tokens` in every round, or as many as a row can keep."""
-        self.ceiling = num_speculative_tokens
-        self._acceptance = Acceptance(num_speculative_tokens)
-        self._plan = DraftPlan((), ())
+    """The same draft length for every row, or as much of it as a row can keep; for comparison."""
 
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the full length; a row with both sources takes the one with more expected tokens."""
@@ -72,19 +71,14 @@ class FixedSchedule(Schedule):
         self._plan = DraftPlan(lengths, uses_lookup)
         return self._plan
 
-    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn how often the draft model is right."""
-        self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
-
 
 class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
         """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
+        super().__init__(num_speculative_tokens)
         self.costs: CostTable = costs
-        self.ceiling = num_speculative_tokens
-        self._acceptance = Acceptance(num_speculative_tokens)
         # Of extensions that were reached: accepted tokens, less what the time of all of them would have earned.
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
@@ -94,7 +88,6 @@ class AdaptiveSchedule(Schedule):
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
         self._num_paused, self._min_paused_rows = 0, 0
-        self._plan = DraftPlan((), ())
 
     def would_draft(self, num_rows: int) -> bool:
         """Tell whether `num_rows` new rows would draft with a model."""
@@ -203,11 +196,9 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean now."""
         return self._sum / self._weight
 
     def observe(self, value: float) -> None:
-        """Count one more value."""
         self._sum = self._sum * self._decay + value
         self._weight = self._weight * self._decay + 1
 

@@ -29,7 +29,6 @@ class Cuts:
     max_top_k: int  # the largest top_k; every position has a top_k, or (max_top_k = 0) none has
 
     def of(self, index: torch.Tensor) -> "Cuts":
-        """Return the cuts of some of these positions."""
         return self._mapped(lambda cut_P: cut_P[index])
 
     def repeated(self, num_positions: int) -> "Cuts":

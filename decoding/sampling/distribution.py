@@ -7,6 +7,7 @@ The results equal transformers' logits processors where one exists (tests/decodi
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -72,23 +73,16 @@ class SamplingBatch:
     ) -> "SamplingBatch":
         """Return the batch of these rows, in this order, on `device`."""
         penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
+        uses_counts = any(p.uses_token_counts for p in params)
+        min_lengths = [p.min_tokens and n + p.min_tokens for p, n in zip(params, prompt_lengths, strict=True)]
         return cls(
             temperature_B=to_device([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device),
             keys_B=to_device(list(keys), device, torch.int64),
             kinds=_kinds(params, device),
-            penalties_3B=to_device(penalties, device, torch.float32).T
-            if any(p.uses_token_counts for p in params)
-            else None,
+            penalties_3B=to_device(penalties, device, torch.float32).T if uses_counts else None,
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
-            min_length_B=_column(
-                [
-                    length + p.min_tokens if p.min_tokens else 0
-                    for p, length in zip(params, prompt_lengths, strict=True)
-                ],
-                0,
-                device,
-            ),
+            min_length_B=_column(min_lengths, 0, device),
         )
 
     @property
@@ -102,7 +96,6 @@ class SamplingBatch:
         return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds)
 
     def take(self, rows: Seq[int]) -> "SamplingBatch":
-        """Return the batch of these rows only, in this order."""
         index_N = to_device(rows, self.keys_B.device)
         kinds = [kind.take(rows, index_N.device) for kind in self.kinds]
         return replace(
@@ -267,11 +260,10 @@ def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.
     return to_device(padded, device, torch.int64)
 
 
-def _pad_bias(biases: Seq[object], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _pad_bias(biases: Seq[Mapping[int, float]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
     if not any(biases):
         return None
-    rows = [dict(bias) for bias in biases]  # type: ignore[call-overload]
-    ids_BE = _pad_ids([list(row) for row in rows], 0, device)
+    ids_BE = _pad_ids([list(bias) for bias in biases], 0, device)
     width = ids_BE.shape[1]
-    values = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
+    values = [[*bias.values(), *[0.0] * (width - len(bias))] for bias in biases]
     return ids_BE, to_device(values, device, torch.float32)

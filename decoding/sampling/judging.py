@@ -45,10 +45,9 @@ class ScoreRequest:
         return torch.cat([to_device(newest, drafted_BK.device)[:, None], drafted_BK], dim=1)
 
     @property
-    def lengths(self) -> list[int] | None:
-        """The number of tokens that each row really has, as the host knows it; None: all."""
-        limits = self.draft.max_draft_tokens_B
-        return None if limits is None else [1 + limit for limit in limits]
+    def lengths(self) -> list[int]:
+        """The number of tokens that each row really has, as the host knows it."""
+        return [1 + limit for limit in self.draft.max_draft_tokens_B]
 
 
 class RowVerdict(NamedTuple):

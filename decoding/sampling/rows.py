@@ -40,7 +40,6 @@ class Rows:
     round_noise: "RoundNoise | None" = field(default=None, compare=False)
 
     def take(self, rows: Seq[int]) -> "Rows":
-        """Return only these rows, in this order."""
         if list(rows) == list(range(len(self.sequences))):
             return self
         return Rows(
@@ -130,7 +129,6 @@ class RoundNoise:
         return self._upto(vocab_size, first + num_positions).of(slice(None), slice(first, first + num_positions))
 
     def take(self, rows: Seq[int]) -> "RoundNoise":
-        """Return the same numbers for some of the rows."""
         index_N = to_device(rows, self._keys_B.device)
         return RoundNoise(self._keys_B[index_N], self._positions_BJ[index_N], (self, index_N))
 

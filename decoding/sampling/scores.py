@@ -76,12 +76,10 @@ class Scores:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the vocabulary, V."""
         return self.logits.values_PV.shape[-1]
 
     @property
     def size(self) -> int:
-        """The number of scores, P times V."""
         return len(self.places_P) * self.vocab_size
 
     @cached_property
@@ -91,7 +89,6 @@ class Scores:
         return (block_max_PN if self.is_all else block_max_PN[self.places_P]) / self.temperature_P[:, None]
 
     def of(self, index: torch.Tensor) -> "Scores":
-        """Return the scores of some of these positions."""
         return Scores(self.logits, self.places_P[index], self.temperature_P[index], is_all=False)
 
     def block(self, index: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:

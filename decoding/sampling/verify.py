@@ -30,7 +30,7 @@ class Draft:
     token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
     num_draft_tokens_B: torch.Tensor  # int64, 0..K
     probs_BKV: torch.Tensor | None = None  # what each token was drawn from; None: a point mass on the token
-    max_draft_tokens_B: tuple[int, ...] | None = None  # num_draft_tokens_B's upper bounds, known to the host; None: K
+    max_draft_tokens_B: tuple[int, ...] = ()  # of a drafter: num_draft_tokens_B's upper bounds, known to the host
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,16 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
     where rounding could drop the pick at a cut, or let in a token that would win (`Picks.is_at_border_BJ`).
     """
     num_accepted_B = _count_leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
+    next_token_B = picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0]
     if not close_call:
-        num_positions = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
-        return BatchVerdict(num_accepted_B, picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0], num_positions)
+        return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1]))
     temperature_B1 = sampling.temperature_B[:, None]
     size_BJ = (picks.score_BJ * temperature_B1).abs()
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
     ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
     is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
     is_close_BJ |= picks.is_at_border_BJ
-    return BatchVerdict(
-        num_accepted_B=num_accepted_B,
-        next_token_B=picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0],
-        first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1),
-    )
+    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1))
 
 
 def verify_rejection(

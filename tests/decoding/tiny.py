@@ -1,22 +1,28 @@
 """Tiny random models, and the few questions every test of the engine asks about them."""
 
 import copy
+import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from decoding import Engine, EngineOptions
+from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters import make_drafter
+from decoding.drafters.hybrid import HybridDrafter
 from decoding.network.language_model import LanguageModel
+from decoding.pace.schedule import FixedSchedule
+from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48
 CONTEXT = 96
+POISON = 40  # a poisoned model's values after this token id are not finite
 
 
 def llama_config(vocab_size: int = VOCAB_SIZE, **overrides: object) -> LlamaConfig:
@@ -61,6 +67,21 @@ def save(model: PreTrainedModel, folder: Path, eos_token_id: int | list[int] | N
     return str(folder)
 
 
+def loaded(network: PreTrainedModel, folder: Path) -> LanguageModel:
+    """The model, by the real load path."""
+    return LanguageModel.load(save(network, folder), "cpu")
+
+
+def poisoned_models(root: Path, value: float) -> SimpleNamespace:
+    """A target and a draft that feeding POISON breaks, each on its own, and a healthy draft."""
+    target = build(llama_config(), seed=1)
+    found = {"target": target, "good_draft": noised(target, 0.1), "poisoned_draft": noised(target, 0.1)}
+    for name in ("target", "poisoned_draft"):
+        with torch.no_grad():
+            found[name].get_input_embeddings().weight[POISON] = value
+    return SimpleNamespace(**{name: loaded(network, root / name) for name, network in found.items()})
+
+
 def random_prompts(lengths: Iterable[int], vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[list[int]]:
     """Prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,6 +112,27 @@ def engine_over(
     return Engine([(target, part)], options, max_model_len)
 
 
+def engine_by(models: object, kind: str, **options: object) -> Engine:
+    """An engine in which this drafter (by the good draft), or the draft model of this name, drafts."""
+    is_model = kind.endswith("_draft")
+    draft = getattr(models, kind if is_model else "good_draft")
+    return engine_over(models.target, draft, "model" if is_model else kind, **options)
+
+
+def numbered(prompts: Iterable[Seq[int]], **params: object) -> list[Sequence]:
+    """A sequence for each prompt, with these parameters and noise of its own."""
+    return [Sequence.create(prompt, SamplingParams(**params), row=row) for row, prompt in enumerate(prompts)]
+
+
+def rows_over(
+    sequences: Iterable[Sequence], limits: Iterable[int], verification: str = "coupled", **more: object
+) -> Rows:
+    """The rows of a round, and how many tokens each may draft."""
+    sequences = tuple(sequences)
+    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+    return Rows(sequences, sampling, tuple(limits), verification, **more)
+
+
 def drafted(draft: Draft) -> list[list[int]]:
     """Return the drafted tokens of each row."""
     return [row[:n] for row, n in zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)]
@@ -112,6 +154,46 @@ def assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel,
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def schedule_at_random(monkeypatch, seed: int) -> None:
+    """Let some rows draft nothing in some rounds, others any number of tokens, and in some rounds no row draft."""
+    chance = random.Random(seed)
+
+    def lengths(self: FixedSchedule, sequences: Seq[Sequence]) -> tuple[int, ...]:
+        is_plain = chance.random() < 0.3
+        ceilings = [min(self.ceiling, s.num_remaining_tokens - 1) for s in sequences]
+        return tuple(0 if is_plain or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
+
+    monkeypatch.setattr(FixedSchedule, "lengths", lengths)
+
+
+def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None = None) -> int:
+    """Compare every slot with a fresh prefill of its row; return the most tokens that the draft's slot of a row lacks.
+
+    Also slots whose prompts are not complete, and those of finished rows, whose prefixes may still be shared.
+    """
+    (lane,), max_missing = engine.lanes, 0
+    drafter = lane.drafter._model if isinstance(lane.drafter, HybridDrafter) else lane.drafter
+    for slot, resident in enumerate(lane.admission._residents):
+        if resident is None:
+            continue
+        settled = resident.sequence.token_ids[:-1]  # the newest token has no keys and values yet
+        if resident.is_filling:
+            settled = settled[: resident.num_filled]
+        assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
+        if fresh_draft is not None:
+            ingested = settled[: drafter._num_ingested.get(slot, 0)]
+            if not resident.sequence.is_finished:
+                max_missing = max(max_missing, len(settled) - len(ingested))
+            assert_slot_equals_fresh_prefill(drafter._model, fresh_draft, slot, ingested)
+    assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == lane.running
+    return max_missing
+
+
+def num_rechecks(engine: Engine) -> int:
+    """The number of close calls that were scored again alone."""
+    return sum(lane._close_calls.num_rechecks for lane in engine.lanes)
+
+
 def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:
     """The output token ids of each."""
     return [sequence.output_token_ids for sequence in sequences]
@@ -119,9 +201,13 @@ def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:
 
 def run(engine: Engine, sequences: Seq[Sequence]) -> Seq[Sequence]:
     """The same sequences, finished; every one of them came back exactly once."""
-    finished = list(engine.stream(sequences))
-    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    assert_each_once(list(engine.stream(sequences)), sequences)
     return sequences
+
+
+def assert_each_once(finished: Iterable[Sequence], expected: Iterable[Sequence]) -> None:
+    """The same sequences, in any order."""
+    assert sorted(map(id, finished)) == sorted(map(id, expected))
 
 
 def check_counts(sequence: Sequence) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,41 +33,32 @@ LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, w
 _log = logging.getLogger(__name__)
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Declare fields of one kind, named in the order in which they lie in memory."""
+    return [(name, kind) for name in names.split()]
+
+
 class Forward(ctypes.Structure):
     """The data that all layers of a forward share; the fields are explained in attention.h."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "num_rows",
-                "num_tokens",
-                "num_kv_heads",
-                "group",
-                "head_size",
-                "num_positions",
-                "num_visible",
-            )
-        ),
-        *((name, _POINTER) for name in ("row_first", "slot", "write_position", "position", "turn", "cos", "sin")),
+        *_fields(ctypes.c_int64, "num_rows num_tokens num_kv_heads group head_size num_positions num_visible"),
+        *_fields(_POINTER, "row_first slot write_position position turn cos sin"),
     ]
 
 
 class LayerCache(ctypes.Structure):
     """One layer's keys and values, and the norms of its heads."""
 
-    _fields_ = [
-        *((name, _POINTER) for name in ("keys", "values", "query_norm", "key_norm")),
-        ("epsilon", ctypes.c_float),
-    ]
+    _fields_ = [*_fields(_POINTER, "keys values query_norm key_norm"), ("epsilon", ctypes.c_float)]
 
 
 class Linear(ctypes.Structure):
     """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("weight", "bias", "gate_weight", "gate_bias")),
-        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
+        *_fields(_POINTER, "weight bias gate_weight gate_bias"),
+        *_fields(ctypes.c_int64, "inputs outputs"),
     ]
 
 
@@ -74,9 +66,9 @@ class DecoderLayer(ctypes.Structure):
     """One whole layer; the fields are explained in decoder.h."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("attention_norm", "mlp_norm")),
-        *((name, ctypes.c_float) for name in ("attention_epsilon", "mlp_epsilon")),
-        *((name, Linear) for name in ("qkv", "out", "up", "down")),
+        *_fields(_POINTER, "attention_norm mlp_norm"),
+        *_fields(ctypes.c_float, "attention_epsilon mlp_epsilon"),
+        *_fields(Linear, "qkv out up down"),
         ("cache", LayerCache),
     ]
 

@@ -64,7 +64,7 @@ from decoding.engine.engine import TargetLostError
 class Lost:
     has_work = True
     def submit(self, sequences): pass
-    def up_next(self, newcomers): return set()
+    def up_next(self): return set()
     def step(self): raise TargetLostError("over these rows")
 
 asyncio.run(EngineLoop(Lost()).finish([Sequence.create([1], SamplingParams())]))

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
+from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing
 from tests.decoding.tiny import stored
 
 HEADS, SIZE = 2, 3
@@ -114,6 +114,14 @@ def test_zeroing_a_slot_clears_it_to_its_last_position_and_no_other():
         for each in layer.stored():
             assert (each[1] == 0).all()
     assert _keys(cache, 0, 2) == _keys(cache, 2, 2) == [100, 101]
+
+
+def test_a_packing_takes_a_rectangle_apart_and_puts_it_together():
+    packing = Packing.of([2, 4, 1], torch.device("cpu"))
+    packed = torch.arange(12)[packing.packed_N]
+    assert packed.tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert packed[packing.unpacked_BT].tolist() == [[0, 1, 1, 1], [4, 5, 6, 7], [8, 8, 8, 8]]
+    assert Packing.of([3, 3], torch.device("cpu")) is None, "rows of one length are not packed"
 
 
 def test_each_row_has_its_own_query_offset():

@@ -63,17 +63,12 @@ def test_an_unreadable_configuration_is_a_value_error(tmp_path, content):
         LanguageModel.load(str(tmp_path), "cpu")
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.gguf"])
-def test_weights_that_can_run_code_are_refused(tmp_path, name):
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.gguf", ""])
+def test_a_folder_without_weights_is_named_and_weights_that_can_run_code_are_refused(tmp_path, name):
     llama_config().save_pretrained(tmp_path)
-    torch.save({}, tmp_path / name)
+    if name:
+        torch.save({}, tmp_path / name)
     with pytest.raises(ValueError, match=rf"no safetensors weights.*{name}"):
-        LanguageModel.load(str(tmp_path), "cpu")
-
-
-def test_a_folder_without_any_weights_is_named(tmp_path):
-    llama_config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no safetensors weights"):
         LanguageModel.load(str(tmp_path), "cpu")
 
 
@@ -110,6 +105,9 @@ def test_a_models_own_code_is_never_run(tmp_path):
     assert not (tmp_path / "it_ran").exists()
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
 def _with_rope(**parameters: object) -> LlamaConfig:
     return llama_config(rope_parameters={"rope_theta": 1e4, **parameters}, max_position_embeddings=96)
 
@@ -128,16 +126,7 @@ def test_the_context_is_what_the_configuration_says():
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, 96),
         ({"rope_type": "dynamic", "factor": 2.0}, 96),
         ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 48}, 48),
-        (
-            {
-                "rope_type": "longrope",
-                "factor": 4.0,
-                "short_factor": [1.0] * 4,
-                "long_factor": [2.0] * 4,
-                "original_max_position_embeddings": 24,
-            },
-            24,
-        ),
+        ({**LONGROPE, "factor": 4.0, "original_max_position_embeddings": 24}, 24),
     ],
 )
 def test_rope_that_depends_on_the_longest_row_caps_the_context(parameters, expected):
@@ -151,13 +140,7 @@ def test_longrope_beyond_its_cap_is_refused_and_below_it_loads(tmp_path):
         max_position_embeddings=96,
         original_max_position_embeddings=32,
         pad_token_id=0,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4,
-            "original_max_position_embeddings": 32,
-        },
+        rope_parameters={**LONGROPE, "original_max_position_embeddings": 32},
     )
     path = save(build(config, seed=1), tmp_path)
     assert LanguageModel.load(path, "cpu").max_positions == 32

@@ -3,22 +3,19 @@
 import pytest
 import torch
 
-from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS, NEED_A_MODEL, make_drafter
+from decoding.drafters import DRAFTERS, make_drafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
-from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
-from tests.decoding.tiny import drafted
+from tests.decoding.tiny import drafted, numbered, rows_over
 
 MAX_LEN = 80
 
 
 def _rows(prompts: list[list[int]], limits: list[int], verification: str = "coupled", **params: object) -> Rows:
-    sequences = tuple(Sequence.create(p, SamplingParams(**params), row=r) for r, p in enumerate(prompts))
-    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
     uses_lookup = tuple(row % 2 == 0 for row in range(len(prompts)))
-    return Rows(sequences, sampling, tuple(limits), verification, uses_lookup)
+    return rows_over(numbered(prompts, **params), limits, verification, uses_lookup=uses_lookup)
 
 
 def _propose(drafter, rows: Rows) -> Draft:
@@ -42,24 +39,8 @@ def test_no_row_gets_more_draft_tokens_than_it_may(drafter, limits, verification
     assert draft.num_draft_tokens_B.max() <= draft.token_ids_BK.shape[1]
     assert all(0 <= token < 48 for row in drafted(draft) for token in row)
     if draft.probs_BKV is not None:
+        assert verification == "rejection", "a coupled draft states no distribution"
         assert draft.probs_BKV.shape == (*draft.token_ids_BK.shape, 48)
-
-
-def test_an_unknown_drafter_is_refused():
-    with pytest.raises(AssertionError):
-        make_drafter("oracle", None, 48, 1, 10)
-
-
-@pytest.mark.parametrize("name", NEED_A_MODEL)
-def test_a_drafter_that_needs_a_model_is_refused_without_one(name):
-    with pytest.raises(ValueError, match=f"'{name}' needs a draft model"):
-        make_drafter(name, None, 48, 1, 10)
-
-
-def test_no_drafter_drafts_nothing(models):
-    draft = _propose(make_drafter("none", None, 48, 2, MAX_LEN), _rows([[1], [2]], [4, 4]))
-    assert draft.token_ids_BK.shape == (2, 0)
-    assert draft.num_draft_tokens_B.tolist() == [0, 0]
 
 
 # n-gram: 1 2 3 4 means what followed the same tokens before.
@@ -122,11 +103,6 @@ def test_the_model_drafter_states_the_distribution_each_token_was_drawn_from(mod
         torch.testing.assert_close(draft.probs_BKV[:, step], expected, rtol=1e-3, atol=1e-5)
         drawn = draft.probs_BKV[:, step].gather(1, draft.token_ids_BK[:, step : step + 1])
         assert (drawn > 0).all()
-
-
-def test_a_coupled_draft_states_no_distribution(models):
-    drafter = make_drafter("model", models.good_draft, 48, 1, MAX_LEN)
-    assert _propose(drafter, _rows([[1, 2]], [3], "coupled")).probs_BKV is None
 
 
 def test_a_resting_model_drafter_reads_prompts_only_for_its_next_draft_which_is_the_same(models):

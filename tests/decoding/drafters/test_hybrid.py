@@ -1,7 +1,8 @@
 """The hybrid drafter: a source for each row, looked-up tokens behind the model's, caches that stay right."""
 
 import random
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,22 +11,13 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
-from decoding.sampling.rows import ExtensionLimit, Rows, sampling_batch
+from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft, rejection_rule
-from tests.decoding.tiny import (
-    VOCAB_SIZE,
-    assert_slot_equals_fresh_prefill,
-    check_counts,
-    drafted,
-    engine_over,
-    outputs,
-    random_prompts,
-    run,
-)
+from tests.decoding import tiny
+from tests.decoding.tiny import VOCAB_SIZE, audit, check_counts, drafted, engine_over, numbered, outputs, run
 
 CHEAP = CostTable(((1, 1.0), (1000, 3.0)), ((1, 0.1), (64, 0.1)))
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]
@@ -36,22 +28,10 @@ def adaptive(engine: Engine, costs: CostTable = CHEAP) -> Engine:
     return engine
 
 
-@dataclass
-class Drafted:
-    """What one source drafted, in tokens."""
-
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-
-
-def drafted_by_source(engine: Engine) -> dict[str, Drafted]:
-    """Return counts of what each source of the engine's drafter drafts from now on."""
+def drafted_by_source(engine: Engine) -> dict[str, Counter]:
+    """Count the tokens that each source of the engine's drafter drafts from now on, and those that are accepted."""
     drafter = engine.lanes[0].drafter
-    counts = {name: Drafted() for name in ("lookup", "model", "extension")}
+    counts = {name: Counter() for name in ("lookup", "model", "extension")}
     observe = drafter.observe
 
     def record(rows, num_drafted, num_accepted):
@@ -59,11 +39,11 @@ def drafted_by_source(engine: Engine) -> dict[str, Drafted]:
             zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
         ):
             if uses_lookup:
-                counts["lookup"].add(length, accepted)
+                counts["lookup"].update(drafted=length, accepted=accepted)
                 continue
             by_model, _ = drafter._extensions.get(slot, (length, None))
-            counts["model"].add(min(length, by_model), min(accepted, by_model))
-            counts["extension"].add(max(0, length - by_model), max(0, accepted - by_model))
+            counts["model"].update(drafted=min(length, by_model), accepted=min(accepted, by_model))
+            counts["extension"].update(drafted=max(0, length - by_model), accepted=max(0, accepted - by_model))
         observe(rows, num_drafted, num_accepted)
 
     drafter.observe = record
@@ -107,13 +87,12 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
         counts = drafted_by_source(engine)
         sequences = adaptive(engine, costs).generate(PROMPTS, params, seed=2)
         assert outputs(sequences) == expected
-        assert engine.num_rechecks == 0
+        assert tiny.num_rechecks(engine) == 0
         for sequence in sequences:
             check_counts(sequence)
-        assert sum(c.num_draft_tokens for c in counts.values()) <= sum(s.num_draft_tokens for s in sequences)
-        assert sum(c.num_accepted_tokens for c in counts.values()) == pytest.approx(
-            sum(s.num_accepted_tokens for s in sequences), rel=0.02
-        )
+        total = sum(counts.values(), Counter())
+        assert total["drafted"] <= sum(s.num_draft_tokens for s in sequences)
+        assert total["accepted"] == pytest.approx(sum(s.num_accepted_tokens for s in sequences), rel=0.02)
 
 
 def test_tokens_of_all_sources_are_accepted(models):
@@ -121,40 +100,29 @@ def test_tokens_of_all_sources_are_accepted(models):
     params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
     counts = drafted_by_source(engine)
     adaptive(engine).generate(PROMPTS, params, seed=2)
-    assert [name for name, source in counts.items() if not source.num_accepted_tokens] == []
+    assert all(source["accepted"] for source in counts.values())
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
-    models,
-    fresh,
-    seed,
-    verification,
-    monkeypatch,
+    models, fresh, seed, verification, monkeypatch
 ):
     at_random(monkeypatch, seed)
-    engine = engine_over(
-        models.target,
-        models.good_draft,
-        "hybrid",
-        num_slots=5,
-        num_speculative_tokens=6,
-        verification=verification,
-    )
-    drafter = engine.lanes[0].drafter._model
-    prompts = random_prompts([5, 1, 12, 3, 20, 2, 40, 1, 15, 6], seed=6)
-    engine.submit([Sequence.create(p, SamplingParams(max_tokens=30), row=r) for r, p in enumerate(prompts)])
+    engine = tiny.engine_by(models, "hybrid", num_slots=5, num_speculative_tokens=6, verification=verification)
+    engine.submit(numbered(tiny.random_prompts([5, 1, 12, 3, 20, 2, 40, 1, 15, 6], seed=6), max_tokens=30))
     max_missing = 0
     while engine.has_work:
         engine.step()
-        for slot, sequence in enumerate(engine.lanes[0].running):
-            settled = sequence.token_ids[:-1]
-            assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
-            ingested = settled[: drafter._num_ingested[slot]]
-            max_missing = max(max_missing, len(settled) - len(ingested))
-            assert_slot_equals_fresh_prefill(drafter._model, fresh["good_draft"], slot, ingested)
+        max_missing = max(max_missing, audit(engine, fresh["target"], fresh["good_draft"]))
     assert max_missing > 2, "no row was left out for long enough to put this to the test"
+
+
+def drafted_by_a_perfect_model(models) -> Counter:
+    engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
+    counts = drafted_by_source(engine)
+    run(engine, numbered(tiny.random_prompts([5, 1, 12, 3, 20, 2, 8, 1, 15, 6, 30, 4], seed=6), max_tokens=40))
+    return counts["model"]
 
 
 @pytest.mark.parametrize("max_in_a_step", [2, 5, 32])
@@ -164,11 +132,8 @@ def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, 
     at_random(monkeypatch, seed)
     monkeypatch.setattr("decoding.drafters.model._MAX_IN_A_STEP", max_in_a_step)
     monkeypatch.setattr("decoding.drafters.model._CHUNK", 4)
-    engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
-    prompts = random_prompts([5, 1, 12, 3, 20, 2, 8, 1, 15, 6, 30, 4], seed=6)
-    model = drafted_by_source(engine)["model"]
-    run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    assert model.num_accepted_tokens == model.num_draft_tokens > 100
+    model = drafted_by_a_perfect_model(models)
+    assert model["accepted"] == model["drafted"] > 100
 
 
 def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monkeypatch):
@@ -183,17 +148,12 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
         return real(self, rows)
 
     monkeypatch.setattr(ModelDrafter, "propose", skip)
-    engine = engine_over(models.target, models.perfect_draft, "hybrid", num_slots=6, num_speculative_tokens=6)
-    prompts = random_prompts([5, 1, 12, 3, 20, 2], seed=6)
-    model = drafted_by_source(engine)["model"]
-    run(engine, [Sequence.create(p, SamplingParams(max_tokens=40), row=r) for r, p in enumerate(prompts)])
-    assert model.num_accepted_tokens < model.num_draft_tokens
+    model = drafted_by_a_perfect_model(models)
+    assert model["accepted"] < model["drafted"]
 
 
 def _rows(prompts: list[list[int]], limits: list[int], uses_lookup: list[bool], verification: str = "coupled") -> Rows:
-    sequences = tuple(Sequence.create(p, SamplingParams(max_tokens=60), row=r) for r, p in enumerate(prompts))
-    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, tuple(limits), verification, tuple(uses_lookup))
+    return tiny.rows_over(numbered(prompts, max_tokens=60), limits, verification, uses_lookup=tuple(uses_lookup))
 
 
 LOOP = [5, 6, 5, 6, 5, 6, 5, 6, 5]
@@ -231,11 +191,8 @@ def test_an_extension_continues_the_models_tokens_as_if_they_were_accepted(model
         drafter._lookup.admit([1], [Sequence.create(text, SamplingParams(), row=9)])
         drafter._lookup._writers[0].scope = hash(tuple(text)) & ((1 << 60) - 1)
         for max_tokens, expected in ((2, [30, 31]), (1, [30]), (0, [])):
-            found = drafted(
-                drafter.propose(
-                    replace(rows, extension_limits=(ExtensionLimit(max_tokens, 0.0), ExtensionLimit(0, 1.0)))
-                )
-            )
+            limits = (ExtensionLimit(max_tokens, 0.0), ExtensionLimit(0, 1.0))
+            found = drafted(drafter.propose(replace(rows, extension_limits=limits)))
             assert found == [without[0] + expected, without[1]]
 
 
@@ -261,29 +218,28 @@ def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_dis
 def test_a_draft_model_that_never_drafts_never_runs(models, monkeypatch):
     """Prompts of rows that come later are not read, either, until the first draft reads what it needs."""
     engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
-    engine.generate(random_prompts([4, 4]), SamplingParams(max_tokens=1))
+    engine.generate(tiny.random_prompts([4, 4]), SamplingParams(max_tokens=1))
     calls = []
     real = models.good_draft.forward
     monkeypatch.setattr(models.good_draft, "forward", lambda *a, **k: calls.append(a) or real(*a, **k))
     monkeypatch.setattr(FixedSchedule, "lengths", lambda self, sequences: (0,) * len(sequences))
-    engine.generate(random_prompts([4, 4]), SamplingParams(max_tokens=20))
+    engine.generate(tiny.random_prompts([4, 4]), SamplingParams(max_tokens=20))
     calls.clear()
-    sequences = [Sequence.create(p, SamplingParams(max_tokens=60), row=r) for r, p in enumerate(PROMPTS)]
+    sequences = numbered(PROMPTS, max_tokens=60)
     engine.submit(sequences)
     for _ in range(10):
         engine.step()
     assert calls == []
     monkeypatch.undo()
     expected = outputs(engine_over(models.target).generate(PROMPTS, SamplingParams(max_tokens=60)))
-    for _ in engine.stream([]):
-        pass
+    list(engine.stream([]))
     assert outputs(sequences) == expected
     assert sum(s.num_accepted_tokens for s in sequences) > 20
 
 
-def test_hybrid_options_need_a_draft_and_count_by_source(folders):
-    engine = Engine.load(folders.target, folders.good_draft, EngineOptions(drafter="hybrid", num_slots=4), device="cpu")
-    assert isinstance(engine.lanes[0].drafter._lookup, SuffixDrafter)
+@pytest.mark.parametrize("drafter", ["model", "hybrid"])
+def test_an_adaptive_engine_measures_itself_and_leaves_no_trace_in_its_caches(folders, drafter):
+    engine = Engine.load(folders.target, folders.good_draft, EngineOptions(drafter=drafter, num_slots=4), device="cpu")
     assert isinstance(engine.lanes[0].schedule, AdaptiveSchedule)
     assert engine.lanes[0].schedule.costs.position_seconds > 0
     plain = Engine.load(folders.target, device="cpu")

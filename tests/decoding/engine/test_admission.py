@@ -9,19 +9,8 @@ import torch
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.rows import Rows, sampling_batch
-from tests.decoding.tiny import (
-    VOCAB_SIZE,
-    build,
-    check_counts,
-    engine_over,
-    llama_config,
-    noised,
-    outputs,
-    random_prompts,
-    run,
-    save,
-)
+from tests.decoding import tiny
+from tests.decoding.tiny import POISON, assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 HEAD = random_prompts([40], seed=21)[0]
@@ -74,7 +63,7 @@ def test_text_depends_neither_on_the_budget_nor_on_shared_prefixes(models, plain
     sequences = run(engine, _sequences(temperature))
     assert outputs(sequences) == expected
     for sequence in sequences:
-        check_counts(sequence)
+        tiny.check_counts(sequence)
         assert 0 <= sequence.num_cached_tokens < len(sequence.prompt_token_ids)
     assert sum(sequence.num_cached_tokens for sequence in sequences) > 100
 
@@ -145,13 +134,10 @@ def test_a_prompt_that_continues_a_finished_row_shares_what_that_row_wrote(model
 
 
 def test_a_slot_that_was_overwritten_shares_its_new_content(models):
-    engine = _engine(models, "none", num_slots=1)
     one, other = random_prompts([30, 30], seed=11)
-    params = SamplingParams(temperature=0, max_tokens=3)
-    expected = [_alone(models, prompt, params) for prompt in (one, other, one, [*one, 4])]
-    engine = _engine(models, "none", num_slots=1)
-    sequences = engine.generate([one, other, one, [*one, 4]], params)
-    assert outputs(sequences) == expected
+    params, prompts = SamplingParams(temperature=0, max_tokens=3), [one, other, one, [*one, 4]]
+    sequences = _engine(models, "none", num_slots=1).generate(prompts, params)
+    assert outputs(sequences) == [_alone(models, prompt, params) for prompt in prompts]
     assert [sequence.num_cached_tokens for sequence in sequences] == [0, 0, 0, 30]
 
 
@@ -176,8 +162,7 @@ def test_running_rows_wait_for_a_budget_of_tokens_and_not_for_a_prompt(models, m
     first = Sequence.create([1], SamplingParams(max_tokens=70))
     engine.submit([first])
     engine.step()
-    prompts = _strangers([61, 41], seed=13)
-    engine.submit([Sequence.create(p, SamplingParams(max_tokens=5), row=i) for i, p in enumerate(prompts)])
+    engine.submit(numbered(_strangers([61, 41], seed=13), max_tokens=5))
     num_waiting = 1
     for num_read, num_rows in _steps(engine, reads):
         assert num_read <= 3 * budget // num_waiting
@@ -189,7 +174,7 @@ def test_running_rows_wait_for_a_budget_of_tokens_and_not_for_a_prompt(models, m
 def test_while_no_row_runs_the_budgets_of_all_slots_are_read(models, monkeypatch):
     reads = Reads(monkeypatch, models.target)
     engine = _engine(models, "none", num_slots=4, budget=15)
-    engine.submit([Sequence.create(p, SamplingParams(max_tokens=3), row=i) for i, p in enumerate(_strangers([16] * 4))])
+    engine.submit(numbered(_strangers([16] * 4), max_tokens=3))
     assert _steps(engine, reads) == [(60, 4), (0, 4), (0, 0)]
 
 
@@ -198,12 +183,8 @@ def test_short_prompts_overtake_a_long_one_that_still_gets_half_of_every_budget(
     engine = _engine(models, "none", num_slots=5, budget=4)
     *prompts, long_prompt = _strangers([*[9] * 40, 75])
     long = Sequence.create(long_prompt, SamplingParams(max_tokens=3), tag="long")
-    short = [
-        Sequence.create(p, SamplingParams(max_tokens=1), row=1 + i)  # gone at once: there is always a new one
-        for i, p in enumerate(prompts)
-    ]
-    engine.submit([Sequence.create([1], SamplingParams(max_tokens=2)), long])
-    engine.submit(short)
+    short = numbered(prompts, max_tokens=1)  # gone at once: there is always a new one
+    engine.submit([Sequence.create([1], SamplingParams(max_tokens=2)), long, *short])
     order = []
     while engine.has_work:
         order += [sequence.tag for sequence in engine.step()]
@@ -220,7 +201,7 @@ def test_long_prompts_do_not_keep_a_short_one_waiting(models):
     engine = _engine(models, "none", num_slots=5, budget=8, max_model_len=96)
     engine.submit([Sequence.create([1], SamplingParams(max_tokens=90))])
     engine.step()
-    *longs, short = [Sequence.create(p, SamplingParams(max_tokens=1)) for p in _strangers([91, 91, 91, 9], seed=4)]
+    *longs, short = numbered(_strangers([91, 91, 91, 9], seed=4), max_tokens=1)
     engine.submit([*longs, short])
     finished = [sequence for _ in range(2) for sequence in engine.step()]
     assert finished == [short]
@@ -231,17 +212,7 @@ def test_long_prompts_do_not_keep_a_short_one_waiting(models):
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory):
-    """A target and a draft that feeding token 40 breaks, each on its own."""
-    models = {}
-    for name, network in (("target", build(llama_config(), seed=1)), ("draft", None)):
-        network = network or noised(build(llama_config(), seed=1), 0.1)
-        with torch.no_grad():
-            network.get_input_embeddings().weight[40] = math.nan
-        models[name] = LanguageModel.load(save(network, tmp_path_factory.mktemp(name)), "cpu")
-    return models
-
-
-POISON = 40
+    return tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), math.nan)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 6])
@@ -253,30 +224,17 @@ def test_a_poisoned_slot_is_never_copied(poisoned, models, monkeypatch, drafter,
     prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [POISON], [6, 7, 8], [POISON, 1, 9])]
     params = SamplingParams(temperature=0, max_tokens=5, logit_bias={POISON: -100.0})
     expected = [_alone(models, prompt, params) for prompt in prompts]
-    engine = engine_over(poisoned["target"], models.good_draft, drafter, num_slots=num_slots, max_prefill_tokens=budget)
-    donors = []
-    real = engine.target.cache.copy
-    monkeypatch.setattr(
-        engine.target.cache,
-        "copy",
-        lambda source, target, length: (
-            donors.append(engine.target.cache.is_finite(source, length)),
-            real(source, target, length),
-        ),
-    )
-    sequences = engine.generate(prompts, params)
-    assert all(donors)
-    assert [sequence.finish_reason for sequence in sequences] == [
-        "error",
-        "length",
-        "length",
-        "error",
-        "length",
-        "error",
-    ]
-    for sequence, text in zip(sequences, expected, strict=True):
-        if sequence.finish_reason != "error":
-            assert sequence.output_token_ids == text
+    engine = engine_over(poisoned.target, models.good_draft, drafter, num_slots=num_slots, max_prefill_tokens=budget)
+    cache, real = engine.target.cache, engine.target.cache.copy
+
+    def copy(source: int, target: int, length: int) -> None:
+        assert cache.is_finite(source, length)
+        real(source, target, length)
+
+    monkeypatch.setattr(cache, "copy", copy)
+    for sequence, text in zip(engine.generate(prompts, params), expected, strict=True):
+        assert sequence.finish_reason == ("error" if POISON in sequence.prompt_token_ids else "length")
+        assert sequence.finish_reason == "error" or sequence.output_token_ids == text
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 6])
@@ -286,7 +244,9 @@ def test_a_draft_that_breaks_on_one_prompt_still_drafts_for_those_that_begin_ali
     prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [6, 7, 8], [POISON, 1, 9])]
     params = SamplingParams(temperature=0, max_tokens=12, logit_bias={POISON: -100.0})
     expected = [_alone(models, prompt, params) for prompt in prompts]
-    engine = engine_over(models.target, poisoned["draft"], "model", num_slots=num_slots, max_prefill_tokens=budget)
+    engine = engine_over(
+        models.target, poisoned.poisoned_draft, "model", num_slots=num_slots, max_prefill_tokens=budget
+    )
     sequences = engine.generate(prompts, params)
     assert outputs(sequences) == expected
     for sequence in sequences:
@@ -295,15 +255,13 @@ def test_a_draft_that_breaks_on_one_prompt_still_drafts_for_those_that_begin_ali
 
 
 def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, models):
-    drafter = make_drafter("model", poisoned["draft"], VOCAB_SIZE, 3, 80)
+    drafter = make_drafter("model", poisoned.poisoned_draft, tiny.VOCAB_SIZE, 3, 80)
     broken, sound = [1, POISON, 2], [3, 4, 5]
 
     def num_drafted(prompts: list[list[int]]) -> list[int]:
-        sequences = tuple(Sequence.create(p, SamplingParams(temperature=0, max_tokens=9)) for p in prompts)
-        sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
+        rows = tiny.rows_over(numbered(prompts, temperature=0, max_tokens=9), [2] * len(prompts))
         with torch.inference_mode():
-            draft = drafter.propose(Rows(sequences, sampling, (2,) * len(prompts), "coupled"))
-        return draft.num_draft_tokens_B.tolist()
+            return drafter.propose(rows).num_draft_tokens_B.tolist()
 
     drafter.prefill([0, 1, 2], [broken[:-1], sound[:-1], sound[:-1]])
     assert num_drafted([broken, sound]) == [0, 2]
@@ -336,17 +294,14 @@ def test_a_row_that_is_dropped_before_it_writes_is_not_read_and_ends_at_once(mod
     target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
     engine = _engine(models, "model", num_slots=2, budget=7)
     prompts = [[1], *_strangers([60, 50, 40], seed=8)]
-    writing, filling, *waiting = sequences = [
-        Sequence.create(prompt, SamplingParams(max_tokens=30, ignore_eos=True), row=row)
-        for row, prompt in enumerate(prompts)
-    ]
+    writing, filling, *waiting = sequences = numbered(prompts, max_tokens=30, ignore_eos=True)
     engine.submit(sequences)
     engine.step()
     assert engine.num_running == 2
     assert 0 < target.num_tokens < 59, "half a prompt is read"
     num_read, num_rounds = target.num_tokens, writing.num_rounds
     engine.drop(sequences)
-    assert sorted(map(id, engine.step())) == sorted(map(id, sequences)), "each comes back, once"
+    assert_each_once(engine.step(), sequences)
     assert not engine.has_work
     assert (target.num_tokens, draft.num_tokens) == (num_read, num_read), "a prompt was read in vain"
     assert (writing.finish_reason, writing.num_rounds) == ("length", num_rounds + 1)
@@ -359,7 +314,7 @@ def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(model
     target = Reads(monkeypatch, models.target)
     engine = _engine(models, "none", num_slots=4, budget=7)
     (prompt,) = random_prompts([60], seed=9)
-    sequences = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(4)]
+    sequences = numbered([prompt] * 4, max_tokens=5)
     blocker = Sequence.create([1], SamplingParams(max_tokens=70, ignore_eos=True), row=9)
     engine.submit([blocker, *sequences[:3]])
     engine.step()
@@ -367,8 +322,7 @@ def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(model
     num_read = target.num_tokens
     engine.drop(sequences[:1])
     engine.submit(sequences[3:])
-    finished = list(engine.stream([]))
-    assert sorted(map(id, finished)) == sorted(map(id, [blocker, *sequences]))
+    assert_each_once(list(engine.stream([])), [blocker, *sequences])
     assert target.num_tokens == num_read + 59, "each of the others read it again"
     assert outputs(sequences[1:]) == [_alone(models, prompt, SamplingParams(max_tokens=5), row) for row in (1, 2, 3)]
 
@@ -388,5 +342,5 @@ def test_rows_that_are_dropped_at_any_time_change_no_token_of_the_others(models,
         finished += engine.step()
         if unwanted and chance.random() < 0.4:
             engine.drop([unwanted.pop()])
-    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    assert_each_once(finished, sequences)
     assert [s.output_token_ids for s in wanted] == [expected[sequences.index(s)] for s in wanted]

@@ -4,25 +4,18 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from tests.decoding.tiny import check_counts, engine_over, random_prompts, run
+from tests.decoding.tiny import check_counts, engine_by, engine_over, num_rechecks, random_prompts, run
 
 NUM_SPECULATIVE_TOKENS = 4
 PROMPT = random_prompts([6], seed=1)[0]
 OFFSETS = range(12)  # more than two rounds of full acceptance
-KINDS = [
-    ("model", "perfect_draft"),
-    ("model", "good_draft"),
-    *[(name, "good_draft") for name in DRAFTERS if name != "model"],
-]
+KINDS = ["perfect_draft", "good_draft", *(name for name in DRAFTERS if name != "model")]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"  # one for each token id
 
 
-@pytest.fixture(params=KINDS, ids="-".join)
+@pytest.fixture(params=KINDS)
 def engine(request, models):
-    drafter, draft = request.param
-    return engine_over(
-        models.target, getattr(models, draft), drafter, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, num_slots=2
-    )
+    return engine_by(models, request.param, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, num_slots=2)
 
 
 @pytest.fixture(params=["coupled", "rejection"])
@@ -126,15 +119,11 @@ def test_the_earlier_of_a_stop_string_and_a_stop_token_ends_the_text(engine, noi
         assert sequence.finish_reason == "stop"
 
 
-def test_a_stop_string_at_the_length_limit_is_a_stop(engine, noise_seed, text):
+def test_an_end_at_the_length_limit_is_a_stop(engine, noise_seed, text):
     letter = LETTERS[text[6]]
-    sequence = _generate(engine, noise_seed, max_tokens=7, stop=[letter], stop_condition=_stop_strings(letter))[0]
-    assert (sequence.output_token_ids, sequence.finish_reason) == (text[:7], "stop")
-
-
-def test_an_end_token_at_the_length_limit_is_a_stop(engine, noise_seed, text):
-    sequence = _generate(engine, noise_seed, max_tokens=7, stop_token_ids=[text[6]])[0]
-    assert (sequence.output_token_ids, sequence.finish_reason) == (text[:7], "stop")
+    for end in ({"stop": [letter], "stop_condition": _stop_strings(letter)}, {"stop_token_ids": [text[6]]}):
+        sequence = _generate(engine, noise_seed, max_tokens=7, **end)[0]
+        assert (sequence.output_token_ids, sequence.finish_reason) == (text[:7], "stop")
 
 
 def test_ignore_eos_goes_on_after_the_models_end_token_but_not_after_a_stop_token(
@@ -181,14 +170,11 @@ def test_tokens_behind_an_end_are_not_counted_as_accepted(models, noise_seed, te
     letter = LETTERS[text[offset]]
     sequence = _generate(engine, noise_seed, stop=[letter], stop_condition=_stop_strings(letter))[0]
     num_full_rounds, num_in_last = divmod(offset + 1, NUM_SPECULATIVE_TOKENS + 1)
-    assert engine.num_rechecks == 0
+    assert num_rechecks(engine) == 0
     assert sequence.num_rounds == num_full_rounds + (num_in_last > 0)
     assert sequence.num_accepted_tokens == num_full_rounds * NUM_SPECULATIVE_TOKENS + num_in_last
-    assert sequence.accepted_per_position == [
-        num_full_rounds + (num_in_last > position)
-        for position in range(NUM_SPECULATIVE_TOKENS)
-        if num_full_rounds + (num_in_last > position)
-    ]
+    per_position = [num_full_rounds + (num_in_last > position) for position in range(NUM_SPECULATIVE_TOKENS)]
+    assert sequence.accepted_per_position == [count for count in per_position if count]
 
 
 def test_nothing_is_drafted_behind_a_stop_token(models, noise_seed, text):

@@ -7,18 +7,8 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS, NEED_A_MODEL
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import (
-    CONTEXT,
-    VOCAB_SIZE,
-    build,
-    engine_over,
-    llama_config,
-    outputs,
-    random_prompts,
-    run,
-    save,
-)
+from tests.decoding import tiny
+from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, engine_over, numbered, outputs, random_prompts, run
 
 PROMPTS = random_prompts([4, 1, 8], seed=5)
 
@@ -86,10 +76,8 @@ def test_prompts_that_cannot_run_come_back_as_errors_and_their_neighbours_finish
         Sequence.create(prompt, SamplingParams(max_tokens=5, **params), tag=message)
         for message, (prompt, params) in cases.items()
     ]
-    good = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row, prompt in enumerate(PROMPTS)]
-    mixed = [sequence for pair in zip(bad, good * 2, strict=True) for sequence in pair]
-    mixed = list(dict.fromkeys(mixed))
-    run(engine, mixed)
+    good = numbered(PROMPTS, max_tokens=5)
+    run(engine, [*bad[:2], good[0], bad[2], good[1], *bad[3:], good[2]])
     for sequence in bad:
         assert sequence.finish_reason == "error"
         assert sequence.tag in sequence.error
@@ -129,13 +117,6 @@ def test_an_engine_without_work_steps_to_nothing(models):
     assert engine.generate([], SamplingParams()) == []
 
 
-def test_a_seed_of_its_own_replaces_run_seed_and_row(models):
-    engine = engine_over(models.target)
-    params = SamplingParams(max_tokens=8, seed=11)
-    texts = outputs(engine.generate([PROMPTS[0]] * 3, params, seed=1) + engine.generate([PROMPTS[0]], params, seed=2))
-    assert len({tuple(text) for text in texts}) == 1
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
 def test_logprobs_are_those_of_a_fresh_forward(models, drafter, num_top):
@@ -173,6 +154,6 @@ def test_the_models_weights_and_random_state_are_left_alone(models):
 
 
 def test_more_top_logprobs_than_the_vocabulary_has_are_the_whole_vocabulary(tmp_path):
-    small = LanguageModel.load(save(build(llama_config(6), seed=1), tmp_path), "cpu")
+    small = tiny.loaded(tiny.build(tiny.llama_config(6), seed=1), tmp_path)
     sequence = engine_over(small).generate([[1, 2]], SamplingParams(max_tokens=2, logprobs=20))[0]
     assert [len(position.top) for position in sequence.logprobs] == [6, 6]

@@ -3,9 +3,11 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,8 @@ from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import keep_best
-from decoding.sampling.verify import Draft, draw_draft
-from tests.decoding.tiny import build, engine_over, llama_config, noised, save
+from decoding.sampling.verify import draw_draft
+from tests.decoding.tiny import build, engine_by, llama_config, loaded, noised
 from tests.decoding.toy import Distribution, is_plausible
 
 VOCAB_SIZE = 6
@@ -46,7 +48,7 @@ def trio(tmp_path_factory):
         "unrelated_draft": build(config, seed=2),
         "broken_draft": broken,
     }
-    return {name: LanguageModel.load(save(network, root / name), "cpu") for name, network in drafts.items()}
+    return SimpleNamespace(**{name: loaded(network, root / name) for name, network in drafts.items()})
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def law_of(trio):
     def law(name: str) -> Distribution:
         @cache
         def probs(behind: tuple[int, ...]) -> list[float]:
-            return _probs(trio["target"], PARAMS[name], (*PROMPT, *behind)).tolist()
+            return _probs(trio.target, PARAMS[name], (*PROMPT, *behind)).tolist()
 
         paths = product(range(VOCAB_SIZE), repeat=NUM_TOKENS)
         return {path: prod(probs(path[:index])[token] for index, token in enumerate(path)) for path in paths}
@@ -79,15 +81,8 @@ def _probs(model: LanguageModel, params: SamplingParams, behind: tuple[int, ...]
 
 
 def _written(trio, kind: str, verification: str, name: str) -> Counter[tuple[int, ...]]:
-    engine = engine_over(
-        trio["target"],
-        trio.get(kind, trio["good_draft"]),
-        "model" if kind in trio else kind,
-        num_slots=64,
-        num_speculative_tokens=2,
-        verification=verification,
-        max_model_len=16,
-    )
+    options = {"num_slots": 64, "num_speculative_tokens": 2, "max_model_len": 16}
+    engine = engine_by(trio, kind, verification=verification, **options)
     return Counter(tuple(s.output_token_ids) for s in engine.generate([PROMPT], PARAMS[name], seed=1))
 
 
@@ -141,11 +136,7 @@ def _state_another_law(drafter_class, change):
 
     def propose(self, rows):
         draft = real(self, rows)
-        return Draft(
-            draft.token_ids_BK,
-            draft.num_draft_tokens_B,
-            change(draft.probs_BKV) if draft.probs_BKV is not None else None,
-        )
+        return replace(draft, probs_BKV=None if draft.probs_BKV is None else change(draft.probs_BKV))
 
     return propose
 

@@ -1,12 +1,14 @@
 """Lanes: rows in groups of which one goes on while another waits for a draft or a verdict; the text never shows it."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding import Engine, EngineOptions, Sequence
 from decoding.drafters import DRAFTERS, make_drafter
 from decoding.engine.lane import divide_slots
-from decoding.sampling.judging import RowVerdict, ScoreRequest
-from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
+from decoding.sampling.judging import ScoreRequest
+from tests.decoding.tiny import assert_each_once, check_counts, engine_over, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], seed=24)[0]] * 3]
@@ -22,19 +24,10 @@ class Elsewhere:
         return getattr(self._target, name)
 
     def score(self, request: ScoreRequest):
+        """Judge the request as it is sent: what happens to its rows until the verdicts come must not enter them."""
         self._diary.append(f"score {self._name}")
-        return Later(self._target, request, f"verdict {self._name}", self._diary)
-
-
-class Later:
-    is_ready = False
-
-    def __init__(self, target, request, entry, diary):
-        self._target, self._score_request, self._entry, self._diary = target, request, entry, diary
-
-    def result(self) -> list[RowVerdict]:
-        self._diary.append(self._entry)
-        return self._target.score(self._score_request).result()
+        verdicts = self._target.score(request).result()
+        return SimpleNamespace(is_ready=False, result=lambda: self._diary.append(f"verdict {self._name}") or verdicts)
 
 
 def _ask_elsewhere(drafter, name, diary):
@@ -63,20 +56,13 @@ def lanes_over(models, drafter="model", num_lanes=2, *, is_remote=False, is_stag
         target = models.target.share()
         part = make_drafter(drafter, models.good_draft.share(), models.target.vocab_size, num_slots, 80)
         name = "abc"[lane]
-        parts.append(
-            (
-                Elsewhere(target, name, diary) if is_staged else target,
-                _ask_elsewhere(part, name, diary) if is_remote else part,
-            )
-        )
+        target = Elsewhere(target, name, diary) if is_staged else target
+        parts.append((target, _ask_elsewhere(part, name, diary) if is_remote else part))
     return Engine(parts, options, 80), diary
 
 
 def _sequences(temperature=0.8, max_tokens=14, **params):
-    return [
-        Sequence.create(prompt, SamplingParams(temperature=temperature, max_tokens=max_tokens, **params), row=row)
-        for row, prompt in enumerate(PROMPTS)
-    ]
+    return numbered(PROMPTS, temperature=temperature, max_tokens=max_tokens, **params)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +94,9 @@ def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
 
 def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
     engine, diary = lanes_over(models, is_remote=True)
-    _patch_scores(engine, diary)
+    for lane, name in zip(engine.lanes, "ab", strict=True):
+        score = lane.target.score
+        lane.target.score = lambda request, score=score, name=name: diary.append(f"score {name}") or score(request)
     list(engine.stream(_sequences(max_tokens=30)[:4]))
     middle = diary[4:-8]
     assert len(middle) > 20
@@ -117,12 +105,6 @@ def test_one_lane_is_drafted_for_while_the_other_is_verified(models):
             assert middle[here + 1] == f"ask {entry[-1]}", middle
         else:
             assert middle[here + 1] != f"score {entry[-1]}", f"a lane waited for its own draft: {middle}"
-
-
-def _patch_scores(engine, diary):
-    for lane, name in zip(engine.lanes, "ab", strict=True):
-        score = lane.target.score
-        lane.target.score = lambda request, score=score, name=name: diary.append(f"score {name}") or score(request)
 
 
 def test_all_stages_have_work_while_verdicts_are_waited_for(models):
@@ -165,7 +147,7 @@ def test_rows_that_are_dropped_while_they_are_judged_end_and_the_others_do_not_c
     engine.drop([sequence for sequence in sequences[::2] if not sequence.is_finished])
     while engine.has_work:
         finished += engine.step()
-    assert sorted(map(id, finished)) == sorted(map(id, sequences))
+    assert_each_once(finished, sequences)
     assert outputs(sequences)[1::2] == expected[1::2]
 
 

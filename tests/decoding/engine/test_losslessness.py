@@ -1,32 +1,32 @@
 """Coupled text at temperature > 0 is a function of target, prompt, parameters and noise key, and of nothing else."""
 
 import random
+from functools import partial
 
 import pytest
 
-from decoding import Engine, SamplingParams, Sequence
+from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from decoding.pace.schedule import FixedSchedule
-from tests.decoding.tiny import VOCAB_SIZE, check_counts, engine_over, outputs, random_prompts, run
+from tests.decoding import tiny
+from tests.decoding.tiny import check_counts, engine_by, engine_over, numbered, outputs, random_prompts, run
 
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)
 # Every row has its own parameters; a prompt that repeats itself gives the n-gram drafter something to find.
 PROMPTS[4] = [5, 6, 7, 8, 9] * 5
 PARAMS = [
-    SamplingParams(temperature=0.8),
-    SamplingParams(temperature=0),
-    SamplingParams(temperature=1.3, top_k=5),
-    SamplingParams(temperature=0.7, top_p=0.8),
-    SamplingParams(temperature=0.4, repetition_penalty=1.4),
-    SamplingParams(temperature=1.0, min_p=0.1, presence_penalty=0.7),
-    SamplingParams(temperature=0.9, top_k=12, top_p=0.9, min_p=0.02, frequency_penalty=0.5),
-    SamplingParams(temperature=1.0, logit_bias={3: 4.0, 4: -100}, stop_token_ids=(11, 30)),
-    SamplingParams(temperature=2.0, min_tokens=6, stop_token_ids=tuple(range(20))),
-    SamplingParams(temperature=0, repetition_penalty=1.8, frequency_penalty=-0.4, presence_penalty=1.0),
-    SamplingParams(temperature=0.6, seed=99),
-    SamplingParams(temperature=1.0, repetition_penalty=0.7, top_p=0.6),
+    SamplingParams(max_tokens=20, temperature=0.8),
+    SamplingParams(max_tokens=24, temperature=0),
+    SamplingParams(max_tokens=1, temperature=1.3, top_k=5),
+    SamplingParams(max_tokens=17, temperature=0.7, top_p=0.8),
+    SamplingParams(max_tokens=30, temperature=0.4, repetition_penalty=1.4),
+    SamplingParams(max_tokens=2, temperature=1.0, min_p=0.1, presence_penalty=0.7),
+    SamplingParams(max_tokens=22, temperature=0.9, top_k=12, top_p=0.9, min_p=0.02, frequency_penalty=0.5),
+    SamplingParams(max_tokens=24, temperature=1.0, logit_bias={3: 4.0, 4: -100}, stop_token_ids=(11, 30)),
+    SamplingParams(max_tokens=24, temperature=2.0, min_tokens=6, stop_token_ids=tuple(range(20))),
+    SamplingParams(max_tokens=13, temperature=0, repetition_penalty=1.8, frequency_penalty=-0.4, presence_penalty=1.0),
+    SamplingParams(max_tokens=3, temperature=0.6, seed=99),
+    SamplingParams(max_tokens=19, temperature=1.0, repetition_penalty=0.7, top_p=0.6),
 ]
-MAX_TOKENS = [20, 24, 1, 17, 30, 2, 22, 24, 24, 13, 3, 19]
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of orders and lengths by chance
 
@@ -34,13 +34,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  #
 def _sequences() -> list[Sequence]:
     return [
         Sequence.create(prompt, params, run_seed=3, row=row, tag=row)
-        for row, (prompt, params) in enumerate(zip(PROMPTS, _params(), strict=True))
+        for row, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
     ]
-
-
-def _params() -> list[SamplingParams]:
-    fields = [{name: getattr(p, name) for name in p.__dataclass_fields__} for p in PARAMS]
-    return [SamplingParams(**{**f, "max_tokens": m}) for f, m in zip(fields, MAX_TOKENS, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +44,7 @@ def plain(models) -> list[list[int]]:
     engine = engine_over(models.target, num_slots=1)
     texts = [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
     assert len({tuple(text) for text in texts}) == len(texts)
-    assert any(len(text) < limit for text, limit in zip(texts, MAX_TOKENS, strict=True)), "some text ends by a stop id"
+    assert any(len(text) < p.max_tokens for text, p in zip(texts, PARAMS, strict=True)), "some text ends by a stop id"
     return texts
 
 
@@ -57,12 +52,7 @@ def plain(models) -> list[list[int]]:
 def make_engine(request, models):
     """An engine with each drafter, and the `model` drafter with each draft; `hybrid` has the good one."""
 
-    def make(**options: object) -> Engine:
-        is_model = request.param.endswith("_draft")
-        draft = getattr(models, request.param if is_model else "good_draft")
-        return engine_over(models.target, draft, "model" if is_model else request.param, **options)
-
-    return make
+    return partial(engine_by, models, request.param)
 
 
 @pytest.mark.parametrize("num_speculative_tokens", range(1, 9))
@@ -101,19 +91,13 @@ def test_text_does_not_depend_on_when_a_row_is_submitted(make_engine, plain, see
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, seed, monkeypatch):
-    chance = random.Random(seed)
-
-    def at_random(sequences, num_speculative_tokens):
-        ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
-        return tuple(chance.choice([0, chance.randint(0, ceiling), ceiling]) for ceiling in ceilings)
-
-    monkeypatch.setattr(FixedSchedule, "lengths", lambda self, sequences: at_random(sequences, self.ceiling))
+    tiny.schedule_at_random(monkeypatch, seed)
     assert outputs(run(make_engine(num_speculative_tokens=6, num_slots=5), _sequences())) == plain
 
 
 def test_an_engine_used_before_gives_the_same_text(make_engine, plain):
     engine = make_engine()
-    run(engine, [Sequence.create(prompt, SamplingParams(max_tokens=9), row=50) for prompt in PROMPTS])
+    run(engine, numbered(PROMPTS, max_tokens=9, seed=50))
     assert outputs(run(engine, _sequences())) == plain
 
 
@@ -145,7 +129,7 @@ def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
 @pytest.mark.parametrize("length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 70)), 64, 65])
 def test_text_does_not_depend_on_the_drafter_near_bucket_and_context_limits(make_engine, models, length):
     """The cache shows positions in buckets of 64, and drafts of longer rows run past the end of the slot."""
-    prompts = random_prompts([length, 3, 60], VOCAB_SIZE, seed=length)
+    prompts = random_prompts([length, 3, 60], seed=length)
     params = SamplingParams(temperature=1.0, max_tokens=200)
     expected = engine_over(models.target, max_model_len=80, num_slots=1).generate(prompts, params)
     found = make_engine(max_model_len=80, num_speculative_tokens=8).generate(prompts, params)

@@ -11,9 +11,11 @@ from decoding.drafters import DRAFTERS
 from decoding.drafters.suffix import SuffixDrafter
 from decoding.engine.engine import TargetLostError
 from decoding.engine.prefix import Resident
+from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
+from tests.decoding import tiny
 from tests.decoding.engine.test_lanes import lanes_over
-from tests.decoding.tiny import check_counts, engine_over, outputs, random_prompts, run
+from tests.decoding.tiny import assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 HEAD = random_prompts([20], seed=31)[0]
@@ -41,9 +43,7 @@ def sequences(temperature: float) -> list[Sequence]:
 def undisturbed(models) -> dict[float, list[Sequence]]:
     """The rows by temperature, each one alone in an engine."""
     return {
-        temperature: [
-            run(engine_over(models.target, num_slots=1), [sequence])[0] for sequence in sequences(temperature)
-        ]
+        temperature: [run(engine_over(models.target, num_slots=1), [row])[0] for row in sequences(temperature)]
         for temperature in (0.0, 0.8)
     }
 
@@ -63,14 +63,14 @@ def run_with_evictions(engine: Engine, rows: list[Sequence], chance: random.Rand
                 for slot, resident in enumerate(lane.admission._residents):
                     if resident is None:  # what it held is not to be relied on
                         lane.target.cache.zero(slot)
-    assert sorted(map(id, finished)) == sorted(map(id, rows)), "each row comes back once"
+    assert_each_once(finished, rows)
     return num_evicted
 
 
 def assert_same(found: list[Sequence], expected: list[Sequence]) -> None:
     assert outputs(found) == outputs(expected)
     for row, other in zip(found, expected, strict=True):
-        check_counts(row)
+        tiny.check_counts(row)
         assert (row.finish_reason, row.stop_reason) == (other.finish_reason, other.stop_reason)
         assert 0 <= row.num_cached_tokens < len(row.prompt_token_ids)
         assert [entry.logprob for entry in row.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
@@ -80,14 +80,7 @@ def assert_same(found: list[Sequence], expected: list[Sequence]) -> None:
     ("drafter", "temperature", "num_slots", "budget"), every_pair(list(DRAFTERS), [0.0, 0.8], [1, 4, 7], [5, 512])
 )
 def test_rows_that_lose_their_slots_write_the_same(models, undisturbed, drafter, temperature, num_slots, budget):
-    engine = engine_over(
-        models.target,
-        models.good_draft,
-        drafter,
-        num_slots=num_slots,
-        max_prefill_tokens=budget,
-        num_speculative_tokens=3,
-    )
+    engine = tiny.engine_by(models, drafter, num_slots=num_slots, max_prefill_tokens=budget, num_speculative_tokens=3)
     found = sequences(temperature)
     assert run_with_evictions(engine, found, random.Random(num_slots)) >= 5
     assert_same(found, undisturbed[temperature])
@@ -117,13 +110,13 @@ def test_the_check_sees_a_row_that_is_read_without_its_output(models, undisturbe
 
 def test_evicted_rows_wait_in_front_of_all_others_and_keep_their_counts(models):
     engine = engine_over(models.target, num_slots=2)
-    rows = [Sequence.create(HEAD, SamplingParams(max_tokens=9, ignore_eos=True), row=row) for row in range(4)]
+    rows = numbered([HEAD] * 4, max_tokens=9, ignore_eos=True)
     engine.submit(rows)
     for _ in range(3):
         engine.step()
     assert [row.num_cached_tokens for row in rows[:2]] == [0, len(HEAD) - 1]
     engine.evict(rows[:2])
-    assert engine.up_next(()) == set(rows[:2])
+    assert engine.up_next() == set(rows[:2])
     list(engine.stream([]))
     assert [row.num_cached_tokens for row in rows[:2]] == [0, len(HEAD) - 1]
     assert [row.num_rounds for row in rows] == [9] * 4
@@ -133,19 +126,18 @@ def test_a_row_that_waits_to_copy_from_an_evicted_one_reads_for_itself(models):
     engine = engine_over(models.target, num_slots=4, max_prefill_tokens=3)
     blocker = Sequence.create([1], SamplingParams(max_tokens=60, ignore_eos=True), row=9)
     (prompt,) = random_prompts([60], seed=9)
-    rows = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(3)]
+    rows, alone = (numbered([prompt] * 3, max_tokens=5) for _ in range(2))
     engine.submit([blocker, *rows])
     engine.step()
     assert engine.num_running == 4
     engine.evict(rows[:1])
     assert len(list(engine.stream([]))) == 4
-    alone = [Sequence.create(prompt, SamplingParams(max_tokens=5), row=row) for row in range(3)]
     assert outputs(rows) == outputs(run(engine_over(models.target, num_slots=1), alone))
 
 
 def test_an_evicted_row_that_is_dropped_is_not_read_again(models):
     engine = engine_over(models.target, num_slots=2)
-    kept, unwanted = (Sequence.create([1, row], SamplingParams(max_tokens=8), row=row) for row in range(2))
+    kept, unwanted = numbered([[1, 0], [1, 1]], max_tokens=8)
     engine.submit([kept, unwanted])
     engine.step()
     engine.evict([unwanted])
@@ -237,8 +229,8 @@ def test_a_row_that_is_being_seated_when_memory_runs_out_still_waits(models, und
         patched.setattr(engine.lanes[0].drafter, "begin", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             engine.step()
-    assert engine.up_next(()) == set(found[:2])
-    assert sorted(map(id, engine.stream([]))) == sorted(map(id, found))
+    assert engine.up_next() == set(found[:2])
+    assert_each_once(engine.stream([]), found)
     assert_same(found, undisturbed[0.8])
 
 
@@ -253,6 +245,39 @@ def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(mo
     with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
         engine.step()
     assert processes.num_losses == 3
+
+
+def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_not_of_the_prompt(models):
+    engine, _ = lanes_over(models, is_remote=True)
+    (prompt,) = random_prompts([40], seed=7)
+    engine.submit(sequences(0.0))
+    processes = Processes(engine, every=1, max_losses=2)
+    for _ in range(3):
+        assert engine.step() == []
+    assert processes.num_losses == 2
+    assert engine.num_running == 5, "the rows are drafted for"
+    processes._max_losses = 3
+    assert sum(map(len, engine.prompt_logprobs(prompt, 1))) == 39
+    with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
+        engine.step()
+    engine.clear()
+    assert run(engine, sequences(0.0))
+
+
+def test_a_scorer_whose_prefill_fails_gives_its_slot_back(models, monkeypatch):
+    monkeypatch.setattr("decoding.engine.engine._SCORED_AT_ONCE", 5 * models.target.vocab_size)
+    engine, _ = lanes_over(models, num_lanes=1)
+    (prompt,) = random_prompts([40], seed=7)
+    scores = engine.prompt_logprobs(prompt, 1)
+    next(scores)
+    engine._scorer = None  # as after a loss
+    released = []
+    monkeypatch.setattr(LanguageModel, "release", lambda scorer: released.append(scorer))
+    monkeypatch.setattr(LanguageModel, "prefill", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        next(scores)
+    assert len(released) == 1
+    assert engine._scorer is None
 
 
 def test_losses_between_which_a_scored_prompt_went_on_are_not_its_fault(models, monkeypatch):
@@ -285,9 +310,8 @@ def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, undisturb
 
 def test_under_rejection_a_lookup_recognizes_a_row_that_comes_back(models):
     """The row's own noise is then not taken for that of another row, which would forbid every lookup."""
-    params = SamplingParams(temperature=0.2, max_tokens=30, ignore_eos=True)
     engine = engine_over(models.target, drafter="suffix", num_slots=2, verification="rejection", max_model_len=90)
-    rows = [Sequence.create([5, 6, 7, 8] * 5, params, row=row) for row in range(2)]
+    rows = numbered([[5, 6, 7, 8] * 5] * 2, temperature=0.2, max_tokens=30, ignore_eos=True)
     engine.submit(rows)
     while not all(len(row.output_token_ids) > 4 for row in rows):
         engine.step()

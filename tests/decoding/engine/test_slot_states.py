@@ -1,14 +1,11 @@
 """After any number of rounds a slot holds what a fresh prefill of its row would, in both models' caches."""
 
-import random
-
 import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.network.language_model import LanguageModel
-from decoding.pace.schedule import FixedSchedule
-from tests.decoding.tiny import assert_slot_equals_fresh_prefill, check_counts, engine_over, random_prompts
+from decoding.drafters.model import ModelDrafter
+from tests.decoding.tiny import audit, check_counts, engine_by, num_rechecks, random_prompts, run, schedule_at_random
 from tests.pairs_of_values import every_pair
 
 LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
@@ -23,41 +20,18 @@ def _sequences(**params: object) -> list[Sequence]:
     ]
 
 
-def _audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None) -> None:
-    """Also slots whose prompts are not complete, and those of finished rows, whose prefixes may still be shared."""
-    for slot, resident in enumerate(engine.lanes[0].admission._residents):
-        if resident is None:
-            continue
-        sequence = resident.sequence
-        settled = sequence.token_ids[:-1]  # the newest token has no keys and values yet
-        if resident.is_filling:
-            settled = settled[: resident.num_filled]
-        assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
-        if fresh_draft is not None:
-            ingested = settled[: engine.lanes[0].drafter._num_ingested.get(slot, 0)]
-            if not sequence.is_finished:
-                assert len(ingested) >= len(settled) - 1, "all but the bonus token's predecessor is known to the draft"
-            assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh_draft, slot, ingested)
-    for slot, sequence in enumerate(engine.lanes[0].running):
-        assert engine.lanes[0].admission._residents[slot].sequence is sequence
-
-
-KINDS = {"none": None, "ngram": None, "good_draft": "model", "perfect_draft": "model"}
+KINDS = ["none", "ngram", "good_draft", "perfect_draft"]
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_slots", [3, 10])
 def test_every_slot_equals_a_fresh_prefill_after_every_round(models, fresh, kind, verification, num_slots):
-    is_model = KINDS[kind] is not None
-    draft = getattr(models, kind) if is_model else None
-    engine = engine_over(
-        models.target, draft, "model" if is_model else kind, num_slots=num_slots, verification=verification
-    )
+    engine = engine_by(models, kind, num_slots=num_slots, verification=verification)
     engine.submit(_sequences())
     while engine.has_work:
         finished = engine.step()
-        _audit(engine, fresh["target"], fresh[kind] if is_model else None)
+        assert audit(engine, fresh["target"], fresh.get(kind)) <= 1, "all but the bonus token's predecessor is known"
         for sequence in finished:
             check_counts(sequence)
 
@@ -72,11 +46,7 @@ SHARED = [
 
 @pytest.mark.parametrize(("num_slots", "budget", "drafter"), every_pair([1, 3, 8], [1, 7, 64], ["none", "good_draft"]))
 def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh, num_slots, budget, drafter):
-    is_model = drafter != "none"
-    draft = getattr(models, drafter) if is_model else None
-    engine = engine_over(
-        models.target, draft, "model" if is_model else "none", num_slots=num_slots, max_prefill_tokens=budget
-    )
+    engine = engine_by(models, drafter, num_slots=num_slots, max_prefill_tokens=budget)
     swaps = []
     swap = engine.lanes[0].admission._swap
     engine.lanes[0].admission._swap = lambda stray, gap: swaps.append((stray, gap)) or swap(stray, gap)
@@ -86,38 +56,22 @@ def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh,
         engine.submit(sequences[-1:])
         if row % 3:
             engine.step()
-            _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
+            assert audit(engine, fresh["target"], fresh.get(drafter)) <= 1
     while engine.has_work:
         engine.step()
-        _audit(engine, fresh["target"], fresh[drafter] if is_model else None)
+        assert audit(engine, fresh["target"], fresh.get(drafter)) <= 1
     assert sum(sequence.num_cached_tokens for sequence in sequences) >= 100
     assert swaps or num_slots == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(models, fresh, seed, monkeypatch):
-    _schedule_at_random(monkeypatch, seed)
-    engine = engine_over(models.target, models.good_draft, "model", num_slots=4, num_speculative_tokens=6)
+    schedule_at_random(monkeypatch, seed)
+    engine = engine_by(models, "good_draft", num_slots=4, num_speculative_tokens=6)
     engine.submit(_sequences())
     while engine.has_work:
         engine.step()
-        for slot, sequence in enumerate(engine.lanes[0].running):
-            settled = sequence.token_ids[:-1]
-            assert_slot_equals_fresh_prefill(engine.target, fresh["target"], slot, settled)
-            ingested = settled[: engine.lanes[0].drafter._num_ingested[slot]]
-            assert_slot_equals_fresh_prefill(engine.lanes[0].drafter._model, fresh["good_draft"], slot, ingested)
-
-
-def _schedule_at_random(monkeypatch, seed: int) -> None:
-    """Some rows draft nothing in some rounds, and in some rounds no row drafts."""
-    chance = random.Random(seed)
-
-    def lengths(sequences, num_speculative_tokens):
-        nobody = chance.random() < 0.3
-        ceilings = [min(num_speculative_tokens, s.num_remaining_tokens - 1) for s in sequences]
-        return tuple(0 if nobody or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
-
-    monkeypatch.setattr(FixedSchedule, "lengths", lambda self, sequences: lengths(sequences, self.ceiling))
+        audit(engine, fresh["target"], fresh["good_draft"])
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
@@ -125,18 +79,12 @@ def _schedule_at_random(monkeypatch, seed: int) -> None:
 @pytest.mark.parametrize("num_slots", [1, 3, 10])
 def test_a_draft_that_is_the_target_is_always_accepted(models, num_slots, num_speculative_tokens, temperature):
     """Slots are refilled and moved on the way."""
-    engine = engine_over(
-        models.target,
-        models.perfect_draft,
-        "model",
-        num_slots=num_slots,
-        num_speculative_tokens=num_speculative_tokens,
-    )
+    engine = engine_by(models, "perfect_draft", num_slots=num_slots, num_speculative_tokens=num_speculative_tokens)
     sequences = _sequences(temperature=temperature)
     for sequence in engine.stream(sequences):
         assert sequence.num_accepted_tokens == sequence.num_draft_tokens
         assert sequence.num_rounds == -(-len(sequence.output_token_ids) // (num_speculative_tokens + 1))
-    assert engine.num_rechecks == 0
+    assert num_rechecks(engine) == 0
     assert sum(s.num_draft_tokens for s in sequences) > 30
 
 
@@ -145,29 +93,24 @@ def test_a_draft_that_is_the_target_is_always_accepted(models, num_slots, num_sp
 def test_a_draft_that_is_the_target_is_always_accepted_after_rounds_without_a_draft(
     models, seed, verification, monkeypatch
 ):
-    _schedule_at_random(monkeypatch, seed)
-    engine = engine_over(
-        models.target, models.perfect_draft, "model", num_slots=3, num_speculative_tokens=5, verification=verification
-    )
+    schedule_at_random(monkeypatch, seed)
+    engine = engine_by(models, "perfect_draft", num_slots=3, num_speculative_tokens=5, verification=verification)
     for sequence in engine.stream(_sequences(temperature=1.0)):
         assert sequence.num_accepted_tokens == sequence.num_draft_tokens
-    assert engine.num_rechecks == 0
+    assert num_rechecks(engine) == 0
 
 
 def test_the_check_would_see_a_draft_cache_with_a_hole(models, monkeypatch):
     """The planted bug: after full acceptance the last drafted token is taken for known to the draft."""
-    real = type(engine_over(models.target, models.perfect_draft, "model").lanes[0].drafter).propose
+    real = ModelDrafter.propose
 
     def one_too_many(self, rows):
         draft = real(self, rows)
         self._num_ingested = {slot: n + 1 for slot, n in self._num_ingested.items()}
         return draft
 
-    monkeypatch.setattr("decoding.drafters.model.ModelDrafter.propose", one_too_many)
-    engine = engine_over(models.target, models.perfect_draft, "model", num_slots=1)
-    sequences = _sequences(temperature=1.0)
-    for _ in engine.stream(sequences):
-        pass
+    monkeypatch.setattr(ModelDrafter, "propose", one_too_many)
+    sequences = run(engine_by(models, "perfect_draft", num_slots=1), _sequences(temperature=1.0))
     assert sum(s.num_accepted_tokens for s in sequences) < sum(s.num_draft_tokens for s in sequences)
 
 
@@ -193,11 +136,8 @@ def _fill_unused_positions(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_values_in_unused_positions_change_nothing(models, kind):
-    drafter = KINDS[kind] or kind
-    draft = getattr(models, kind) if drafter == "model" else None
-
     def texts(with_garbage: bool) -> list[tuple[list[int], int]]:
-        engine = engine_over(models.target, draft, drafter, num_slots=4)
+        engine = engine_by(models, kind, num_slots=4)
         sequences = _sequences()
         engine.submit(sequences)
         while engine.has_work:

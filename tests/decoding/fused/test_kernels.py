@@ -20,17 +20,12 @@ def fresh(monkeypatch, tmp_path):
 
 @pytest.fixture
 def compiler():
-    """There is one: what it made for all tests is loaded before a test takes another folder."""
-    needs_compiler()
-
-
-def needs_compiler():
+    """There is one; what it made is loaded, into the test's own folder if the test has taken one before."""
     if kernels.load(torch.float32, 16, 64) is None:
         pytest.skip("no C++ compiler here")
 
 
-def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
-    needs_compiler()
+def test_they_are_compiled_once_and_kept(fresh, compiler):
     (library,) = fresh.iterdir()
     kernels._built.cache_clear()
     written = library.stat().st_mtime_ns
@@ -38,8 +33,7 @@ def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     assert [p.stat().st_mtime_ns for p in fresh.iterdir()] == [written]
 
 
-def test_kernels_for_another_processor_are_kept_apart(fresh, monkeypatch):
-    needs_compiler()
+def test_kernels_for_another_processor_are_kept_apart(fresh, compiler, monkeypatch):
     kernels._built.cache_clear()
     monkeypatch.setenv("DRAY_KERNELS_MARCH", "native" if os.environ.get("DRAY_KERNELS_MARCH") else "x86-64-v3")
     if kernels.load(torch.float32, 16, 64) is None:
@@ -80,10 +74,8 @@ def test_unsupported_sizes_are_left_to_torch(dtype, head_size, hidden):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_normalization_is_that_of_torch(dtype):
-    needs_compiler()
+def test_normalization_is_that_of_torch(compiler, dtype):
     functions = kernels.load(dtype, 64, 128)
-    assert functions is not None
     x = (torch.randn(20, 128, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
     weight = torch.linspace(-2, 2, 128).to(dtype)
     expected = torch.nn.functional.rms_norm(x.double(), (128,), weight.double(), 1e-5)
@@ -92,10 +84,8 @@ def test_normalization_is_that_of_torch(dtype):
     assert float(((found - expected).abs() / expected.abs().clamp(min=1e-3)).max()) <= 2 * unit
 
 
-def test_normalization_passes_on_values_that_are_not_finite():
-    needs_compiler()
+def test_normalization_passes_on_values_that_are_not_finite(compiler):
     functions = kernels.load(torch.bfloat16, 64, 128)
-    assert functions is not None
     x = torch.ones(2, 128, dtype=torch.bfloat16)
     x[1, 5] = math.nan
     found = functions.rms_norm(x, torch.ones(128, dtype=torch.bfloat16), 1e-5)

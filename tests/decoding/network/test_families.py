@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import SamplingParams
 from decoding.drafters import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from tests.decoding.families import FAMILIES
-from tests.decoding.tiny import build, check_counts, engine_over, noised, outputs, random_prompts, save
+from tests.decoding.families import FAMILIES, family_network
+from tests.decoding.tiny import check_counts, engine_over, loaded, noised, outputs, random_prompts, save
 
 PROMPTS = random_prompts([9, 1, 4, 17, 1, 30, 2])
 NUM_NEW_TOKENS = 24
@@ -23,12 +22,14 @@ NUM_NEW_TOKENS = 24
 class Family:
     """A target that ends its texts with one or two of its own favourite tokens, a good draft, and the right answers."""
 
+    name: str
     target: LanguageModel
     draft: LanguageModel
     with_eos: list[list[int]]
     without_eos: list[list[int]]
 
 
+OWN_ATTENTION = {"falcon", "falcon_alibi", "bloom", "gptj"}  # which cannot take packed rows
 # transformers' two implementations of Falcon's ALiBi disagree by whole tokens; ours is the eager one.
 ATTENTION = {"falcon_alibi": "eager"}
 
@@ -60,15 +61,14 @@ def _favourites(texts: list[list[int]]) -> list[int]:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory) -> Family:
-    class_name, settings = FAMILIES[request.param]
     root = tmp_path_factory.mktemp(request.param)
-    network = build(getattr(transformers, class_name)(**settings), seed=3)
+    network = family_network(request.param)
     without_eos = _reference(request.param, save(network, root / "target"), ignore_eos=True)
     path = save(network, root / "target", eos_token_id=_favourites(without_eos))
-    draft = save(noised(network, 0.05), root / "draft")
     return Family(
+        name=request.param,
         target=LanguageModel.load(path, "cpu"),
-        draft=LanguageModel.load(draft, "cpu"),
+        draft=loaded(noised(network, 0.05), root / "draft"),
         with_eos=_reference(request.param, path, ignore_eos=False),
         without_eos=without_eos,
     )
@@ -79,8 +79,22 @@ def test_the_answers_end_inside_a_round_as_well_as_at_the_limit(family):
     assert all(len(text) == NUM_NEW_TOKENS for text in family.without_eos)
 
 
-def test_the_probe_accepts_the_family(family):
+def test_the_probe_accepts_the_family_and_packs_rows_where_attention_is_ours(family):
     assert check_model(family.target, "family") < 1e-5
+    assert family.target.packs_rows == (family.name not in OWN_ATTENTION)
+
+
+def test_packed_rows_get_the_logits_they_get_in_a_rectangle(family):
+    model = family.target
+    tokens_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(0))
+    every_BT = torch.arange(5).expand(3, -1)
+    starts, lengths = [8, 2, 12], [2, 5, 1]
+    model.allocate(4, 40)
+    model.prefill([0, 1, 2], random_prompts(starts))
+    rectangle_BTV = model.forward(starts, tokens_BT, every_BT)
+    packed_BTV = model.forward(starts, tokens_BT, every_BT, lengths=lengths)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(packed_BTV[row, :length], rectangle_BTV[row, :length], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])

@@ -9,7 +9,7 @@ from decoding.cache import slot_attention as attention
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.probe_rows import relative_deviation
-from tests.decoding.tiny import build, llama_config, save
+from tests.decoding.tiny import build, llama_config, loaded, save
 
 GPT_NEO = {
     "vocab_size": 48,
@@ -57,13 +57,26 @@ def _causal_but_one_off(*args: torch.Tensor) -> torch.Tensor:
 )
 def test_wrong_attention_is_caught(tmp_path, monkeypatch, name, broken):
     monkeypatch.setattr(attention, name, broken(getattr(attention, name)))
-    model = LanguageModel.load(save(build(llama_config(), seed=1), tmp_path), "cpu")
+    model = loaded(build(llama_config(), seed=1), tmp_path)
     try:
         with pytest.raises(ValueError, match="does not compute the same"):
             check_model(model, "llama")
     finally:
         monkeypatch.undo()
         attention.install(model.network)
+
+
+def test_a_model_that_does_not_bear_packing_gets_rectangles(target):
+    forward = target.network.forward
+
+    def refuses_packed_rows(*args, slot_plan=None, **kwargs):
+        if slot_plan is not None:
+            raise TypeError("unexpected keyword argument 'slot_plan'")
+        return forward(*args, **kwargs)
+
+    target.network.forward = refuses_packed_rows
+    check_model(target, "llama")
+    assert not target.packs_rows
 
 
 def test_a_rollback_that_is_off_by_one_is_caught(target, monkeypatch):

@@ -1,6 +1,7 @@
 """The rejection rule writes exactly the target's distribution: every path is enumerated in float64, without noise."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_drawing_from_the_best_tokens_and_stating_the_distribution_of_all_breaks
         drafted_NK = drafts.token_ids_BK
         tokens_NL = torch.cat([torch.tensor([[1, 0, 1]]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
         stated_NKV = draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1]
-        return rejection_rule(probs, Draft(drafted_NK, drafts.num_draft_tokens_B, stated_NKV))
+        return _stating(probs, drafts, stated_NKV)
 
     assert difference(speculative_distribution(target, few, 1, 2, rejection_rule), target.distribution(2)) < EXACT
     assert difference(speculative_distribution(target, few, 1, 2, rule_with_all), target.distribution(2)) > 1e-3
@@ -98,14 +99,8 @@ def test_rows_with_fewer_draft_tokens_than_their_neighbours_keep_the_distributio
     """The rest of the row is junk, its stated distribution included; the length does not depend on drafted tokens."""
     target, draft = _pair(4, PARAMS["plain"])
     for length in range(4):
-        found = speculative_distribution(
-            target,
-            draft,
-            3,
-            4,
-            rejection_rule,
-            shorten=lambda d, n=length: torch.full_like(d.num_draft_tokens_B, n),
-        )
+        of_length = partial(lambda n, drafts: torch.full_like(drafts.num_draft_tokens_B, n), length)
+        found = speculative_distribution(target, draft, 3, 4, rejection_rule, shorten=of_length)
         assert difference(found, target.distribution(4)) < EXACT
 
 
@@ -154,69 +149,44 @@ def test_a_stated_distribution_with_nan_behind_its_end_changes_nothing():
     assert not (accept > 0).any()
 
 
-def _swapped(probs: torch.Tensor, draft: Draft):
-    q = draft.probs_BKV
-    accept, _ = rejection_rule(
-        torch.cat([q, probs[:, -1:]], 1), Draft(draft.token_ids_BK, draft.num_draft_tokens_B, probs[:, :-1])
-    )
-    return accept, rejection_rule(probs, draft)[1]
+def _swapped(probs: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule with p for q and q for p."""
+    return rejection_rule(torch.cat([draft.probs_BKV, probs[:, -1:]], 1), replace(draft, probs_BKV=probs[:, :-1]))
 
 
-def _residual_swapped(probs: torch.Tensor, draft: Draft):
-    other = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, probs[:, :-1])
-    _, recover = rejection_rule(torch.cat([draft.probs_BKV, probs[:, -1:]], 1), other)
-    return rejection_rule(probs, draft)[0], recover
+def _stating(probs: torch.Tensor, draft: Draft, stated: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return rejection_rule(probs, replace(draft, probs_BKV=stated))
 
 
-def _no_residual(probs: torch.Tensor, draft: Draft):
-    return rejection_rule(probs, draft)[0], probs
-
-
-def _always_accept(probs: torch.Tensor, draft: Draft):
-    accept, recover = rejection_rule(probs, draft)
-    return torch.ones_like(accept), recover
-
-
-def _stale_q(probs: torch.Tensor, draft: Draft):
-    stale = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, draft.probs_BKV.roll(1, dims=1))
-    return rejection_rule(probs, stale)
-
-
-def _bonus_from_the_last_draft_position(probs: torch.Tensor, draft: Draft):
+def _bonus_from_the_last_draft_position(probs: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
     accept, recover = rejection_rule(probs, draft)
     return accept, torch.cat([recover[:, :-1], probs[:, -2:-1]], dim=1)
 
 
-def _point_mass_without_taking_the_token_out(probs: torch.Tensor, draft: Draft):
-    point_mass = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, None)
-    return rejection_rule(probs, point_mass)[0], probs
-
-
-def _unfiltered_q(probs: torch.Tensor, draft: Draft):
+def _unfiltered_q(probs: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
     flatter = draft.probs_BKV.clamp(min=0.05)
-    flatter = flatter / flatter.sum(-1, keepdim=True)
-    return rejection_rule(probs, Draft(draft.token_ids_BK, draft.num_draft_tokens_B, flatter))
+    return _stating(probs, draft, flatter / flatter.sum(-1, keepdim=True))
 
 
-BUGS = [
-    _swapped,
-    _residual_swapped,
-    _no_residual,
-    _always_accept,
-    _stale_q,
-    _bonus_from_the_last_draft_position,
-    _point_mass_without_taking_the_token_out,
-    _unfiltered_q,
-]
+BUGS = {
+    "swapped": lambda p, draft: (_swapped(p, draft)[0], rejection_rule(p, draft)[1]),
+    "residual swapped": lambda p, draft: (rejection_rule(p, draft)[0], _swapped(p, draft)[1]),
+    "no residual": lambda p, draft: (rejection_rule(p, draft)[0], p),
+    "always accept": lambda p, draft: (torch.ones(draft.token_ids_BK.shape), rejection_rule(p, draft)[1]),
+    "stale q": lambda p, draft: _stating(p, draft, draft.probs_BKV.roll(1, dims=1)),
+    "bonus from the last draft position": _bonus_from_the_last_draft_position,
+    "point mass without taking the token out": lambda p, draft: (_stating(p, draft, None)[0], p),
+    "unfiltered q": _unfiltered_q,
+}
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
+@pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("name", ["plain", "top_k", "everything"])
 def test_a_planted_bug_breaks_the_distribution(bug, name):
     target, draft = _pair(4, PARAMS[name])
 
     def broken(probs: torch.Tensor, drafts: Draft):
-        return bug(probs, drafts) if drafts.token_ids_BK.shape[1] else rejection_rule(probs, drafts)
+        return BUGS[bug](probs, drafts) if drafts.token_ids_BK.shape[1] else rejection_rule(probs, drafts)
 
     assert difference(speculative_distribution(target, draft, 2, 3, broken), target.distribution(3)) > 1e-4
 

@@ -1,6 +1,7 @@
 """What the verifiers really draw: right counts, right distribution (chi-square), and planted bugs that are seen."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import verify
 from decoding.sampling.distribution import first_stop, probabilities
 from decoding.sampling.judging import verify_rows
-from decoding.sampling.verify import BatchVerdict, Draft, draw_draft, verify_coupled, verify_rejection
+from decoding.sampling.verify import BatchVerdict, Draft, draw_draft, rejection_rule, verify_coupled, verify_rejection
 from tests.decoding.toy import PROMPT, Language, is_plausible
 
 NUM_ROWS = 40_000
@@ -106,7 +107,7 @@ def test_drawn_tokens_follow_the_targets_distribution_where_the_draft_is_a_point
 def test_drawn_tokens_follow_the_targets_distribution_where_rows_have_shorter_drafts():
     target, draft = _pair("plain")
     full = _draw_drafts(draft, "rejection")
-    ragged = Draft(full.token_ids_BK, torch.arange(NUM_ROWS) % 3, full.probs_BKV)
+    ragged = replace(full, num_draft_tokens_B=torch.arange(NUM_ROWS) % 3)
     assert is_plausible(_written(target, ragged, "rejection"), target.distribution(3))
 
 
@@ -116,48 +117,36 @@ def test_coupled_tokens_are_those_of_no_draft_at_all():
     assert _written(target, _draw_drafts(draft, "coupled", 500), "coupled") == _written(target, nothing, "coupled")
 
 
-def _plant(monkeypatch, bug: str) -> None:
-    """Plant one bug in the real verifier."""
-    real_rule, real_uniform = verify.rejection_rule, uniform
-    if bug == "p and q swapped":
-        # The acceptance test with the quotient upside down.
-        def rule(probs, draft):
-            if draft.token_ids_BK.shape[1] == 0:
-                return real_rule(probs, draft)
-            upside_down = Draft(draft.token_ids_BK, draft.num_draft_tokens_B, probs[:, :-1])
-            accept, _ = real_rule(torch.cat([draft.probs_BKV.double(), probs[:, -1:]], 1), upside_down)
-            return accept, real_rule(probs, draft)[1]
+def _upside_down(probs, draft):
+    """The acceptance test with the quotient upside down."""
+    if draft.token_ids_BK.shape[1] == 0:
+        return rejection_rule(probs, draft)
+    stated = torch.cat([draft.probs_BKV.double(), probs[:, -1:]], 1)
+    return rejection_rule(stated, replace(draft, probs_BKV=probs[:, :-1]))[0], rejection_rule(probs, draft)[1]
 
-        monkeypatch.setattr(verify, "rejection_rule", rule)
-    elif bug == "recovered from p":
-        monkeypatch.setattr(verify, "rejection_rule", lambda probs, draft: (real_rule(probs, draft)[0], probs))
-    elif bug == "stale q":
 
-        def rule(probs, draft):
-            stale = None if draft.probs_BKV is None else draft.probs_BKV.roll(1, dims=1)
-            return real_rule(probs, Draft(draft.token_ids_BK, draft.num_draft_tokens_B, stale))
+def _stale(probs, draft):
+    stale = None if draft.probs_BKV is None else draft.probs_BKV.roll(1, dims=1)
+    return rejection_rule(probs, replace(draft, probs_BKV=stale))
 
-        monkeypatch.setattr(verify, "rejection_rule", rule)
-    elif bug == "accept and recover share noise":
-        monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: real_uniform(keys, positions, Stream.RECOVER))
-    elif bug == "draft and accept share noise":
-        monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: real_uniform(keys, positions, Stream.DRAFT))
-    elif bug == "draft and target share noise under rejection":
-        # A drafter coupled to the recovered token: fine for accept-iff-equal, wrong for u < p / q.
-        def inverse_cdf(probs, _):
-            keys = Language.random(6, 1, SamplingParams()).sampling(len(probs)).keys_B
-            noise_BJV = GumbelNoise.draw(keys, _positions(0, 1, len(probs)), 6, Stream.DRAFT).dense(6)
-            return (probs.log() + noise_BJV[:, 0]).argmax(-1)
 
-        monkeypatch.setattr(verify, "_inverse_cdf", inverse_cdf)
-    elif bug == "accepts everything":
-        monkeypatch.setattr(
-            verify, "rejection_rule", lambda probs, draft: (1.0 + 0 * real_rule(probs, draft)[0], probs)
-        )
-    elif bug == "soft greedy":
-        monkeypatch.setattr(verify, "probabilities", lambda scores, _: scores.softmax(-1))
-    else:
-        raise AssertionError(bug)
+def _coupled_to_the_draft(probs, _):
+    """A drafter coupled to the recovered token: fine for accept-iff-equal, wrong for u < p / q."""
+    keys = Language.random(6, 1, SamplingParams()).sampling(len(probs)).keys_B
+    noise_BJV = GumbelNoise.draw(keys, _positions(0, 1, len(probs)), 6, Stream.DRAFT).dense(6)
+    return (probs.log() + noise_BJV[:, 0]).argmax(-1)
+
+
+BUGS = {  # what of the real verifier each replaces, and by what
+    "p and q swapped": ("rejection_rule", _upside_down),
+    "recovered from p": ("rejection_rule", lambda probs, draft: (rejection_rule(probs, draft)[0], probs)),
+    "stale q": ("rejection_rule", _stale),
+    "accept and recover share noise": ("uniform", lambda keys, positions, _: uniform(keys, positions, Stream.RECOVER)),
+    "draft and accept share noise": ("uniform", lambda keys, positions, _: uniform(keys, positions, Stream.DRAFT)),
+    "draft and target share noise under rejection": ("_inverse_cdf", _coupled_to_the_draft),
+    "accepts everything": ("rejection_rule", lambda p, draft: (1.0 + 0 * rejection_rule(p, draft)[0], p)),
+    "soft greedy": ("probabilities", lambda scores, _: scores.softmax(-1)),
+}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +168,7 @@ def test_a_planted_bug_is_caught(monkeypatch, bug, name):
     target, draft = _pair(name)
     drafts, expected = _draw_drafts(draft, "rejection"), target.distribution(3)
     assert is_plausible(_written(target, drafts, "rejection"), expected)
-    _plant(monkeypatch, bug)
+    monkeypatch.setattr(verify, *BUGS[bug])
     assert not is_plausible(_written(target, drafts, "rejection"), expected)
 
 
@@ -253,9 +242,8 @@ def test_an_accepted_token_has_positive_probability_even_where_the_noise_is_zero
     scores = torch.tensor([[[-float("inf"), 0.0, 0.0, 0.0]] * 2])
     monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.zeros(positions.shape).double())
     drafts = Draft(torch.tensor([[0]]), torch.tensor([1]))
-    verdict = verify_rejection(
-        scores, drafts, Language(torch.zeros(4, 4), SamplingParams()).sampling(1), _positions(0, 2, 1)
-    )
+    sampling = Language(torch.zeros(4, 4), SamplingParams()).sampling(1)
+    verdict = verify_rejection(scores, drafts, sampling, _positions(0, 2, 1))
     assert verdict.num_accepted_B.item() == 0
 
 

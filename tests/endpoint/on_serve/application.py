@@ -52,7 +52,7 @@ class FragileReplica(Replica):
         def watched() -> list[Sequence]:
             token_ids = {
                 token_id
-                for sequence in (*engine.in_flight, *engine.up_next(()))
+                for sequence in (*engine.in_flight, *engine.up_next())
                 for token_id in sequence.prompt_token_ids
             }
             if not token_ids.isdisjoint({POISON, SLOW}):
