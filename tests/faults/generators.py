@@ -13,7 +13,7 @@ import ray
 from actors.engine.translation import EncodedRow
 from actors.workers.generator import Generator
 from tests.faults.diary import Diary
-from tests.jobs.faulty import dies_over_poison
+from tests.jobs.faulty import dies_over
 
 
 def paced(
@@ -55,7 +55,7 @@ def paced(
 def poisoned(word: str, **pace: Any) -> type[Generator]:
     """Return a paced generator whose process dies when a row with this word in its prompt runs."""
 
-    return paced(base=dies_over_poison(word), **pace)
+    return paced(base=dies_over(word), **pace)
 
 
 def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[Generator]:
