@@ -85,8 +85,7 @@ def _is_count(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     # An int may be too large for a float; no field allows one that large.
-    is_float = isinstance(value, float) and math.isfinite(value)
-    return is_float or (_is_int(value) and abs(value) <= _LARGEST)
+    return math.isfinite(value) if isinstance(value, float) else _is_int(value) and abs(value) <= _LARGEST
 
 
 def _is_token_id(value: Any) -> bool:

@@ -19,8 +19,7 @@ StopCondition = Callable[[Seq[int], int], tuple[int, str] | None]
 class TokenLogprobs:
     """Log-probabilities under the target's raw logits (before penalties and temperature) at one output position.
 
-    They come from the round's forward, or from that of a row that was scored again alone. Unlike the tokens, they carry
-    the rounding of that forward.
+    Unlike the tokens they carry the rounding of their forward: the round's, or that of a row scored again alone.
     """
 
     logprob: float  # of the token that was chosen
@@ -75,14 +74,7 @@ class Sequence:
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
                 "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
-        return cls(
-            prompt_token_ids=tuple(prompt_token_ids),
-            params=params,
-            noise_key=noise_key(seed, row, sample),
-            sample=sample,
-            tag=tag,
-            stop_condition=stop_condition,
-        )
+        return cls(tuple(prompt_token_ids), params, noise_key(seed, row, sample), sample, tag, stop_condition)
 
     def __post_init__(self) -> None:
         """Start with the length limit of the parameters."""

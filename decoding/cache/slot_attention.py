@@ -122,8 +122,7 @@ def slot_attention(
     else:
         sinks = None if s_aux is None else s_aux.view(num_kv_heads, group, 1).expand(-1, -1, num_tokens).flatten(1)
         output = _explicit(packed_BHGTD, key, value, mask, bias, scaling, softcap, sinks)
-    output = output.reshape(batch_size, num_query_heads, num_tokens, value.shape[-1])
-    output = output.transpose(1, 2)
+    output = output.reshape(batch_size, num_query_heads, num_tokens, value.shape[-1]).transpose(1, 2)
     if packing is not None:
         output = output.flatten(0, 1).index_select(0, packing.packed_N)[None]
     return output.contiguous(), None

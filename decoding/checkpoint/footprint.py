@@ -1,7 +1,5 @@
 """Footprint: the memory that a model takes on its device, known from its configuration before anything is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

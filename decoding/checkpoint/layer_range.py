@@ -1,6 +1,7 @@
 """LayerRange: the layers of a model that a stage has."""
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,5 @@ def cut(num_layers: int, num_stages: int) -> list[LayerRange]:
         )
     size, num_larger = divmod(num_layers, num_stages)
     first_larger = (num_stages - num_larger) // 2
-    ranges: list[LayerRange] = []
-    first = 0
-    for stage in range(num_stages):
-        end = first + size + (first_larger <= stage < first_larger + num_larger)
-        ranges.append(LayerRange(first, end, num_layers))
-        first = end
-    return ranges
+    sizes = [size + (first_larger <= stage < first_larger + num_larger) for stage in range(num_stages)]
+    return [LayerRange(first, end, num_layers) for first, end in pairwise(accumulate(sizes, initial=0))]

@@ -5,8 +5,6 @@ forward they sum their partial results (torch.distributed: NCCL between GPUs, gl
 values of the heads that it computes, so a slot cache works for sharded layers as it does for whole ones.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,22 +20,9 @@ from decoding.device import Device, pick_device
 
 # Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
 # compute. A measurement at load could not find a wrong plan of transformers: it has no whole model to compare with.
-SHARDABLE_MODEL_TYPES = frozenset(
-    {
-        "gemma2",
-        "gemma3_text",
-        "gpt_neox",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-    }
-)
+_DENSE = {"gemma2", "gemma3_text", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
+_MIXTURES_OF_EXPERTS = {"mixtral", "qwen3_moe"}
+SHARDABLE_MODEL_TYPES = frozenset(_DENSE | _MIXTURES_OF_EXPERTS)
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 

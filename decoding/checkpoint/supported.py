@@ -1,8 +1,7 @@
 """Supported models: helpful errors from the configuration, before the probe decides by measurement.
 
-These checks only make errors clearer and earlier (before any weight is read). The probe decides
-(`decoding/network/probe.py`): it compares the model's own plain forward with our slots, with ragged rows, junk tokens,
-a rollback and a continuation. A draft must also share the target's vocabulary.
+These checks only make errors clearer and earlier (before any weight is read); the probe decides
+(`decoding/network/probe.py`). A draft must also share the target's vocabulary.
 """
 
 from pathlib import Path
@@ -14,23 +13,13 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-_LAYER_TYPES_WITH_ROLLBACK = {
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "moe",
-    "mlp",
-    "dense",
-    "sparse",
-}
+_ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_LAYER_TYPES_WITH_ROLLBACK = _ATTENTION_TYPES | {"moe", "mlp", "dense", "sparse"}
 _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
 def model_folder(path: str) -> str:
-    """Return the folder of the model at `path`: the path itself, or the (downloaded) hub model of that name.
-
-    Raises ValueError if there is neither.
-    """
+    """Return `path` if it is a folder, else that of the downloaded hub model; raise ValueError if there is neither."""
     if Path(path).is_dir():
         return path
     if path.startswith((".", "/", "~")) or path.count("/") != 1:

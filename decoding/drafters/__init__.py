@@ -20,11 +20,7 @@ NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "hybrid")
 
 
 def make_drafter(
-    name: DrafterName,
-    draft: LanguageModel | Drafter | None,
-    vocab_size: int,
-    num_slots: int,
-    max_model_len: int,
+    name: DrafterName, draft: LanguageModel | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int
 ) -> Drafter:
     """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, or a drafter that has one."""
     match name:

@@ -106,9 +106,8 @@ class HybridDrafter(Drafter):
         """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft."""
         tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
         counts = looked_up.num_draft_tokens_B.tolist()
-        for slot, (planned, num_finite) in enumerate(
-            zip(drafted.max_draft_tokens_B, drafted.num_draft_tokens_B.tolist(), strict=True)
-        ):
+        finite = drafted.num_draft_tokens_B.tolist()
+        for slot, (planned, num_finite) in enumerate(zip(drafted.max_draft_tokens_B, finite, strict=True)):
             if planned and planned == num_finite and rows.extension_limits[slot].max_tokens:
                 by_model = tokens[slot][:planned]
                 extension = self._lookup.continue_draft(slot, by_model, rows.extension_limits[slot], rows.verification)

@@ -154,10 +154,8 @@ class ModelDrafter(Drafter):
         assert cache is not None
         slots = [first, second]
         lengths = [self._num_ingested.get(slot, 0) for slot in slots]
-        if bool(self._is_finite_S[slots].all()):
-            cache.swap(first, second, *lengths)
-        else:
-            cache.swap(first, second, cache.num_positions + 1, cache.num_positions + 1)
+        swapped = lengths if bool(self._is_finite_S[slots].all()) else [cache.num_positions + 1] * 2
+        cache.swap(first, second, *swapped)
         self._num_ingested[second], self._num_ingested[first] = lengths
         self._is_finite_S[slots] = self._is_finite_S[slots[::-1]]
 

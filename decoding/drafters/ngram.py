@@ -44,11 +44,9 @@ class NGramDrafter(Drafter):
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
         """Estimate the chances from how often matches of the same size were right."""
-        lookup_survival = []
-        for match in self._matches(rows):
-            rate = self._calibration.rate(match.size, _FIRST_GUESS)
-            lookup_survival.append(list(accumulate([rate] * len(match.tokens), mul)))
-        return lookup_survival
+        matches = self._matches(rows)
+        rates = [self._calibration.rate(match.size, _FIRST_GUESS) for match in matches]
+        return [list(accumulate([rate] * len(match.tokens), mul)) for match, rate in zip(matches, rates, strict=True)]
 
     def propose(self, rows: Rows) -> Draft:
         """Draft the tokens that followed the row's newest n-gram before; none if it is new."""

@@ -126,8 +126,7 @@ class SuffixDrafter(Drafter):
 
     def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
         offer = Offer()
-        noise_key = writer.sequence.noise_key
-        if verification == "rejection" and self._continuations.holds_another(noise_key, writer.number):
+        if verification == "rejection" and self._continuations.holds_another(writer.sequence.noise_key, writer.number):
             return offer
         window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
         for _ in range(limit.max_tokens):

@@ -32,17 +32,9 @@ class Admission:
     """The waiting sequences, the slots and the rows in them; nothing else fills caches with prompts."""
 
     def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        num_slots: int,
-        max_prefill_tokens: int,
-        waiting: deque[Sequence],
+        self, target: Target, drafter: Drafter, num_slots: int, max_prefill_tokens: int, waiting: deque[Sequence]
     ) -> None:
-        """Read at most `max_prefill_tokens` tokens between two rounds of full slots.
-
-        Sequences come from `waiting`, which several lanes may share.
-        """
+        """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
         self._target = target
         self._drafter = drafter
         self._max_prefill_tokens = max_prefill_tokens
@@ -69,12 +61,10 @@ class Admission:
         return ((slot, resident) for slot, resident in enumerate(self._residents) if resident is not None)
 
     def advance(self, max_rows: int) -> list[Sequence]:
-        """Read a budget of tokens and return the rows to run: row b is in slot b.
-
-        Free slots are given away first, as long as no more than `max_rows` are in use.
-        """
+        """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
         self._seat_newcomers(max_rows)
-        budget = self._budget()
+        num_running = sum(resident.is_ready for _, resident in self._seated())
+        budget = self._max_prefill_tokens * len(self._residents) // max(1, num_running)
         while True:
             self._release_followers()
             grants = self._grants(budget)
@@ -127,9 +117,8 @@ class Admission:
                 cached = max(cached, resident.num_cached(common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
-        needs_no_forward = most == len(tokens)
-        if most > cached and (needs_no_forward or most - cached >= _WORTH_AWAITING):
-            return best, most
+        if most > cached and (most == len(tokens) or most - cached >= _WORTH_AWAITING):
+            return best, most  # all tokens, or enough of them: a copy of all needs no forward
         return None, 0
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
@@ -147,12 +136,11 @@ class Admission:
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
         """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
-        if resident.has_run or num_tokens <= resident.num_finite:
-            return True
-        assert self._target.cache is not None
-        if not self._target.cache.is_finite(slot, num_tokens):
-            return False
-        resident.num_finite = num_tokens
+        if not resident.has_run and num_tokens > resident.num_finite:
+            assert self._target.cache is not None
+            if not self._target.cache.is_finite(slot, num_tokens):
+                return False
+            resident.num_finite = num_tokens
         return True
 
     def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
@@ -164,10 +152,6 @@ class Admission:
         if not newcomer.sequence.num_rounds:  # else it was counted when the row came for the first time
             newcomer.sequence.num_cached_tokens = num_shared
         self._residents[slot] = newcomer
-
-    def _budget(self) -> int:
-        num_running = sum(resident.is_ready for _, resident in self._seated())
-        return self._max_prefill_tokens * len(self._residents) // max(1, num_running)
 
     def _grants(self, budget: int) -> dict[int, int]:
         """Return how many tokens to read now, by slot."""

@@ -20,10 +20,7 @@ class CloseCalls:
         self.num_rechecks = 0  # close calls that were scored again
 
     def recheck(self, sequence: Sequence, accepted: list[int]) -> RowVerdict:
-        """Decide the token after the accepted ones by the sequence alone: one row, no cache, no draft.
-
-        It is then a function of the tokens before it, whatever batch or draft this round had.
-        """
+        """Decide the token after the accepted ones by the tokens before it alone: one row, no cache, no draft."""
         self.num_rechecks += 1
         return self._target.decide(self._row(sequence), accepted, sequence.params.logprobs)
 

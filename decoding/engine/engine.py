@@ -53,10 +53,7 @@ class Engine:
         max_model_len: int,
         costs: CostTable | None = None,
     ) -> None:
-        """Take a target and a drafter for each lane. Use `load` unless you bring your own.
-
-        `costs` choose draft lengths; without them each row drafts the most tokens it may.
-        """
+        """Take a target and a drafter for each lane; without `costs` each row drafts the most tokens that it may."""
         self.options = options
         self.max_model_len = max_model_len
         self.target = pairs[0][0]
@@ -143,10 +140,7 @@ class Engine:
         return lanes
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
-        """Return every prompt's `params.n` samples, in the order of the prompts.
-
-        Row and sample numbers go into the noise.
-        """
+        """Return every prompt's `params.n` samples, in order; row and sample numbers go into the noise."""
         sequences = [
             Sequence.create(prompt, params, run_seed=seed, row=row, sample=sample)
             for row, prompt in enumerate(prompts)
@@ -164,8 +158,7 @@ class Engine:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
         for sequence in sequences:
-            problem = None if sequence.is_finished else self.problem_with(sequence)
-            if problem is not None:
+            if not sequence.is_finished and (problem := self.problem_with(sequence)):
                 sequence.fail(problem)
             if sequence.is_finished:  # perhaps it failed before it came
                 self._ended.append(sequence)
@@ -180,8 +173,7 @@ class Engine:
         time: all share a slot, which is kept from the first time on. Raises PromptError for a prompt that the engine
         cannot read, TargetLostError for one that the target is lost over.
         """
-        problem = self._problem_with_prompt(prompt_token_ids, self.max_model_len)
-        if problem is not None:
+        if problem := self._problem_with_prompt(prompt_token_ids, self.max_model_len):
             raise PromptError(problem)
         size = max(1, min(_MAX_PREFILL_TOKENS[0], _SCORED_AT_ONCE // self.target.vocab_size))
         start, num_losses = 0, 0
@@ -259,7 +251,7 @@ class Engine:
     @property
     def in_flight(self) -> list[Sequence]:
         """The sequences that hold a slot and are not finished."""
-        return [sequence for lane in self.lanes for sequence in lane.in_flight]
+        return [sequence for lane in self.lanes for sequence in lane.admission.in_flight]
 
     @property
     def round_seconds(self) -> float:
@@ -313,8 +305,7 @@ class Engine:
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
         params, vocab_size = sequence.params, self.target.vocab_size
-        problem = self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1)
-        if problem is not None:
+        if problem := self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1):
             return problem
         stop_ids = sequence.stop_ids(self.target.eos_token_ids)
         if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
@@ -345,14 +336,9 @@ def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, 
     if options.draft_length == "adaptive" and parts.drafter_name != "none":
         parts.target.allocate(slots[0], parts.max_model_len)
         drafter = parts.make_drafter(0, slots[0])
-        costs = with_overhead(
-            measure_costs(parts.target, parts.draft, slots[0], most),
-            parts.target,
-            drafter if parts.draft is not None else None,
-            slots[0],
-            most,
-            options.verification,
-        )
+        costs = measure_costs(parts.target, parts.draft, slots[0], most)
+        timed_drafter = drafter if parts.draft is not None else None
+        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, options.verification)
         if drafter.is_remote:
             costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
     pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]

@@ -62,10 +62,6 @@ class Lane:
         target.allocate(num_slots, max_model_len)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
-    @property
-    def in_flight(self) -> list[Sequence]:
-        return self.admission.in_flight
-
     def advance(self, max_rows: int) -> list[Sequence]:
         """Go on until another process is asked, or to the end of a round; return the rows that have finished.
 
@@ -93,7 +89,7 @@ class Lane:
         A round that is under way is dropped; the other rows begin it anew. Where an error ended it, some rows may have
         finished in it: they are returned, too.
         """
-        evicted = [sequence for sequence in self.in_flight if sequence in rows]
+        evicted = [sequence for sequence in self.admission.in_flight if sequence in rows]
         if evicted:
             self.admission.remove(set(evicted))
             self.running, self._turns = [], None
@@ -192,10 +188,7 @@ class Lane:
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         sequence.commit(
-            tokens,
-            num_draft_tokens=verdict.num_drafted,
-            eos_token_ids=self.target.eos_token_ids,
-            logprobs=logprobs,
+            tokens, num_draft_tokens=verdict.num_drafted, eos_token_ids=self.target.eos_token_ids, logprobs=logprobs
         )
 
     @contextmanager

@@ -23,10 +23,7 @@ class RemoteDrafts(Protocol):
     num_lanes: int  # of an engine, so that one is drafted for while others are verified
 
     def connect(self, target: Target) -> bool:
-        """Wait for the processes, for a while; return whether they are there.
-
-        Raises ValueError if they cannot draft for the target.
-        """
+        """Wait a while for the processes; return whether they came; raise ValueError if they cannot draft for it."""
 
     def drafter(self, lane: int, target: Target, num_slots: int, max_model_len: int) -> Drafter:
         """Make the drafter of a lane; one that was made before for the same lane must not be used any more."""

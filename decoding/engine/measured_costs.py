@@ -124,8 +124,7 @@ def with_remote_drafts(
     used afterwards.
     """
     counts, most = _row_counts(num_slots), num_draft_tokens
-    lengths = sorted({1, most})
-    seconds = {(num_rows, length): float("inf") for num_rows in counts for length in lengths}
+    seconds = {(num_rows, length): float("inf") for num_rows in counts for length in sorted({1, most})}
     sequences = tuple(Sequence.create(_PROMPT, SamplingParams(), row=row) for row in range(num_slots))
     drafter.admit(range(num_slots), sequences)
     for _ in range(1 + _REPEATS):  # the first time, each row is sent whole
@@ -187,9 +186,8 @@ class _Instant(LocalTarget):
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
         generator = torch.Generator().manual_seed(0)
-        self._logits_BJV = torch.empty(
-            num_slots, num_positions, model.vocab_size, device=model.device, dtype=model.dtype
-        )
+        shape = (num_slots, num_positions, model.vocab_size)
+        self._logits_BJV = torch.empty(shape, device=model.device, dtype=model.dtype)
         for logits_JV in self._logits_BJV:
             logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator))
         self._logits_BJV[..., 0] = -100.0  # what is drafted is rejected: every round of every row commits one token

@@ -92,7 +92,7 @@ def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch
 
 
 class TorchAttention:
-    """Attention by torch's own operations, on any device."""
+    """Attention by torch's own operations, on any device, called like `KernelAttention`."""
 
     def __init__(
         self, heads: Heads, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
@@ -110,7 +110,6 @@ class TorchAttention:
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
-        """Return the attention's output, [N, Q * D] with as many rows as `qkv_NX`; None unless `is_wanted`."""
         heads = self._heads
         qkv_NXD = qkv_NX[: self._num_tokens].view(self._num_tokens, -1, heads.head_size)
         num_turned = heads.num_query_heads + heads.num_kv_heads

@@ -65,7 +65,10 @@ class FusedDecoder:
         self._final_norm = Norm(network.norm, self.kernels)
         self._head = model.get_output_embeddings() if self._range.has_head else None
         self._layers = [Layer(layer, self.kernels) for layer in own]
-        self._at_once = self._kernel_layers()
+        function = None if self.kernels is None else self.kernels.layers_function
+        self._at_once: KernelLayers | None = None
+        if function is not None and all(layer.is_ours for layer in self._layers):
+            self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first)
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -107,9 +110,8 @@ class FusedDecoder:
         is_last_wanted = self._head is None or len(wanted_M) > 0
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
-            self._at_once.run(
-                hidden_NE, self._kernel_forward(positions_N, cache, plan), cache, is_wanted=is_last_wanted
-            )
+            forward = self._kernel_forward(positions_N, cache, plan)
+            self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted)
             return self._out(hidden_NE, wanted_M)
         attention = self._attention(positions_N, cache, plan)
         hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))
@@ -132,12 +134,6 @@ class FusedDecoder:
             return hidden_NE.new_zeros(0, self._head.out_features)
         logits_MV: torch.Tensor = self._head(self._final_norm(hidden_NE[wanted_M]))
         return logits_MV
-
-    def _kernel_layers(self) -> KernelLayers | None:
-        function = None if self.kernels is None else self.kernels.layers_function
-        if function is None or not all(layer.is_ours for layer in self._layers):
-            return None
-        return KernelLayers(function, self._layers, self._heads, self._range.first)
 
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
         return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))

@@ -51,8 +51,7 @@ class Layer:
     @property
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
-        linears = (self.qkv, self.out, self.gate, self.up, self.down)
-        return all(isinstance(linear, KernelLinear) for linear in linears)
+        return all(isinstance(linear, KernelLinear) for linear in (self.qkv, self.out, self.gate, self.up, self.down))
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of every token, side by side."""

@@ -88,7 +88,7 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) 
         for name, child in list(parent.named_children()):
             packed = pack(child.weight, child.bias, memory) if type(child) is torch.nn.Linear else None
             if packed is not None:
-                _hand_over_hooks(child, packed)
+                packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
 
 
@@ -133,7 +133,3 @@ def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...], memory: HugePa
     for name, part in zip(names, parts, strict=True):
         setattr(parent, name, LinearSlice(fused, first, first + part.out_features))
         first += part.out_features
-
-
-def _hand_over_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:
-    target._forward_pre_hooks = source._forward_pre_hooks

@@ -73,11 +73,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
             self.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        """Write the keys and values of each row's tokens into its slot, from its start (0 by default) on; no logits.
-
-        Rows are laid end to end, longest first, in forwards of at most `PREFILL_TOKENS` tokens. Attention by torch
-        runs over the rectangle of rows x longest row, so rows much shorter than the longest wait for the next forward.
-        """
+        """Write the keys and values of each row's tokens, as `Target.prefill` says, in the forwards of `batches`."""
         runs_kernels = self.fused is not None and self.fused.kernels is not None
         may_join = partial(may_join_batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
         for batch in batches(slots, token_ids, starts, may_join):

@@ -1,7 +1,4 @@
-"""ProbeRows: the tokens that a probe runs through the slots of a model, and the deviation of the logits it finds.
-
-Prompts of many lengths are prefilled into scattered slots; junk tokens follow and are rolled back; then come real ones.
-"""
+"""ProbeRows: the tokens that a probe runs through the slots of a model, and the deviation of the logits it finds."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq

@@ -43,13 +43,7 @@ class Stage(SlotNetwork):
 
     @classmethod
     def load(
-        cls,
-        path: str,
-        index: int,
-        num_stages: int,
-        device: Device = "auto",
-        dtype: DType = "auto",
-        num_ranks: int = 1,
+        cls, path: str, index: int, num_stages: int, device: Device = "auto", dtype: DType = "auto", num_ranks: int = 1
     ) -> "Stage":
         """Load stage `index` of the model at `path`; raise a ValueError saying why it cannot be run.
 

@@ -36,20 +36,23 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     A row with both sources takes the one with more expected tokens at the depths tried. Given the sources, no other
     lengths yield more tokens a second.
     """
-    survival_SBK = np.stack([_or_nothing(s_BK, by_model_BK, by_lookup_BK) for s_BK in (by_model_BK, by_lookup_BK)])
+    like_BK = next(s_BK for s_BK in (by_model_BK, by_lookup_BK) if s_BK is not None)
+    survival_SBK = np.stack([np.zeros_like(like_BK) if s_BK is None else s_BK for s_BK in (by_model_BK, by_lookup_BK)])
     num_positions = survival_SBK.shape[2]
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
     round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
     plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
     nothing = DraftPlan((0,) * num_rows, (False,) * num_rows, num_rows / plain_seconds)
-    order_N = np.argsort(-survival_SBK, axis=None, kind="stable")
-    order_N = order_N[: np.count_nonzero(survival_SBK)]
+    order_N = np.argsort(-survival_SBK, axis=None, kind="stable")[: np.count_nonzero(survival_SBK)]
     if not len(order_N):
         return nothing
 
     source_N, row_N, position_N = np.unravel_index(order_N, survival_SBK.shape)
     survival_N = survival_SBK.ravel()[order_N]
-    steps_C, width_C = _depths(by_model_BK is not None, by_lookup_BK is not None, num_positions)
+    # Every pair of draft steps and longest draft: without a lookup the two are equal, without a model there is no step.
+    steps_C, width_C = np.triu_indices(num_positions + 1)
+    is_tried_C = ((by_lookup_BK is not None) | (steps_C == width_C)) & ((by_model_BK is not None) | (steps_C == 0))
+    steps_C, width_C = steps_C[is_tried_C], width_C[is_tried_C]
     expected_SBJ = np.pad(survival_SBK.cumsum(2), ((0, 0), (0, 0), (1, 0)))
     uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
     depth_SC = np.stack([steps_C, width_C])
@@ -74,19 +77,3 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     return DraftPlan(
         tuple(lengths_B.tolist()), tuple(uses_lookup_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n])
     )
-
-
-def _or_nothing(survival_BK: Floats | None, *others: Floats | None) -> Floats:
-    if survival_BK is not None:
-        return survival_BK
-    return np.zeros_like(next(other for other in others if other is not None))
-
-
-def _depths(has_model: bool, has_lookup: bool, max_depth: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return every pair of draft steps and longest draft to try: without a lookup the two are equal."""
-    if not has_lookup:
-        return np.arange(max_depth + 1), np.arange(max_depth + 1)
-    if not has_model:
-        return np.zeros(max_depth + 1, dtype=np.intp), np.arange(max_depth + 1)
-    steps, widths = np.triu_indices(max_depth + 1)
-    return steps, widths

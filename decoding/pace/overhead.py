@@ -54,10 +54,4 @@ def _plus(
 ) -> tuple[float, float, float, float, float]:
     n, sum_x, sum_xx, sum_y, sum_xy = (decay * value for value in sums)
     weight /= x * x  # minimize the relative error
-    return (
-        n + weight,
-        sum_x + weight * x,
-        sum_xx + weight * x * x,
-        sum_y + weight * y,
-        sum_xy + weight * x * y,
-    )
+    return n + weight, sum_x + weight * x, sum_xx + weight * x * x, sum_y + weight * y, sum_xy + weight * x * y

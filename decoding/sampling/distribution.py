@@ -36,12 +36,8 @@ class RowKind:
         if not new:
             return None
         old_R = to_device([old_of[rows[index]] for index in new], device)
-        return RowKind(
-            name=self.name,
-            rows=tuple(new),
-            rows_R=None if len(new) == len(rows) else to_device(new, device),
-            cuts=self.cuts.of(old_R),
-        )
+        new_R = None if len(new) == len(rows) else to_device(new, device)
+        return RowKind(self.name, tuple(new), new_R, self.cuts.of(old_R))
 
     def places(self, num_positions: int) -> torch.Tensor | None:
         """Return the indexes of these rows' positions among all positions, flattened; None if the kind has all."""
@@ -209,8 +205,7 @@ def _forbid_early_stop(
 ) -> torch.Tensor:
     num_positions, vocab_size = scores_BJV.shape[1:]
     # One spare column takes the padding (-1) and ids outside the vocabulary.
-    spare = vocab_size
-    ids_BS = torch.where((stop_ids_BS >= 0) & (stop_ids_BS < vocab_size), stop_ids_BS, spare)
+    ids_BS = torch.where((stop_ids_BS >= 0) & (stop_ids_BS < vocab_size), stop_ids_BS, vocab_size)
     is_stop_BV = torch.zeros(len(ids_BS), vocab_size + 1, dtype=torch.bool, device=scores_BJV.device)
     is_stop_BV = is_stop_BV.scatter_(-1, ids_BS, True)[:, :vocab_size]
     is_early_BJ = lengths_BJ < min_length_B[:, None]
@@ -250,14 +245,12 @@ def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, 
 def _column(values: Seq[float], neutral: float, device: torch.device) -> torch.Tensor | None:
     if all(value == neutral for value in values):
         return None
-    dtype = torch.float64 if isinstance(neutral, float) else torch.int64
-    return to_device(values, device, dtype)
+    return to_device(values, device, torch.float64 if isinstance(neutral, float) else torch.int64)
 
 
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:
     width = max((len(row) for row in rows), default=0) or 1
-    padded = [row + [filler] * (width - len(row)) for row in rows]
-    return to_device(padded, device, torch.int64)
+    return to_device([row + [filler] * (width - len(row)) for row in rows], device, torch.int64)
 
 
 def _pad_bias(biases: Seq[Mapping[int, float]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -90,9 +90,8 @@ class DeviceVerdicts:
         Read it before the target's next forward, which may reuse the memory of the logits.
         """
         verdicts = []
-        for row, (accepted, next_token, close_call, is_finite, num_drafted, *drafted) in enumerate(
-            self._columns_BC.tolist()
-        ):
+        for row, columns in enumerate(self._columns_BC.tolist()):
+            accepted, next_token, close_call, is_finite, num_drafted, *drafted = columns
             tokens, num_top = [*drafted[:accepted], next_token], self._num_logprobs[row]
             logprobs = token_logprobs(self._logits_BJV[row], tokens, num_top) if is_finite else []
             verdicts.append(
@@ -103,11 +102,9 @@ class DeviceVerdicts:
 
 def judge(request: ScoreRequest, logits_BJV: torch.Tensor, dtype: torch.dtype) -> DeviceVerdicts:
     """Judge each row's draft by the logits of a target that runs in `dtype`: K drafted positions and the next one."""
-    close_call = CLOSE_CALL.get(dtype, 0.0)
-    verdict, is_finite_B = verify_rows(
-        request.rows, request.draft, request.draft.token_ids_BK, 0, logits_BJV, close_call
-    )
-    return DeviceVerdicts(verdict, is_finite_B, request.draft, logits_BJV, request.num_logprobs)
+    draft, close_call = request.draft, CLOSE_CALL.get(dtype, 0.0)
+    verdict, is_finite_B = verify_rows(request.rows, draft, draft.token_ids_BK, 0, logits_BJV, close_call)
+    return DeviceVerdicts(verdict, is_finite_B, draft, logits_BJV, request.num_logprobs)
 
 
 def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:

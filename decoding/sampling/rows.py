@@ -75,13 +75,8 @@ class Rows:
         """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them."""
         num_positions, vocab_size = logits_BJV.shape[1:]
         shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
-        return pick_tokens(shaped_BJV, self.sampling, self._noise(vocab_size, first, num_positions), margin)
-
-    def _noise(self, vocab_size: int, first: int, num_positions: int) -> GumbelNoise | None:
-        """Return the noise of those positions: drafter and verifier read the same numbers, drawn once a round."""
-        if not self.sampling.samples:
-            return None
-        return self._round_noise.of(vocab_size, first, num_positions)
+        noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
+        return pick_tokens(shaped_BJV, self.sampling, noise, margin)
 
     @cached_property
     def _round_noise(self) -> "RoundNoise":
@@ -96,8 +91,7 @@ class Rows:
 
     @cached_property
     def _prompt_lengths_B(self) -> torch.Tensor:
-        lengths = [len(sequence.prompt_token_ids) for sequence in self.sequences]
-        return to_device(lengths, self.sampling.keys_B.device)
+        return to_device([len(sequence.prompt_token_ids) for sequence in self.sequences], self.sampling.keys_B.device)
 
     @cached_property
     def _token_ids_BL(self) -> torch.Tensor:
@@ -110,10 +104,7 @@ class RoundNoise:
     """The shared noise of a round's rows at the positions that it may score, drawn when first asked for."""
 
     def __init__(
-        self,
-        keys_B: torch.Tensor,
-        positions_BJ: torch.Tensor,
-        part_of: "tuple[RoundNoise, torch.Tensor] | None" = None,
+        self, keys_B: torch.Tensor, positions_BJ: torch.Tensor, part_of: "tuple[RoundNoise, torch.Tensor] | None" = None
     ) -> None:
         """Remember the keys and positions. With `part_of` these are rows of another noise, which draws for them."""
         self._keys_B, self._positions_BJ, self._part_of = keys_B, positions_BJ, part_of

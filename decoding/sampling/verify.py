@@ -87,8 +87,7 @@ def verify_rejection(
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     rows_B = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
     next_token_B = _inverse_cdf(recover_BJV[rows_B, num_accepted_B], recover_noise_BJ[rows_B, num_accepted_B])
-    never_B = torch.full_like(num_accepted_B, scores_BJV.shape[1])
-    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=never_B)
+    return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, scores_BJV.shape[1]))
 
 
 def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,10 +56,7 @@ class LayerCache(ctypes.Structure):
 class Linear(ctypes.Structure):
     """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
 
-    _fields_ = [
-        *_fields(_POINTER, "weight bias gate_weight gate_bias"),
-        *_fields(ctypes.c_int64, "inputs outputs"),
-    ]
+    _fields_ = [*_fields(_POINTER, "weight bias gate_weight gate_bias"), *_fields(ctypes.c_int64, "inputs outputs")]
 
 
 class DecoderLayer(ctypes.Structure):
@@ -132,9 +129,8 @@ def _library() -> ctypes.CDLL | None:
 @cache
 def _built() -> ctypes.CDLL | None:
     # GCC first: the source uses its vector extensions, which other compilers know in part.
-    compiler = next(
-        (path for name in (os.environ.get("CXX"), "g++", "c++") if name and (path := shutil.which(name))), None
-    )
+    names = (os.environ.get("CXX"), "g++", "c++")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     if compiler is None:
         _log.info("no C++ compiler here: the CPU runs torch's own operations")
         return None
@@ -156,8 +152,7 @@ def _compiled(compiler: str) -> Path:
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
     flags = (*_FLAGS, f"-march={os.environ.get('DRAY_KERNELS_MARCH', 'native')}")
     what = "\0".join((*sources, " ".join(flags), version, _processor()))
-    given = os.environ.get("DRAY_CACHE")
-    folder = Path(given) if given else Path.home() / ".cache" / "dray"
+    folder = Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
