@@ -99,7 +99,6 @@ class Side:
         self._check_drafts()
 
     def close(self) -> None:
-        """End its draft actor."""
         if self._links is not None:
             self._links.close()
 
@@ -161,6 +160,7 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
     """Measure every configuration at every batch, as often as the options say."""
     pair = options.pair_folder()
     corpus = make_corpus(options, pair)
+    models = ModelSettings(target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype)
     found: list[Measured] = []
     for batch in options.batches:
         sides: list[Side] = []
@@ -169,9 +169,6 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
                 name, is_split = f"{placement} {length}", placement == "split"
                 measured = Measured(name, batch, options.num_rows(batch), own_threads, is_split)
                 say(f"loading {name}@{batch} ...")
-                models = ModelSettings(
-                    target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype
-                )
                 settings = GeneratorSettings(
                     models=models,
                     engine=engine_configuration(length).engine_options(batch, corpus.max_model_len),

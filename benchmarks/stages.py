@@ -31,7 +31,6 @@ _REPEATS = 3
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--draft", help="folder of the draft; without one nothing is drafted")

@@ -109,10 +109,6 @@ class DraftRoster:
                 actor.unused_since = float("-inf")
         self._end_unused()
 
-    def stats(self) -> dict[str, int]:
-        """Return the number of draft actors, and of those that were replaced."""
-        return {"num_actors": len(self._actors), "num_lost": self._num_lost}
-
     def _num_served(self, actor: _DraftActor) -> int:
         """Return the number of its clients that are alive."""
         now, never = self._clock(), float("-inf")

@@ -89,7 +89,6 @@ class StageActor:
         return self._loaded
 
     def facts(self) -> StageFacts:
-        """Report what is true of the stage now."""
         stage = self._stage
         return StageFacts(
             eos_token_ids=stage.eos_token_ids,

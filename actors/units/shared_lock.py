@@ -11,7 +11,6 @@ class SharedLock:
     """A lock of one event loop. A task that waits for it alone is not overtaken by tasks that come later."""
 
     def __init__(self) -> None:
-        """Make a free lock."""
         self._entry = asyncio.Lock()  # wakes its waiters in the order in which they came
         self._num_holders = 0
         self._is_free = asyncio.Event()

@@ -31,10 +31,7 @@ class Generator(UnitWorker[EncodedRow]):
         log_settings: LogSettings,
         roster: Any = None,
     ) -> None:
-        """Load the models, which all units share.
-
-        `ledger` and `roster` are the actors of the run's Ledger and, under placement "split", of its DraftRoster.
-        """
+        """Load the models. `roster` is the actor of the run's DraftRoster under placement "split"."""
         super().__init__(run_path, input_options, carried, ledger, log_settings)
         self._settings = settings
         try:

@@ -74,7 +74,6 @@ class Peers:
     _workers: dict[str, Worker] = field(default_factory=dict, init=False)
 
     def close(self) -> None:
-        """End all workers."""
         for worker in self._workers.values():
             worker.stop()
 
@@ -138,9 +137,5 @@ class PeerRunner(Runner):
 
     def _ask(self) -> dict[str, Any]:
         return self.peers.worker(self.configuration, self.corpus.max_model_len).ask(
-            {
-                "batch": self.batch,
-                "prompts": self.corpus.rows(self.num_rows),
-                "new_tokens": self.corpus.new_tokens,
-            }
+            {"batch": self.batch, "prompts": self.corpus.rows(self.num_rows), "new_tokens": self.corpus.new_tokens}
         )

@@ -81,7 +81,6 @@ class EmptyWorker:
     """Takes units and does nothing with them: what is left is the cost of handing them out."""
 
     def __init__(self, ledger: Any) -> None:
-        """Make a worker; `ledger` is the run's Ledger, an actor."""
         self._ledger = ledger
         ledger.join.remote("empty")
 

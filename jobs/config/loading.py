@@ -256,8 +256,7 @@ def _explain_variables(name: str, kind: type) -> str:
     """Return which environment variables of a section, or of a field outside of sections, should hold JSON."""
     variable = _variable(name)
     if variable in os.environ and any(each.is_section and each.name == name for each in level_fields(kind)):
-        first = _variable(_first(kind, name))
-        return f"environment variable {variable} is a section; set its fields, such as {first}"
+        return f"environment variable {variable} is a section; set its fields, such as {_variable(_first(kind, name))}"
     of_json = {
         _variable(each.name)
         for each in all_fields(kind)

@@ -77,7 +77,6 @@ class RunConfig:
     """The run as a whole."""
 
     def __post_init__(self) -> None:
-        """Check what sections mean together."""
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
 
     def generator_settings(self) -> GeneratorSettings:

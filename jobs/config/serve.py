@@ -61,7 +61,6 @@ class ServeConfig:
     """The endpoint: where it listens, how much it takes on, and how its processes come and go."""
 
     def __post_init__(self) -> None:
-        """Check what sections mean together."""
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
