@@ -1,7 +1,5 @@
 """Resources of a cluster, compared with what a run asks for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

@@ -1,7 +1,5 @@
 """GeneratorSettings: everything an engine needs to turn rows into generations, as plain data that travels to actors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal

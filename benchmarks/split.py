@@ -7,8 +7,6 @@ Colocated, one process has all the threads (`--threads`); split, the target has 
 (`--draft-threads`). Every repeat runs all configurations in an order of its own, and medians are reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

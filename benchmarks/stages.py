@@ -5,8 +5,6 @@ the ideal is the target in one process: what is missing is what the stages' mess
 each other. On machines of their own, stages add memory and lose the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

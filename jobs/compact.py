@@ -7,8 +7,6 @@ in _dray.json. If the command is interrupted, give it again: it starts from the 
 says that the compaction is there, and does nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

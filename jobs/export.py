@@ -8,8 +8,6 @@
 A file appears whole or not at all; one that is there is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ A draft actor may forget a lane at any time, or be replaced by a new one: it the
 and the generator sends all its rows with the next request.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -5,8 +5,6 @@ a reply has no draft, which changes no token. The draft actor keeps the rows in 
 a row by its slot and carries only the tokens that are new (`actors/drafts/messages.py`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

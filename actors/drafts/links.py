@@ -1,7 +1,5 @@
 """DraftLinks: a generator's links to its draft actors, and the drafters over them. Lanes use the actors in turn."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from functools import partial

@@ -4,8 +4,6 @@ The next request commits here what the generator has committed, in the same slot
 colocated placement and is called in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ draft actor is started when a generator asks for one and all others serve enough
 ended. Draft actors belong to the process of the roster, so they end with it, and it ends with the driver.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator

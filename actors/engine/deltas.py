@@ -1,7 +1,5 @@
 """Deltas: what an engine's steps add to sequences, for callers that want tokens as they come."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence as Seq

@@ -10,8 +10,6 @@ If the target is lost over the same rows again and again, the process ends: the 
 reason, as it does for every row that kills processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

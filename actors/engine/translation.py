@@ -1,7 +1,5 @@
 """The one place where rows become sequences, and sequences become rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Watchdog: ends a process whose engine hangs. Ray then starts another one, and the ledger counts a death."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

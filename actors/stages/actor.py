@@ -1,7 +1,5 @@
 """StageActor: one stage of a target in a process of its own, driven by a `StagePipeline`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The group belongs to the process that makes it: when that dies, Ray ends the act
 together: one that is lost leaves the others in the middle of a forward.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ actor and the process that made it. A process that makes a group, and the driver
 whose makers are gone.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import suppress

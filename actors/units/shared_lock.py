@@ -1,7 +1,5 @@
 """SharedLock: a lock that many tasks hold together, or one task alone (a readers-writer lock)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """UnitWorker: a process that turns units into committed parts and receipts. A subclass generates the rows."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Generator: an Engine in a Ray Data actor. Work units in, committed parts and receipts out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

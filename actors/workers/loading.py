@@ -1,7 +1,5 @@
 """LoadedEngine: the tokenizer and the engine of a generator's settings, and what their process says about them."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

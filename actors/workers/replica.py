@@ -5,8 +5,6 @@ time is up) gets a typed exception of `actors/engine/requests.py`; a request tha
 step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """RetryGenerator: a Generator that runs the failed rows of committed units again, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

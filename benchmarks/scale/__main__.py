@@ -5,8 +5,6 @@ python -m benchmarks.scale actors --actors 1,4,16,64
 python -m benchmarks.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

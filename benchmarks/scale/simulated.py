@@ -1,7 +1,5 @@
 """Workers without models, to measure everything around an engine: the stream of units, the ledger, the commits."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ client. `--threads` is the number of threads of an engine, in the replica and al
 Throughput is measured on the same rows in turns, each time in a new order, and medians are reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """A client of the endpoint that keeps time, and as light as one can be: it runs on the cores of what it measures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

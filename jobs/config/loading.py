@@ -4,8 +4,6 @@ The command line wins over the environment, the environment over the file. Unkno
 pydantic-settings checks names and types; the dataclasses check their values, and know nothing of it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """RunConfig and RetryConfig: the configurations of the commands that generate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """ServeConfig: the configuration of `jobs.serve`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated

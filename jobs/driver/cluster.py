@@ -1,7 +1,5 @@
 """The cluster: Ray is joined or started without its notices, and tells which device the actors get."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator, Mapping

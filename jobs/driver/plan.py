@@ -1,7 +1,5 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
