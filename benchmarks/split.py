@@ -87,7 +87,6 @@ class Side:
     """A placement: an engine, and how to count what it did."""
 
     def __init__(self, measured: Measured, settings: GeneratorSettings, run: str) -> None:
-        """Load it."""
         self.measured = measured
         torch.set_num_threads(measured.threads)
         self._links = None
@@ -186,7 +185,6 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
 
 
 def print_table(found: Seq[Measured]) -> None:
-    """Print a line for each configuration."""
     rows = []
     for measured in found:
         name = measured.name.replace("split", "colocated")

@@ -160,7 +160,6 @@ class StagePipeline:
         raise StagesGoneError(f"stages of the target were lost again and again; the last time: {lost}") from lost
 
     def close(self) -> None:
-        """End the stages."""
         self._flying.clear()
         self.group.close()
 

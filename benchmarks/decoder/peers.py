@@ -55,7 +55,6 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """End the process."""
         try:
             self._process.communicate(timeout=20)  # closes its standard input
         except subprocess.TimeoutExpired:

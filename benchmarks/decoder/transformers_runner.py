@@ -35,7 +35,6 @@ class TransformersModels:
 
     @cached_property
     def draft(self) -> PreTrainedModel:
-        """The assistant."""
         return self._load("draft")
 
     def _load(self, name: str) -> PreTrainedModel:

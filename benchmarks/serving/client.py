@@ -23,7 +23,6 @@ class Row:
     temperature: float
 
     def body(self, *, is_streamed: bool) -> dict[str, Any]:
-        """Return the body of the request."""
         return {
             "prompt": list(self.prompt),
             "seed": self.seed,

@@ -74,7 +74,6 @@ class Endpoint:
         self._replica = serve.get_deployment_handle("Replica", APP_NAME)
 
     async def stats(self) -> EngineStats:
-        """Return what the engine does now."""
         stats: EngineStats = await self._replica.stats.remote()
         return stats
 

@@ -59,7 +59,6 @@ def logits_of_output(model: LlamaForCausalLM, prompt: list[int], output: list[in
 
 
 def main() -> None:
-    """Print the table as markdown."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(PAIR / "target")

@@ -231,7 +231,6 @@ def _variable(name: str) -> str:
 
 
 def _first(kind: type, section: str) -> str:
-    """Return the name of a section's first field."""
     return next(each.name for each in all_fields(kind) if each.name.startswith(f"{section}."))
 
 
