@@ -9,16 +9,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatSettings", "GeneratorSettings", "ModelSettings", "generate"]
 
-_HOMES = {
-    "ChatSettings": "actors.settings",
-    "GeneratorSettings": "actors.settings",
-    "ModelSettings": "actors.settings",
-    "generate": "actors.workers.dataset_generator",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: the ledger and the feed run in processes that need no torch."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'actors' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = "actors.workers.dataset_generator" if name == "generate" else "actors.settings"
+    return getattr(import_module(home), name)

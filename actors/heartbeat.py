@@ -25,12 +25,10 @@ class Heartbeat:
         self._thread.join()
 
     def __enter__(self) -> Heartbeat:
-        """Begin."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End after a last beat."""
         self.end()
 
     def _run(self) -> None:

@@ -5,8 +5,6 @@ not handed to Ray (10 s at most). What a run has written is counted exactly in i
 Ray's metrics begin with `ray_`, those of counters end in `_total`, and Ray adds labels that tell process and node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, Literal

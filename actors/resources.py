@@ -1,9 +1,7 @@
 """Resources of a cluster, compared with what a run asks for."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -50,9 +48,7 @@ class _Kind:
     selectors: Seq[Mapping[str, str]]
 
 
-def shortage(
-    pool: ActorPool, nodes: Iterable[Mapping[str, Any]], settings: GeneratorSettings | None = None
-) -> str | None:
+def shortage(pool: ActorPool, nodes: Seq[Mapping[str, Any]], settings: GeneratorSettings | None = None) -> str | None:
     """Return what these nodes (as `ray.nodes` lists them) lack for the actors that the pool asks for at once, or None.
 
     With `settings` it counts the stages and draft actors of each engine, too. All resources of a node count, also those

@@ -1,8 +1,5 @@
 """GeneratorSettings: everything an engine needs to turn rows into generations, as plain data that travels to actors."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -74,7 +71,6 @@ class DraftSettings(ActorResources):
     """Most likely tokens that a draft actor draws from, and whose probabilities it sends, under rejection; 0: all."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         whole = self.per_target if self.per_target >= 1 else 1 / self.per_target if self.per_target > 0 else 0.0
         if not whole or abs(whole - round(whole)) > 1e-2:
@@ -125,10 +121,8 @@ class StageSettings(ActorResources):
     """Seconds for a step of all stages; a stage that takes longer is replaced."""
     start_timeout_s: float = 480.0
     """Seconds for loading the weights; a stage that takes longer is replaced."""
-    room_timeout_s: float = math.inf  # that it waits for room on the cluster
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         if self.count < 1:
             raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
@@ -141,7 +135,7 @@ class StageSettings(ActorResources):
             )
         if self.most_restarts < 0:
             raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
-        for name in ("timeout_s", "start_timeout_s", "room_timeout_s"):
+        for name in ("timeout_s", "start_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
 
@@ -152,10 +146,7 @@ class StageSettings(ActorResources):
 
     @property
     def longest_step_s(self) -> float:
-        """Seconds that a step may take over which stages are replaced: it, those in flight, new stages, and it again.
-
-        The loading of weights is in it, which all new stages do at once.
-        """
+        """Seconds of a step over which stages are replaced: it, those in flight, loading all at once, and it again."""
         return 3 * self.timeout_s + self.start_timeout_s
 
     @property
@@ -185,7 +176,6 @@ class GeneratorSettings:
     seed: int = 0  # of all noise
 
     def __post_init__(self) -> None:
-        """Check what fields mean together."""
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         if self.placement == "split":
@@ -198,10 +188,7 @@ class GeneratorSettings:
                 )
 
     def check_hang_timeout(self, name: str, hang_timeout_s: float) -> None:
-        """Raise ValueError if a process that waits for drafts or replaces stages would be taken for one that hangs.
-
-        `name` is the configuration's name of that timeout.
-        """
+        """Raise ValueError if the timeout `name` would end a process that waits for drafts or replaces stages."""
         drafts_s = self.num_lanes * self.drafts.timeout_s
         if self.placement == "split" and drafts_s >= hang_timeout_s / 2:
             raise ValueError(

@@ -23,7 +23,6 @@ _REPEATS = 7
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     dtype = getattr(torch, parser.parse_args().dtype)

@@ -93,10 +93,7 @@ def make_pair(
     languages: Sequence[float] = (),
     device: str = "cpu",
 ) -> Found:
-    """Write a pair to folder/target and folder/draft, and return the greedy acceptance measured on it.
-
-    With `languages` (a rate for each) it returns that of the best one. Raises ValueError if a rate cannot be reached.
-    """
+    """Write a pair to folder/target and folder/draft, and return its rates. Raises ValueError for an impossible one."""
     for rate in (acceptance, *languages):
         if not 0 < rate < 1:
             raise ValueError(f"an acceptance rate lies between 0 and 1, got {rate}")
@@ -316,7 +313,6 @@ def describe_pair(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make one pair and print what it is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", choices=SHAPES, default="small")

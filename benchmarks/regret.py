@@ -42,7 +42,6 @@ _CASES: tuple[Case, ...] = (
 
 
 def main() -> None:
-    """Print a line for each case."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.regret", description=__doc__.splitlines()[0])
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens of a row")
     parser.add_argument("--seeds", type=int, default=6, help="runs of each case")

@@ -7,8 +7,6 @@ Colocated, one process has all the threads (`--threads`); split, the target has 
 (`--draft-threads`). Every repeat runs all configurations in an order of its own, and medians are reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys
@@ -89,7 +87,6 @@ class Side:
     """A placement: an engine, and how to count what it did."""
 
     def __init__(self, measured: Measured, settings: GeneratorSettings, run: str) -> None:
-        """Load it."""
         self.measured = measured
         torch.set_num_threads(measured.threads)
         self._links = None
@@ -99,7 +96,6 @@ class Side:
         self._check_drafts()
 
     def close(self) -> None:
-        """End its draft actor."""
         if self._links is not None:
             self._links.close()
 
@@ -161,6 +157,7 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
     """Measure every configuration at every batch, as often as the options say."""
     pair = options.pair_folder()
     corpus = make_corpus(options, pair)
+    models = ModelSettings(target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype)
     found: list[Measured] = []
     for batch in options.batches:
         sides: list[Side] = []
@@ -169,9 +166,6 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
                 name, is_split = f"{placement} {length}", placement == "split"
                 measured = Measured(name, batch, options.num_rows(batch), own_threads, is_split)
                 say(f"loading {name}@{batch} ...")
-                models = ModelSettings(
-                    target=str(pair / "target"), draft=str(pair / "draft"), device="cpu", dtype=options.dtype
-                )
                 settings = GeneratorSettings(
                     models=models,
                     engine=engine_configuration(length).engine_options(batch, corpus.max_model_len),
@@ -191,7 +185,6 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
 
 
 def print_table(found: Seq[Measured]) -> None:
-    """Print a line for each configuration."""
     rows = []
     for measured in found:
         name = measured.name.replace("split", "colocated")

@@ -5,8 +5,6 @@ the ideal is the target in one process: what is missing is what the stages' mess
 each other. On machines of their own, stages add memory and lose the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle
@@ -31,7 +29,6 @@ _REPEATS = 3
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--draft", help="folder of the draft; without one nothing is drafted")

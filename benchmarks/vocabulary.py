@@ -64,7 +64,6 @@ def make_logits(
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32])
     parser.add_argument("--vocab", type=int, nargs="+", default=[3072, 8192, 32000, 152064])

@@ -14,9 +14,7 @@ from pathlib import Path
 from checks import ROOT, print_violations, tracked_files
 
 VERBS = frozenset((Path(__file__).parent / "verbs.txt").read_text().split())
-_HEADLESS = frozenset(
-    ("as", "for", "it", "its", "of", "so", "that", "they", "those", "where", "who", "whoever", "whose")
-)
+_HEADLESS = ("as", "for", "it", "its", "of", "so", "that", "they", "those", "where", "who", "whoever", "whose")
 _RIDDLES = re.compile(r"\b(whoever|whomever|nobody|somebody|anybody|everybody|so many|of that kind)\b", re.IGNORECASE)
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

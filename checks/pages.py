@@ -117,7 +117,6 @@ def schema_page() -> str:
 
 
 def _columns(columns: Iterable[schema.Column]) -> str:
-    """Return a table of columns."""
     lines = ["| column | type | what it holds |", "|---|---|---|"]
     for column in columns:
         kind = f"`{str(column.type).replace('item: ', '')}`{'' if column.nullable else ', never null'}"

@@ -7,8 +7,6 @@ in _dray.json. If the command is interrupted, give it again: it starts from the 
 says that the compaction is there, and does nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -76,8 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.compact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
-    parser.add_argument("destination", metavar="DESTINATION", help="new folder, or that of an interrupted command")
+    add = parser.add_argument
+    add("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
+    add("destination", metavar="DESTINATION", help="new folder, or that of an interrupted command")
     cut = parser.add_mutually_exclusive_group()
     cut.add_argument(
         "--rows-per-file",
@@ -91,10 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="size of a file, about, such as 200MB or 1GiB; 512MB unless given",
     )
-    parser.add_argument(
-        "--include-errors", action="store_true", help="also write the rows that failed, in files of their own"
-    )
-    parser.add_argument("--partial", action="store_true", help="take a run with missing units as it is")
+    add("--include-errors", action="store_true", help="also write the rows that failed, in files of their own")
+    add("--partial", action="store_true", help="take a run with missing units as it is")
     return parser
 
 

@@ -8,8 +8,6 @@
 A file appears whole or not at all; one that is there is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -83,15 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
-    parser.add_argument("file", metavar="FILE", help="JSONL file to write, local or a URI")
-    parser.add_argument(
-        "--format", choices=["openai-batch", "jsonl"], default="openai-batch", help="openai-batch unless given"
-    )
-    parser.add_argument(
-        "--model", help="openai-batch: model name to write into every line; the target's path unless given"
-    )
-    parser.add_argument("--errors", metavar="FILE", help="jsonl: where rows that failed go; beside FILE unless given")
+    add = parser.add_argument
+    add("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")
+    add("file", metavar="FILE", help="JSONL file to write, local or a URI")
+    add("--format", choices=["openai-batch", "jsonl"], default="openai-batch", help="openai-batch unless given")
+    add("--model", help="openai-batch: model name to write into every line; the target's path unless given")
+    add("--errors", metavar="FILE", help="jsonl: where rows that failed go; beside FILE unless given")
     return parser
 
 

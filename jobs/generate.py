@@ -1,7 +1,5 @@
 """`python -m jobs.generate --config FILE`: generate a corpus, or what is missing of it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`python -m jobs.report OUTPUT [--by COLUMN]`: acceptance of a run, in total and by a carried column."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`python -m jobs.retry --config FILE`: run the failed rows of a corpus again, and only those."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

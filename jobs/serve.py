@@ -3,8 +3,6 @@
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """`python -m jobs.verify OUTPUT`: prove a run complete and consistent. Exit code 0, or 1 with the reasons."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`python k8s/check_image.py`: the mistakes in k8s/Dockerfile and .dockerignore that can be seen without building."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -4,8 +4,6 @@ Both are folders or names on the hub, of which only config.json is read. A draft
 "split") is asked for by itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

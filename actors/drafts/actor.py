@@ -4,8 +4,6 @@ A draft actor may forget a lane at any time, or be replaced by a new one: it the
 and the generator sends all its rows with the next request.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -52,8 +50,7 @@ class DraftActor:
 
     def ready(self, vocab_size: int) -> int:
         """Return the process's id. Raises ValueError if the model cannot draft for a target with `vocab_size` ids."""
-        model = self._sound_model()
-        draft = self._models.draft
+        model, draft = self._sound_model(), self._models.draft
         assert draft is not None
         check_same_vocabulary(self._models.target, draft, vocab_size, model.vocab_size)
         return os.getpid()

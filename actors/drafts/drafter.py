@@ -5,8 +5,6 @@ a reply has no draft, which changes no token. The draft actor keeps the rows in 
 a row by its slot and carries only the tokens that are new (`actors/drafts/messages.py`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -166,7 +164,7 @@ def make_draft(
     rows: Rows, drafted: Mapping[int, Seq[int]], distributions: Distributions | None, vocab_size: int
 ) -> Draft:
     """Return the draft of a round with these tokens in these slots, and their distributions in the same order."""
-    keys_B = rows.sampling.keys_B
+    device = rows.sampling.keys_B.device
     if rows.verification == "rejection" and distributions is None:  # it cannot judge a token without its distribution
         drafted = {}
     counts = [len(drafted.get(slot, ())) for slot in range(len(rows.sequences))]
@@ -175,15 +173,13 @@ def make_draft(
     probs_BKV = None
     if distributions is not None and width:
         places = [(slot, step) for slot, token_ids in drafted.items() for step in range(len(token_ids))]
-        rows_N, steps_N = torch.tensor(places, device=keys_B.device).T
-        ids_NM = torch.tensor(distributions.ids_NM, dtype=torch.int64, device=keys_B.device)
-        probs_BKV = torch.zeros(len(counts), width, vocab_size, device=keys_B.device)
-        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.from_numpy(distributions.probs_NM).to(
-            keys_B.device
-        )
+        rows_N, steps_N = torch.tensor(places, device=device).T
+        ids_NM = torch.tensor(distributions.ids_NM, dtype=torch.int64, device=device)
+        probs_BKV = torch.zeros(len(counts), width, vocab_size, device=device)
+        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.from_numpy(distributions.probs_NM).to(device)
     return Draft(
-        torch.tensor(tokens, dtype=torch.int64, device=keys_B.device).reshape(len(counts), width),
-        torch.tensor(counts, dtype=torch.int64, device=keys_B.device),
+        torch.tensor(tokens, dtype=torch.int64, device=device).reshape(len(counts), width),
+        torch.tensor(counts, dtype=torch.int64, device=device),
         probs_BKV,
         max_draft_tokens_B=tuple(counts),
     )

@@ -53,7 +53,6 @@ class LinkStats:
     wait_seconds: float = 0.0  # that rounds waited for drafts
 
     def __add__(self, other: LinkStats) -> LinkStats:
-        """Return the sums of both."""
         return LinkStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
@@ -155,9 +154,8 @@ class DraftLink:
         """Record that a request of this generation failed. Several lanes may report the same failure."""
         if generation != self.generation:
             return
-        if isinstance(error, ray.exceptions.RayActorError) and not isinstance(
-            error, ray.exceptions.ActorUnavailableError
-        ):
+        is_alive = isinstance(error, ray.exceptions.ActorUnavailableError)
+        if isinstance(error, ray.exceptions.RayActorError) and not is_alive:
             self._forget_actor()
         _log.warning(Event("draft actor lost", error_type=type(error).__name__, failures=self._num_failures + 1))
         self._fail()

@@ -1,7 +1,5 @@
 """DraftLinks: a generator's links to its draft actors, and the drafters over them. Lanes use the actors in turn."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from functools import partial
@@ -46,10 +44,7 @@ class DraftLinks:
         return list(ray.get([actor.stats.remote() for actor in actors]))
 
     def connect(self, target: Target) -> bool:
-        """Wait for the draft actors for `drafts.start_timeout_s`, and return whether all are ready.
-
-        Raises ValueError if the model of one cannot draft for this target.
-        """
+        """Return whether all draft actors get ready in time. Raises ValueError if one cannot draft for this target."""
         deadline = time.monotonic() + self._drafts.start_timeout_s
         for link in self._links:
             link.find()

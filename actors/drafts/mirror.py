@@ -1,11 +1,8 @@
 """DraftMirror: the rows of one lane of a generator as its draft actor knows them, and the draft model's cache for them.
 
 The next request commits here what the generator has committed, in the same slots, so the drafter is the one of the
-colocated placement and is called in the same way. Each update is checked against the row's length: a row with another
-length is forgotten, and the reply asks for the whole row.
+colocated placement and is called in the same way.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field

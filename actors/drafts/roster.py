@@ -5,8 +5,6 @@ draft actor is started when a generator asks for one and all others serve enough
 ended. Draft actors belong to the process of the roster, so they end with it, and it ends with the driver.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -108,10 +106,6 @@ class DraftRoster:
             if had and not self._num_served(actor):
                 actor.unused_since = float("-inf")
         self._end_unused()
-
-    def stats(self) -> dict[str, int]:
-        """Return the number of draft actors, and of those that were replaced."""
-        return {"num_actors": len(self._actors), "num_lost": self._num_lost}
 
     def _num_served(self, actor: _DraftActor) -> int:
         """Return the number of its clients that are alive."""

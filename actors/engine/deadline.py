@@ -71,7 +71,6 @@ class DeadlineError(TimeoutError):
     """The request took longer than it may."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Describe a request that had `timeout_s` seconds."""
         super().__init__(f"the request was not done in {timeout_s:g} s")
         self.timeout_s = timeout_s
 

@@ -1,7 +1,5 @@
 """Deltas: what an engine's steps add to sequences, for callers that want tokens as they come."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence as Seq
@@ -77,10 +75,7 @@ class DeltaStream:
             self.is_new.set()
 
     def look(self, send_every_s: float) -> None:
-        """Take what the last step added. It is sent at once where a sequence ended, else `send_every_s` after the last.
-
-        The longer of the two intervals counts, this one and the stream's own.
-        """
+        """Take what the last step added, to be sent where a sequence ended or after the longer of both intervals."""
         new = [delta for growth in self._growing if (delta := growth.look()) is not None]
         has_ending = any(delta.ending is not None for delta in new)
         if has_ending:

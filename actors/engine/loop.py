@@ -10,8 +10,6 @@ If the target is lost over the same rows again and again, the process ends: the 
 reason, as it does for every row that kills processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -146,10 +144,7 @@ class EngineLoop:
             logprobs += chunk
 
     async def _make_room(self, num_slots: int, error: Exception) -> bool:
-        """Tell whether there are fewer than `num_slots` slots now, so that a prompt may be scored from its start.
-
-        Where the engine cannot be resized, every waiting caller fails.
-        """
+        """Tell whether there are fewer than `num_slots` slots now, so that a prompt may be scored from its start."""
         async with self._stepping:
             if self.engine.options.num_slots < num_slots:
                 return True
@@ -265,7 +260,6 @@ class EngineLoop:
 def _estimated_length(sequence: Sequence) -> int:
     """Estimate the bits of a row's length, prompt and output: rows of about one length stay in their order.
 
-    Neighbours in the input often begin alike, and a common beginning is read once while its rows are in the engine
-    together.
+    Neighbours in the input often begin alike, and a beginning is read once for rows that are in the engine together.
     """
     return (len(sequence.prompt_token_ids) + sequence.max_tokens).bit_length()

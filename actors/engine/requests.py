@@ -1,7 +1,5 @@
 """Requests to a replica, and how it refuses them: plain data and exceptions that travel between processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

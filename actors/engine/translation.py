@@ -1,7 +1,5 @@
 """The one place where rows become sequences, and sequences become rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,11 +26,9 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides)
     prompt, token_ids = codec.prompt(row)
-    stop_condition = StopStrings(codec, params.stop).find if params.stop else None
+    stop = StopStrings(codec, params.stop).find if params.stop else None
     sequences = tuple(
-        Sequence.create(
-            token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop_condition
-        )
+        Sequence.create(token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop)
         for sample in range(params.n)
     )
     return EncodedRow(row, prompt, sequences)

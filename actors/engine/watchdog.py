@@ -1,7 +1,5 @@
 """Watchdog: ends a process whose engine hangs. Ray then starts another one, and the ledger counts a death."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os
@@ -28,11 +26,9 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
-        """Begin to count the time."""
         self._started = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        """Stop counting: the work has ended, well or not."""
         self._started = None
 
     def _watch(self) -> None:

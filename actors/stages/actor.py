@@ -1,7 +1,5 @@
 """StageActor: one stage of a target in a process of its own, driven by a `StagePipeline`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +87,6 @@ class StageActor:
         return self._loaded
 
     def facts(self) -> StageFacts:
-        """Report what is true of the stage now."""
         stage = self._stage
         return StageFacts(
             eos_token_ids=stage.eos_token_ids,

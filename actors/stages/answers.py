@@ -1,7 +1,5 @@
 """Answers of stages to a step: waiting for all of them, and telling a lost stage from an error of the step itself."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -4,8 +4,6 @@ The group belongs to the process that makes it: when that dies, Ray ends the act
 together: one that is lost leaves the others in the middle of a forward.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable
@@ -87,10 +85,7 @@ class StageGroup:
         return [answer, *(getattr(actor, method).remote(*args) for actor in others)]
 
     def tell_all(self, method: str, *args: Any) -> None:
-        """Call this on every actor, and on every one that comes in the place of another.
-
-        An actor may be told twice: the second time changes nothing.
-        """
+        """Call this on every actor, and on each that replaces one. To be told a second time changes nothing."""
         self._setup.append((method, *args))
         self._tell(time.monotonic() + self.settings.start_timeout_s)
 

@@ -55,10 +55,7 @@ class Step(Generic[_T]):
         return self.is_settled or bool(ray.wait(self.references[-1][:1], timeout=0, fetch_local=False)[0])
 
     def result(self) -> _T:
-        """Return the answer. Raises what the step itself raised, or SlotsLostError.
-
-        Raises StagesGoneError if lost stages cannot be replaced.
-        """
+        """Return the answer. Raises what the step raised, SlotsLostError, or StagesGoneError if stages stay lost."""
         self.pipeline.settle(self)
         return self.answer
 
@@ -67,7 +64,6 @@ class StagePipeline:
     """The way through the stages of a group. One thread drives it."""
 
     def __init__(self, group: StageGroup) -> None:
-        """Take over these stages."""
         self.group = group
         self._flying: deque[Step[Any]] = deque()
         self._sessions: set[int] = set()  # those that have slots
@@ -164,7 +160,6 @@ class StagePipeline:
         raise StagesGoneError(f"stages of the target were lost again and again; the last time: {lost}") from lost
 
     def close(self) -> None:
-        """End the stages."""
         self._flying.clear()
         self.group.close()
 

@@ -5,20 +5,14 @@ actor and the process that made it. A process that makes a group, and the driver
 whose makers are gone.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import ray
-from ray.util.placement_group import (
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import get_placement_group, placement_group, placement_group_table, remove_placement_group
 
 from actors.settings import StageSettings
 from pipeline.logs import Event
@@ -26,15 +20,12 @@ from pipeline.ray_internals import is_actor_dead
 
 _PREFIX = "dray-stages"
 _LOOK_EVERY_S = 60.0
+_ROOM_TIMEOUT_S = inf  # others work meanwhile; if none does, run.no_progress_timeout_s ends the run
 _log = logging.getLogger(__name__)
 
 
 def take_places(settings: StageSettings) -> Any:
-    """Return a placement group with one bundle for each stage.
-
-    Raises RuntimeError if the cluster has no room in `room_timeout_s`. In a run that is infinite: other generators may
-    work meanwhile, and if none does, the driver ends the run (run.no_progress_timeout_s) and says what is missing.
-    """
+    """Return a placement group with one bundle for each stage. Raises RuntimeError if there is no room in time."""
     give_back_orphans()
     bundle = settings.bundle or {"CPU": 0.001}
     selectors = [dict(settings.label_selector)] * settings.count
@@ -45,7 +36,7 @@ def take_places(settings: StageSettings) -> Any:
         **({"bundle_label_selector": selectors} if settings.label_selector else {}),
     )
     needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-    until = time.monotonic() + settings.room_timeout_s
+    until = time.monotonic() + _ROOM_TIMEOUT_S
     while (left_s := until - time.monotonic()) > 0:
         if places.wait(min(left_s, _LOOK_EVERY_S)):
             return places
@@ -55,7 +46,7 @@ def take_places(settings: StageSettings) -> Any:
     where = f" on nodes with {dict(settings.label_selector)}" if settings.label_selector else ""
     raise RuntimeError(
         f"the cluster has no room for {settings.count} stages ({settings.strategy}) of {needs} each{where} beside "
-        f"what it runs, and found none in {settings.room_timeout_s:g} s"
+        f"what it runs, and found none in {_ROOM_TIMEOUT_S:g} s"
     )
 
 

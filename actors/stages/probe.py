@@ -5,8 +5,6 @@ and a continuation. `tests/decoding/network/test_stage.py` shows that a chain of
 model computes, and `tests/decoding/checkpoint/test_rank.py` shows it for layers that several processes share.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

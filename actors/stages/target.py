@@ -163,10 +163,7 @@ class ShardedModel:
         return self._send([0], [start], [token_ids], len(token_ids), partial(scored, list(following), num_top)).result()
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Time a forward through all stages, with nothing else in flight, as `Target.seconds`.
-
-        Where a stage is lost over it, it is timed again in fresh slots.
-        """
+        """Time a forward through all stages, as `Target.seconds`; again in fresh slots if a stage is lost over it."""
         return self.pipeline.repeat(partial(self._seconds, num_rows, num_tokens))
 
     def _seconds(self, num_rows: int, num_tokens: int) -> float:

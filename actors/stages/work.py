@@ -3,8 +3,6 @@
 Shapes: B rows, J positions whose logits are wanted, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass, replace

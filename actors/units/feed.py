@@ -1,7 +1,5 @@
 """UnitFeed: the units of a run on their way to the actors, at the pace that the ledger sets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -16,8 +16,6 @@ over the unit.
 Of a finished unit one bit is kept: the ledger grows with the units under way and with the deaths.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """ProcessTable: the processes of a run and their units, which tells how many processes are idle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

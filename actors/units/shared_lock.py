@@ -1,7 +1,5 @@
 """SharedLock: a lock that many tasks hold together, or one task alone (a readers-writer lock)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +9,6 @@ class SharedLock:
     """A lock of one event loop. A task that waits for it alone is not overtaken by tasks that come later."""
 
     def __init__(self) -> None:
-        """Make a free lock."""
         self._entry = asyncio.Lock()  # wakes its waiters in the order in which they came
         self._num_holders = 0
         self._is_free = asyncio.Event()

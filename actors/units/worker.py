@@ -1,7 +1,5 @@
 """UnitWorker: a process that turns units into committed parts and receipts. A subclass generates the rows."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid
@@ -222,14 +220,10 @@ class UnitWorker(ABC, Generic[_Row]):
         errors.sort(key=lambda error: error.row_id)
         return self._write(unit, table, errors, attempt, time.monotonic() - started)
 
-    def _write(
-        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
-    ) -> Receipt:
-        counts = count_generations(generations, len(errors))
-        table = errors_table(errors)
-        return commit_part(
-            self._run_directory, unit, generations, table, counts, attempt, seconds=seconds, engine=self._facts()
-        )
+    def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
+        run, counts = self._run_directory, count_generations(table, len(errors))
+        error_rows = errors_table(errors)
+        return commit_part(run, unit, table, error_rows, counts, attempt, seconds=seconds, engine=self._facts())
 
     def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
         dead = RowPosition(row.row_id, unit.file, row.row_number).error(error, row.user_id)

@@ -1,7 +1,5 @@
 """Generator: an Engine in a Ray Data actor. Work units in, committed parts and receipts out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +29,7 @@ class Generator(UnitWorker[EncodedRow]):
         log_settings: LogSettings,
         roster: Any = None,
     ) -> None:
-        """Load the models, which all units share.
-
-        `ledger` and `roster` are the actors of the run's Ledger and, under placement "split", of its DraftRoster.
-        """
+        """Load the models. `roster` is the actor of the run's DraftRoster under placement "split"."""
         super().__init__(run_path, input_options, carried, ledger, log_settings)
         self._settings = settings
         try:

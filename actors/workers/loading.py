@@ -1,7 +1,5 @@
 """LoadedEngine: the tokenizer and the engine of a generator's settings, and what their process says about them."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any
@@ -37,8 +35,7 @@ class LoadedEngine:
     def __init__(self, settings: GeneratorSettings, roster: Any, hang_timeout_s: float) -> None:
         """Load the models. Raises ValueError if they cannot be run.
 
-        `roster` is the actor of the DraftRoster under placement "split". A step longer than `hang_timeout_s` ends the
-        process.
+        `roster` is the actor of the DraftRoster under placement "split"; `hang_timeout_s` is that of an EngineLoop.
         """
         started = time.monotonic()
         self.codec = load_codec(settings)
@@ -79,10 +76,7 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
-    """Return the engine of these settings with its models loaded and probed.
-
-    `links` are those of placement "split". Raises ValueError with the reason why the engine cannot run.
-    """
+    """Return the engine of these settings, loaded and probed. Raises ValueError with the reason why it cannot run."""
     models = settings.models
     load = partial(Engine.load, models.target, models.draft, settings.engine, dtype=models.dtype, remote=links)
     if not settings.stages.is_apart:

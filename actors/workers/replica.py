@@ -5,8 +5,6 @@ time is up) gets a typed exception of `actors/engine/requests.py`; a request tha
 step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -56,7 +54,6 @@ class ReplicaSettings:
     fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
 
     def __post_init__(self) -> None:
-        """Check every field."""
         if self.max_waiting < 0:
             raise ValueError(f"serve.max_waiting must not be negative, got {self.max_waiting}")
         for name in ("fresh_s", "probe_timeout_s", "hang_timeout_s"):
@@ -74,10 +71,7 @@ class Replica:
         log_settings: LogSettings | None = None,
         roster: Any = None,
     ) -> None:
-        """Load the models. Raises ValueError if they cannot be run.
-
-        `roster` is the actor of the DraftRoster under placement "split".
-        """
+        """Load the models into a LoadedEngine, which takes `roster`. Raises ValueError if they cannot be run."""
         self._settings = replica_settings or ReplicaSettings()
         if log_settings is not None:
             set_up_logs(log_settings)

@@ -1,7 +1,5 @@
 """RetryGenerator: a Generator that runs the failed rows of committed units again, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -41,8 +39,6 @@ class RetryGenerator(Generator):
         row_ids = {error["row_id"] for error in errors if self._wanted.takes(error)}
         return [row for row in super()._read_rows(unit) if row.row_id in row_ids] if row_ids else []
 
-    def _write(
-        self, unit: WorkUnit, generations: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float
-    ) -> Receipt:
+    def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
         """Move the rows that succeeded from the unit's error rows to its part."""
-        return amend_part(self._run_directory, unit, generations, errors, seconds, self._facts())
+        return amend_part(self._run_directory, unit, table, errors, seconds, self._facts())

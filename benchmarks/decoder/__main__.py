@@ -13,21 +13,12 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.decoder import table
 from benchmarks.decoder.chart import draw
 from benchmarks.decoder.configurations import CONFIGURATIONS
 from benchmarks.decoder.measure import measure
 from benchmarks.decoder.options import BenchOptions, parse
 from benchmarks.decoder.results import Report
-from benchmarks.decoder.table import (
-    HEADINGS,
-    LEGEND,
-    SWEEP_HEADINGS,
-    TARGET_HEADINGS,
-    cells,
-    summary,
-    sweep_rows,
-    target_rows,
-)
 from benchmarks.harness import show, write_json
 
 SWEPT = ("plain", "fixed-?", "adaptive")
@@ -52,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for report in reports:
-        print(*summary(report), sep="\n")
-        show("results", HEADINGS, [cells(report, result) for result in report.results])
-        if rows := target_rows(report):
-            show("targets", TARGET_HEADINGS, rows)
+        print(*table.summary(report), sep="\n")
+        show("results", table.HEADINGS, [table.cells(report, result) for result in report.results])
+        if rows := table.target_rows(report):
+            show("targets", table.TARGET_HEADINGS, rows)
     if given.sweep:
-        show("adaptive against fixed lengths", SWEEP_HEADINGS, sweep_rows(reports))
-    print(*LEGEND, sep="\n")
+        show("adaptive against fixed lengths", table.SWEEP_HEADINGS, table.sweep_rows(reports))
+    print(*table.LEGEND, sep="\n")
     return 0
 
 

@@ -154,8 +154,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     out = parser.add_argument_group("results").add_argument
     out("--json", type=Path, metavar="FILE", help="write everything that was measured")
     out("--chart", type=Path, metavar="PNG", help="draw tokens a second (needs matplotlib)")
-    sweep = "adaptive against fixed lengths at these acceptance rates"
-    out("--sweep", type=listed(float), metavar="RATES", help=sweep)
+    out("--sweep", type=listed(float), metavar="RATES", help="adaptive against fixed lengths at these acceptance rates")
     return parser
 
 

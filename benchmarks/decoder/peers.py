@@ -55,7 +55,6 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """End the process."""
         try:
             self._process.communicate(timeout=20)  # closes its standard input
         except subprocess.TimeoutExpired:
@@ -74,7 +73,6 @@ class Peers:
     _workers: dict[str, Worker] = field(default_factory=dict, init=False)
 
     def close(self) -> None:
-        """End all workers."""
         for worker in self._workers.values():
             worker.stop()
 
@@ -138,9 +136,5 @@ class PeerRunner(Runner):
 
     def _ask(self) -> dict[str, Any]:
         return self.peers.worker(self.configuration, self.corpus.max_model_len).ask(
-            {
-                "batch": self.batch,
-                "prompts": self.corpus.rows(self.num_rows),
-                "new_tokens": self.corpus.new_tokens,
-            }
+            {"batch": self.batch, "prompts": self.corpus.rows(self.num_rows), "new_tokens": self.corpus.new_tokens}
         )

@@ -63,7 +63,6 @@ class Result:
 
     @property
     def label(self) -> str:
-        """name@batch."""
         return f"{self.name}@{self.batch}"
 
     @property

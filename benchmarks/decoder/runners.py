@@ -28,7 +28,6 @@ class Runner(ABC):
 
     @property
     def label(self) -> str:
-        """name@batch."""
         return f"{self.configuration.name}@{self.batch}"
 
     @abstractmethod

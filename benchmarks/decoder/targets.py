@@ -31,7 +31,6 @@ class Target:
 
     @property
     def is_met(self) -> bool:
-        """Whether the run reached it."""
         return self.or_else or (self.found < self.wanted if self.at_most else self.found >= self.wanted)
 
 

@@ -35,7 +35,6 @@ class TransformersModels:
 
     @cached_property
     def draft(self) -> PreTrainedModel:
-        """The assistant."""
         return self._load("draft")
 
     def _load(self, name: str) -> PreTrainedModel:
@@ -71,17 +70,14 @@ class TransformersRunner(Runner):
         return self.shown(outputs, num_rounds=len(forwards) * self.rows_at_once)
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
-        """Time the run once more."""
         return seconds_of(self._run, self.models.target.device), None
 
     def _run(self) -> list[list[int]]:
-        prompts = self.corpus.rows(self.num_rows)
+        target, prompts = self.models.target, self.corpus.rows(self.num_rows)
         outputs: list[list[int]] = []
         for first in range(0, len(prompts), self.rows_at_once):
             some = prompts[first : first + self.rows_at_once]
-            outputs += _generate(
-                self.models.target, some, self.corpus.new_tokens, self.corpus.temperature, **self._arguments()
-            )
+            outputs += _generate(target, some, self.corpus.new_tokens, self.corpus.temperature, **self._arguments())
         return outputs
 
     def _arguments(self) -> dict[str, Any]:
@@ -103,11 +99,7 @@ class TransformersRunner(Runner):
 
 @torch.inference_mode()
 def _generate(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    temperature: float,
-    **arguments: Any,
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float, **arguments: Any
 ) -> list[list[int]]:
     """Return the new tokens of prompts that are padded on the left to the longest."""
     width = max(map(len, prompts))

@@ -5,8 +5,6 @@ python -m benchmarks.scale actors --actors 1,4,16,64
 python -m benchmarks.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -79,9 +77,7 @@ def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["plan", "actors", "engines"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
     parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit")

@@ -1,7 +1,5 @@
 """How a run spreads over actors: from the moment when all are ready to the last receipt, beside what is ideal."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """How a run spreads over actors with real engines, the bundled pair's. There is no ideal but one actor's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from actors.workers.generator import Generator

@@ -1,7 +1,5 @@
 """What a plan costs: time and memory of the driver, from listing the input to finding most of it committed."""
 
-from __future__ import annotations
-
 import resource
 import time
 from pathlib import Path

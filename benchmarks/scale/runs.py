@@ -1,7 +1,5 @@
 """Runs to measure with: made-up prompts, a plan over them, and a Ray of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Workers without models, to measure everything around an engine: the stream of units, the ledger, the commits."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping
@@ -81,7 +79,6 @@ class EmptyWorker:
     """Takes units and does nothing with them: what is left is the cost of handing them out."""
 
     def __init__(self, ledger: Any) -> None:
-        """Make a worker; `ledger` is the run's Ledger, an actor."""
         self._ledger = ledger
         ledger.join.remote("empty")
 

@@ -9,8 +9,6 @@ client. `--threads` is the number of threads of an engine, in the replica and al
 Throughput is measured on the same rows in turns, each time in a new order, and medians are reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging
@@ -37,17 +35,8 @@ from benchmarks.decoder.options import BenchOptions, add_flags, require_at_least
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import listed, say, show, write_json
 from benchmarks.pair_factory import SHAPES
+from benchmarks.serving import measures
 from benchmarks.serving.client import Row, client_of
-from benchmarks.serving.measures import (
-    WAYS,
-    Endpoint,
-    Spread,
-    measure_latency,
-    measure_leaving,
-    measure_recovery,
-    measure_refusals,
-    measure_throughput,
-)
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
@@ -92,36 +81,35 @@ async def _measure(given: argparse.Namespace, settings: GeneratorSettings, rows:
     found: dict[str, Any] = {}
     port = _deploy(given, settings)
     async with client_of(f"http://127.0.0.1:{port}") as client:
-        endpoint = Endpoint(client, given.slots + given.max_waiting)
+        endpoint = measures.Endpoint(client, given.slots + given.max_waiting)
         if "throughput" in given.only:
             say("throughput ...")
             engine, codec = load_engine(settings), load_codec(settings)
-            found["throughput"] = await measure_throughput(endpoint, engine, codec, rows, given.repeats)
+            found["throughput"] = await measures.throughput(endpoint, engine, codec, rows, given.repeats)
         if "latency" in given.only:
             for at_once in sorted({1, given.slots}):
                 say(f"latency, {at_once} at a time ...")
                 some = rows[: max(given.few, 2 * at_once)]
-                found.setdefault("latency", {})[at_once] = await measure_latency(endpoint, some, at_once)
+                found.setdefault("latency", {})[at_once] = await measures.latency(endpoint, some, at_once)
         if "refusals" in given.only:
             say("refusals ...")
-            found["refusals"] = await measure_refusals(endpoint, rows, given.bursts)
+            found["refusals"] = await measures.refusals(endpoint, rows, given.bursts)
         if "leaving" in given.only:
             say("leaving ...")
-            found["leaving"] = await measure_leaving(endpoint, rows[0], given.leavers)
+            found["leaving"] = await measures.leaving(endpoint, rows[0], given.leavers)
         if "recovery" in given.only:
             say("recovery ...")
             exact = await client.ask(rows[0], is_streamed=False)
-            found["recovery"] = await measure_recovery(endpoint, rows[0], exact.text, given.kills)
+            found["recovery"] = await measures.recovery(endpoint, rows[0], exact.text, given.kills)
     return found
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print what was measured."""
     if throughput := found.get("throughput"):
-        speeds = [(way, throughput.tokens_per_second(way), throughput.share_of_offline(way)) for way in WAYS]
+        speeds = [(way, throughput.tokens_per_second(way), throughput.share_of_offline(way)) for way in measures.WAYS]
         rows = [(way, f"{t:,.1f}", f"{share:.3f}", f"{throughput.share_equal[way]:.2f}") for way, t, share in speeds]
         show("throughput", ("", "tokens/s", "x offline", "=offline"), rows)
-    spreads: list[tuple[str, Spread]] = []
+    spreads: list[tuple[str, measures.Spread]] = []
     for at_once, latency in found.get("latency", {}).items():
         spreads += [(f"{what}, {at_once} at a time", spread) for what, spread in latency.items()]
     if refusals := found.get("refusals"):

@@ -1,7 +1,5 @@
 """A client of the endpoint that keeps time, and as light as one can be: it runs on the cores of what it measures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -25,7 +23,6 @@ class Row:
     temperature: float
 
     def body(self, *, is_streamed: bool) -> dict[str, Any]:
-        """Return the body of the request."""
         return {
             "prompt": list(self.prompt),
             "seed": self.seed,

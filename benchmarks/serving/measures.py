@@ -74,7 +74,6 @@ class Endpoint:
         self._replica = serve.get_deployment_handle("Replica", APP_NAME)
 
     async def stats(self) -> EngineStats:
-        """Return what the engine does now."""
         stats: EngineStats = await self._replica.stats.remote()
         return stats
 
@@ -86,7 +85,7 @@ class Endpoint:
         return time.perf_counter() - started
 
 
-async def measure_throughput(
+async def throughput(
     endpoint: Endpoint, engine: Engine, codec: TextCodec, rows: Sequence[Row], repeats: int
 ) -> Throughput:
     """Measure the rows by the endpoint at saturation, whole and streamed, and by the engine alone, in turns."""
@@ -105,7 +104,7 @@ async def measure_throughput(
     return found
 
 
-async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int) -> dict[str, Spread]:
+async def latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int) -> dict[str, Spread]:
     """Measure streams, `at_once` at a time: to the first token, between chunks, and a token in the mean of a text."""
     answers = await endpoint.client.ask_all(rows, at_once, is_streamed=True)
     events = [_checked(answer).event_seconds for answer in answers]
@@ -118,7 +117,7 @@ async def measure_latency(endpoint: Endpoint, rows: Sequence[Row], at_once: int)
     }
 
 
-async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict[str, Any]:
+async def refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict[str, Any]:
     """Send bursts of four times what fits; return how many were refused, and how soon. Raises RuntimeError otherwise.
 
     Each burst follows one request that fits, from which the gate learns how many do.
@@ -137,7 +136,7 @@ async def measure_refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int)
     return {"num_asked": sum(map(len, asked)), "num_refused": len(refused), "seconds": Spread.of(refused)}
 
 
-async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
+async def leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
     """Measure from a client's leaving until the engine is idle: alone, and as the last of all that fit."""
     alone: list[float] = []
     for number in range(times):
@@ -153,7 +152,7 @@ async def measure_leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str,
     return {"one alone": Spread.of(alone), f"{endpoint.capacity} at once": Spread.of(together)}
 
 
-async def measure_recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
+async def recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
     """Measure from a SIGKILL of the only replica to the next answer, and return what became of a text under way."""
     seconds: list[float] = []
     ends: Counter[str] = Counter()

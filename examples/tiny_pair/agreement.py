@@ -2,10 +2,9 @@
 
     python -m examples.tiny_pair.agreement
 
-Two numbers, both averages over the tokens that the target generated from `examples/prompts.jsonl`: how often
-the two models' likeliest tokens are the same, on greedy text; and the sum over the vocabulary of min(p, q),
-on text sampled at temperature 1, which is the chance that rejection sampling accepts a draft token (Leviathan
-et al. 2211.17192).
+Two numbers, both averages over the tokens that the target generated from `examples/prompts.jsonl`: how often the two
+models' likeliest tokens are the same, on greedy text; and the sum over the vocabulary of min(p, q), on text sampled at
+temperature 1, which is the chance that rejection sampling accepts a draft token (Leviathan et al. 2211.17192).
 
 B sequences, T positions, N generated positions, V vocabulary.
 """
@@ -60,7 +59,6 @@ def logits_of_output(model: LlamaForCausalLM, prompt: list[int], output: list[in
 
 
 def main() -> None:
-    """Print the table as markdown."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(PAIR / "target")

@@ -1,8 +1,7 @@
 """Synthetic text of five kinds, written by rules: what the bundled pair is trained on and prompted with.
 
-Everything here is a pure function of a `random.Random`. The words are chosen at random, so the text has real
-entropy; the forms are few and what is said once (a name, a place, a number) holds to the end, so that a tiny
-model can learn them.
+Everything here is a pure function of a `random.Random`. The words are chosen at random, so the text has real entropy;
+the forms are few and what is said once (a name, a place, a number) holds to the end, so that a tiny model can learn it.
 """
 
 import json
@@ -16,60 +15,56 @@ def _words(text: str) -> list[str]:
 
 
 NAMES = _words("""
-    Ada Ben Cora Dan Elif Finn Greta Hugo Ines Jonas Kira Liam Mara Nils Olga Pavel Quinn Rosa Sami Tara Uma
-    Viktor Wanda Xenia Yusuf Zoë Anton Bella Carlos Dina Emil Fatima Gustav Hana Igor Julia Karim Lena Marco
-    Nadia Omar Petra Rafael Sofia Tomas Ursula Vera Walter Yara Zeno Alma Boris Clara David Esther Felix
-    Gina Henrik Irma Jakob Katja Lorenz Mina Norbert Oskar Paula Ruben Selma Theo Ulla Vito Wilma Xaver
-    Yvonne Zora Arne Berta Cyrus Dora Edgar Frida Georg Helga Ivan Jasmin Kurt Luisa Magnus Nora Otto Pia
-    Rudolf Sandra Tilda Umberto Valerie Wim Yannick Aisha Bruno Celia Dario Erika Fabian
+    Ada Ben Cora Dan Elif Finn Greta Hugo Ines Jonas Kira Liam Mara Nils Olga Pavel Quinn Rosa Sami Tara Uma Viktor
+    Wanda Xenia Yusuf Zoë Anton Bella Carlos Dina Emil Fatima Gustav Hana Igor Julia Karim Lena Marco Nadia Omar Petra
+    Rafael Sofia Tomas Ursula Vera Walter Yara Zeno Alma Boris Clara David Esther Felix Gina Henrik Irma Jakob Katja
+    Lorenz Mina Norbert Oskar Paula Ruben Selma Theo Ulla Vito Wilma Xaver Yvonne Zora Arne Berta Cyrus Dora Edgar Frida
+    Georg Helga Ivan Jasmin Kurt Luisa Magnus Nora Otto Pia Rudolf Sandra Tilda Umberto Valerie Wim Yannick Aisha Bruno
+    Celia Dario Erika Fabian
 """)
 SHE = frozenset(
     _words("""
-    Ada Cora Elif Greta Ines Kira Mara Olga Rosa Tara Uma Wanda Xenia Zoë Bella Dina Fatima Hana Julia Lena
-    Nadia Petra Sofia Ursula Vera Yara Alma Clara Esther Gina Irma Katja Mina Paula Selma Ulla Wilma Yvonne
-    Zora Berta Dora Frida Helga Jasmin Luisa Nora Pia Sandra Tilda Valerie Aisha Celia Erika
+    Ada Cora Elif Greta Ines Kira Mara Olga Rosa Tara Uma Wanda Xenia Zoë Bella Dina Fatima Hana Julia Lena Nadia Petra
+    Sofia Ursula Vera Yara Alma Clara Esther Gina Irma Katja Mina Paula Selma Ulla Wilma Yvonne Zora Berta Dora Frida
+    Helga Jasmin Luisa Nora Pia Sandra Tilda Valerie Aisha Celia Erika
 """)
 )
 SURNAME_STARTS = _words("""
-    Ash Black Brad Cal Clear Dun East Fair Gold Hart Haw King Lang Long Mill North Oak Red Stone Thorn West
-    Wind
+    Ash Black Brad Cal Clear Dun East Fair Gold Hart Haw King Lang Long Mill North Oak Red Stone Thorn West Wind
 """)
 SURNAME_ENDS = _words("well ford ley man field brook wood ton by ridge more stead worth")
 SURNAMES = [start + end for start in SURNAME_STARTS for end in SURNAME_ENDS]
 CITIES = _words("""
-    Oslo Lima Cairo Kyoto Porto Quito Riga Turin Vienna Zagreb Dublin Geneva Havana Lagos Madrid Nairobi
-    Prague Seville Tunis Utrecht Warsaw York Bergen Malmö Delhi Hanoi Athens Berlin Boston Cologne Dakar
-    Florence Glasgow Hamburg Istanbul Jakarta Krakow Lyon Milan Naples Osaka Paris Rome Sydney Tallinn
-    Valencia
+    Oslo Lima Cairo Kyoto Porto Quito Riga Turin Vienna Zagreb Dublin Geneva Havana Lagos Madrid Nairobi Prague Seville
+    Tunis Utrecht Warsaw York Bergen Malmö Delhi Hanoi Athens Berlin Boston Cologne Dakar Florence Glasgow Hamburg
+    Istanbul Jakarta Krakow Lyon Milan Naples Osaka Paris Rome Sydney Tallinn Valencia
 """)
 PLACES = _words("""
-    forest village harbour mountain river market castle garden island library desert lighthouse bakery mill
-    bridge school station meadow valley cave workshop museum tower orchard palace tunnel theatre quarry farm
-    square pond cottage
+    forest village harbour mountain river market castle garden island library desert lighthouse bakery mill bridge
+    school station meadow valley cave workshop museum tower orchard palace tunnel theatre quarry farm square pond
+    cottage
 """)
 ANIMALS = _words("""
-    fox owl bear rabbit goose horse cat dog mouse hedgehog turtle crow wolf donkey otter badger swan goat
-    lamb frog bee beaver camel deer duck falcon heron lizard magpie moth parrot pigeon raven seal snail
-    squirrel stork toad
+    fox owl bear rabbit goose horse cat dog mouse hedgehog turtle crow wolf donkey otter badger swan goat lamb frog bee
+    beaver camel deer duck falcon heron lizard magpie moth parrot pigeon raven seal snail squirrel stork toad
 """)
 THINGS = _words("""
-    lamp key map bell rope boat kettle violin clock letter lantern mirror ring blanket basket drum kite book
-    coin compass hammer ladder bucket candle flute wheel umbrella ribbon anchor arrow barrel brush button
-    cart chair coat cup fan feather glove helmet hook jar lock medal needle pencil pillow plate saddle scarf
-    shovel spoon stool table trumpet wagon whistle
+    lamp key map bell rope boat kettle violin clock letter lantern mirror ring blanket basket drum kite book coin
+    compass hammer ladder bucket candle flute wheel umbrella ribbon anchor arrow barrel brush button cart chair coat cup
+    fan feather glove helmet hook jar lock medal needle pencil pillow plate saddle scarf shovel spoon stool table
+    trumpet wagon whistle
 """)
 FOODS = _words("""
-    apples bread carrots cheese eggs flour honey lemons milk mushrooms noodles olives onions oranges pears
-    peas pepper plums potatoes rice salt soup sugar tea tomatoes walnuts yoghurt butter beans cherries
-    almonds barley biscuits cabbage celery cream dates figs garlic grapes ham jam leeks lentils mustard nuts
-    oats parsley pumpkin raisins spinach turnips vinegar
+    apples bread carrots cheese eggs flour honey lemons milk mushrooms noodles olives onions oranges pears peas pepper
+    plums potatoes rice salt soup sugar tea tomatoes walnuts yoghurt butter beans cherries almonds barley biscuits
+    cabbage celery cream dates figs garlic grapes ham jam leeks lentils mustard nuts oats parsley pumpkin raisins
+    spinach turnips vinegar
 """)
 ADJECTIVES = _words("""
-    old small red bright quiet heavy golden broken strange blue wooden warm empty silver long green clever
-    brave gentle hungry lazy lonely proud shy tired cheerful careful curious ancient bitter broad calm cold
-    crooked dark dusty famous foolish fresh friendly grey grumpy huge kind little loud lovely modest narrow
-    noble pale patient plain polite quick rough secret sharp simple sleepy smooth soft solid tall tiny wise
-    yellow young
+    old small red bright quiet heavy golden broken strange blue wooden warm empty silver long green clever brave gentle
+    hungry lazy lonely proud shy tired cheerful careful curious ancient bitter broad calm cold crooked dark dusty famous
+    foolish fresh friendly grey grumpy huge kind little loud lovely modest narrow noble pale patient plain polite quick
+    rough secret sharp simple sleepy smooth soft solid tall tiny wise yellow young
 """)
 FIELDS = _words("""
     price weight score speed amount level count length depth width power volume height distance total budget
@@ -202,10 +197,7 @@ def _sum(rng: random.Random) -> tuple[str, str]:
     return rng.choice(
         (
             (f"{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?", plus),
-            (
-                f"There are {large} {things} on the table. {name} takes {small} of them. How many are left?",
-                minus,
-            ),
+            (f"There are {large} {things} on the table. {name} takes {small} of them. How many are left?", minus),
             (f"{name} buys {digit} bags with {a} {things} each. How many {things} are there in all?", times),
             (f"What is {a} + {b}?", plus),
             (f"What is {large} - {small}?", minus),

@@ -39,7 +39,6 @@ def prompt_rows(seed: str = "prompts") -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Print one row per line."""
     for row in prompt_rows():
         print(json.dumps(row, ensure_ascii=False))
 

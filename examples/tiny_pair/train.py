@@ -2,9 +2,8 @@
 
     python -m examples.tiny_pair.train [--out DIR]
 
-Tensors carry their shape as a suffix: B documents, T positions, N real (unpadded) positions, H hidden size,
-V vocabulary. Every document starts at position 0, because that is where the models are used from: documents
-are padded, never packed.
+Shapes: B documents, T positions, N real (unpadded) positions, H hidden size, V vocabulary. Every document starts at
+position 0, because that is where the models are used from: documents are padded, never packed.
 """
 
 import argparse

@@ -9,8 +9,6 @@ In the docstring of a field that several classes inherit, `{kind.actor}` is the 
 A field without a docstring is set by code alone. A field that holds another dataclass is a section, or is `Flat`.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

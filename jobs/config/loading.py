@@ -4,8 +4,6 @@ The command line wins over the environment, the environment over the file. Unkno
 pydantic-settings checks names and types; the dataclasses check their values, and know nothing of it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -233,7 +231,6 @@ def _variable(name: str) -> str:
 
 
 def _first(kind: type, section: str) -> str:
-    """Return the name of a section's first field."""
     return next(each.name for each in all_fields(kind) if each.name.startswith(f"{section}."))
 
 
@@ -256,8 +253,7 @@ def _explain_variables(name: str, kind: type) -> str:
     """Return which environment variables of a section, or of a field outside of sections, should hold JSON."""
     variable = _variable(name)
     if variable in os.environ and any(each.is_section and each.name == name for each in level_fields(kind)):
-        first = _variable(_first(kind, name))
-        return f"environment variable {variable} is a section; set its fields, such as {first}"
+        return f"environment variable {variable} is a section; set its fields, such as {_variable(_first(kind, name))}"
     of_json = {
         _variable(each.name)
         for each in all_fields(kind)

@@ -1,7 +1,5 @@
 """RunConfig and RetryConfig: the configurations of the commands that generate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -77,7 +75,6 @@ class RunConfig:
     """The run as a whole."""
 
     def __post_init__(self) -> None:
-        """Check what sections mean together."""
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
 
     def generator_settings(self) -> GeneratorSettings:

@@ -1,7 +1,5 @@
 """ServeConfig: the configuration of `jobs.serve`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -61,7 +59,6 @@ class ServeConfig:
     """The endpoint: where it listens, how much it takes on, and how its processes come and go."""
 
     def __post_init__(self) -> None:
-        """Check what sections mean together."""
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")

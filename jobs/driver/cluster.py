@@ -1,7 +1,5 @@
 """The cluster: Ray is joined or started without its notices, and tells which device the actors get."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +18,7 @@ _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
 def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[_Device, _Actors]:
-    """Return the device, and the actors with the GPUs that they hold there.
-
-    Joins the cluster if only that can tell what `auto` means.
-    """
+    """Return the device, and the actors with their GPUs; join the cluster if only that can tell what `auto` means."""
     device, is_remote = settings.models.device, bool(_address(ray_address))
     if device == "auto" and is_remote:
         start_ray(ray_address)

@@ -1,7 +1,5 @@
 """Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -63,10 +61,8 @@ def execute(
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
-    is_repeatable = config.generator.engine.verification == "coupled"
-    feed = UnitFeed(
-        units, ledger, backups=backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
-    )
+    is_coupled = config.generator.engine.verification == "coupled"
+    feed = UnitFeed(units, ledger, backups=backups and is_coupled and config.run.backup_units and pool.max_actors > 1)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     run = Location.parse(config.output.path).short_name

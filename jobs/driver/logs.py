@@ -1,7 +1,5 @@
 """The stderr of a command: as text what people read, and warnings; as JSON one object a line and nothing else."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

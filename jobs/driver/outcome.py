@@ -1,7 +1,5 @@
 """Outcome of a command that generates: a verified and reported run, or a line that says why not, and an exit code."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -62,10 +60,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Return the plan of this configuration.
-
-    Raises ValueError or OSError for everything that is known to fail before any model is loaded.
-    """
+    """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
     settings, pool = settled(config.generator_settings(), config.actors, config.run.ray_address)
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())

@@ -28,14 +28,12 @@ class Progress:
         self._num_done, self._counts = 0, Counts()
 
     def __enter__(self) -> Progress:
-        """Show the display."""
         if self._live:
             self._live.__enter__()
             self._live.update(Text("starting the actors ..."))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Hide the display."""
         if self._live:
             self._live.__exit__(None, None, None)
 

@@ -3,8 +3,6 @@
 While no unit is in flight, because the run is being planned or verified, it ends at once, as with Ctrl-C.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

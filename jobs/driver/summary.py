@@ -1,7 +1,5 @@
 """The table that ends a run, and report.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

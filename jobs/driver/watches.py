@@ -1,7 +1,5 @@
 """Watches: threads beside a run that report missing room on the cluster and give back what dead actors held."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -25,6 +25,7 @@ from decoding.engine.load import Parts
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows, sampling_batch
 from pipeline.logs import LogSettings
+from pipeline.ray_internals import actor_id_of, is_actor_dead
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
@@ -195,6 +196,7 @@ def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
     monkeypatch.setattr(links, "connect", lambda target: False)  # it has waited for long enough
     try:
         wait_until(lambda: link.actor() is not None)
+        actor_id = actor_id_of(link._actor)
         late = Run(target, replace(settings, engine=engine), None, links)
         assert late.write(PARAMS["greedy"]) == plain["greedy"]
         assert link.stats.num_timeouts > 0
@@ -206,7 +208,7 @@ def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
         assert link.stats.num_requests > num_asked
     finally:
         links.close()
-    assert ray.get(roster.stats.remote())["num_actors"] == 1
+    wait_until(lambda: is_actor_dead(actor_id))
 
 
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
@@ -269,7 +271,7 @@ def test_a_round_of_a_row_takes_at_most_64_bytes(run: Run) -> None:
 
 
 def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
-    run: Run, roster: Any, plain: dict[str, list[Any]]
+    run: Run, plain: dict[str, list[Any]]
 ) -> None:
     def kill(step: int) -> None:
         if step == 9:
@@ -280,7 +282,6 @@ def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
     wait_until(lambda: bool(run.pid))
     assert run.write(PARAMS["sampled"]) == plain["sampled"]
     assert run.num_accepted > 40
-    assert ray.get(roster.stats.remote()) == {"num_actors": 1, "num_lost": 1}
 
 
 def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(

@@ -49,8 +49,11 @@ def test_two_may_give_back_the_same_places_at_once(monkeypatch: pytest.MonkeyPat
     wait_until(is_given_back(orphan))
 
 
-def test_a_target_that_finds_no_room_says_what_it_needs_and_leaves_nothing_behind() -> None:
-    settings = StageSettings(count=2, num_cpus=10_000, room_timeout_s=0.2)
+def test_a_target_that_finds_no_room_says_what_it_needs_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage_places, "_ROOM_TIMEOUT_S", 0.2)
+    settings = StageSettings(count=2, num_cpus=10_000)
     with pytest.raises(RuntimeError, match=r"no room for 2 stages \(PACK\) of 10000 CPU each .* none in 0\.2 s"):
         take_places(settings)
     groups = [group for group in placement_group_table().values() if group["bundles"][0].get("CPU") == 10_000]

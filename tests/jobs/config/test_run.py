@@ -75,7 +75,7 @@ def test_every_field_has_a_help_text_and_its_type_default_and_unit_are_known() -
 
 def test_fields_that_code_sets_are_not_in_the_configuration() -> None:
     names = {each.name for fields in FIELDS.values() for each in fields}
-    by_code = {"sampling.seed", "seed", "input.template_columns", "stages.room_timeout_s", "serve.fingerprint"}
+    by_code = {"sampling.seed", "seed", "input.template_columns", "serve.fingerprint"}
     assert names & {*by_code, "serve.log_prompts", "serve.created", "serve.max_headers"} == set()
 
 
