@@ -50,8 +50,9 @@ class RowPosition:
 
     def error(self, error: RowError, user_id: str | None) -> ErrorRow:
         """Return the error row of this row."""
-        failure = {"stage": error.stage, "error_type": error.kind, "message": error.message}
-        return ErrorRow(**vars(self), **failure, id=user_id, attempt=0)
+        return ErrorRow(
+            **vars(self), id=user_id, stage=error.stage, error_type=error.kind, message=error.message, attempt=0
+        )
 
 
 def read_row(
