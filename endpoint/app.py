@@ -10,14 +10,14 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from actors.engine.deadline import Deadline
+from actors.engine.requests import EngineFacts
 from endpoint.answers.chat import chat
 from endpoint.answers.completions import complete
-from endpoint.answers.model import detokenize, list_models, one_model, tokenize
 from endpoint.http.errors import ApiError
 from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
-from endpoint.service.service import Service
+from endpoint.service.service import Service, ServiceSettings
 
 _READY_TIMEOUT_S = 25.0
 
@@ -37,8 +37,7 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     )
 
     def deadline_of(request: Request) -> Deadline:
-        timeout_s = service.settings.request_timeout_s
-        return Deadline.after(timeout_s, started=request.state.arrived_at)
+        return Deadline.after(service.settings.request_timeout_s, started=request.state.arrived_at)
 
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
@@ -50,20 +49,26 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
-        return list_models(service.settings, await service.facts(deadline_of(request)))
+        settings, facts = service.settings, await service.facts(deadline_of(request))
+        return {"object": "list", "data": [_described(settings, facts, name) for name in settings.names]}
 
     @app.get("/v1/models/{model:path}")
     async def _model(model: str, request: Request) -> dict[str, Any]:
         service.check_model(model)
-        return one_model(service.settings, await service.facts(deadline_of(request)), model)
+        return _described(service.settings, await service.facts(deadline_of(request)), model)
 
     @app.post("/tokenize")
     async def _tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        return await tokenize(service, body, deadline_of(request))
+        service.check_model(body.model)
+        (param, text), deadline = body.text, deadline_of(request)
+        token_ids = (await service.encode(param, text, deadline)).token_ids
+        facts = await service.facts(deadline)
+        return {"count": len(token_ids), "max_model_len": facts.max_model_len, "tokens": list(token_ids)}
 
     @app.post("/detokenize")
     async def _detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        return await detokenize(service, body, deadline_of(request))
+        service.check_model(body.model)
+        return {"prompt": await service.decode("tokens", body.tokens, deadline_of(request))}
 
     @app.get("/health")
     async def _health() -> dict[str, str]:
@@ -84,6 +89,18 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
         return {"version": dray_version()}
 
     return app
+
+
+def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict[str, Any]:
+    """Return the one model that is served, under one of its names."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": settings.created,
+        "owned_by": "dray",
+        "root": settings.model,
+        "max_model_len": facts.max_model_len,
+    }
 
 
 def dray_version() -> str:

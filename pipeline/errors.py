@@ -47,8 +47,7 @@ class LongTextError(RowError):
 class TemplateError(RowError):
     """A chat template that failed, or that refused the messages (`raise_exception`).
 
-    `reason` is the message of the refusal if it is a literal of the template, so that it quotes nothing of the
-    messages; it is None otherwise.
+    `reason` is the refusal's message if that is a literal of the template, which quotes no message; None otherwise.
     """
 
     def __init__(self, error: Exception, reason: str | None) -> None:
@@ -58,11 +57,7 @@ class TemplateError(RowError):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRow:
-    """A dead letter: which row failed, at which stage, and why. A row of `errors/part-*.parquet`.
-
-    `row_number` is the number of the row in `file`, from 0; blank lines and a CSV header do not count. `id` is the
-    user's own id, if it could be read. `attempt` is how often `jobs.retry` has tried the row again in vain.
-    """
+    """A dead letter: a row of `errors/part-*.parquet`, whose columns `schema.ERROR_COLUMNS` describes."""
 
     row_id: int
     id: str | None

@@ -8,10 +8,7 @@ _IDS_PER_PAGE = 1 << 16
 
 
 class IdSet(Set[int]):
-    """A growing set of numbers from 0 on, which may lie far apart: it takes 8 KB for each 65,536 ids in use.
-
-    It is equal to a set of the same numbers, and can be pickled.
-    """
+    """A growing set of numbers from 0 on, which may lie far apart: it takes 8 KB for each 65,536 ids in use."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._pages: dict[int, bytearray] = {}

@@ -60,8 +60,7 @@ def serve_http_options(timeout_s: float) -> list[Any]:
 
 def serve_details(timeout_s: float) -> dict[str, Any]:
     """Return what Serve's dashboard would show of its applications: the public status lacks their configuration."""
-    details: dict[str, Any] = ray.get(serve_controller().get_serve_instance_details.remote(), timeout=timeout_s)
-    return details
+    return dict(ray.get(serve_controller().get_serve_instance_details.remote(), timeout=timeout_s))
 
 
 def begin_deleting(application: str) -> None:

@@ -114,8 +114,7 @@ def generations_schema(carried: Mapping[str, pa.DataType]) -> pa.Schema:
 
     Raises ValueError if a carried column has the name of one of Dray's own.
     """
-    taken = sorted(set(carried) & set(_GENERATIONS.names))
-    if taken:
+    if taken := sorted(set(carried) & set(_GENERATIONS.names)):
         raise ValueError(
             f"carried columns {taken} have names that the output uses itself "
             f"({', '.join(_GENERATIONS.names)}); rename them in the input or leave them out of carry_columns"

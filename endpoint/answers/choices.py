@@ -85,9 +85,7 @@ class Growth:
 
 
 def make_choices(
-    service: Service,
-    generation: Generation,
-    new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText],
+    service: Service, generation: Generation, new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText]
 ) -> list[Choice]:
     """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
     params = generation.params

@@ -80,12 +80,11 @@ def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> str:
         return shown_name(str(loc[-1])) if loc else ""
     path, value = "", body
     for number, step in enumerate(loc[1:], start=2):
-        is_last_of_missing = is_missing and number == len(loc)
         if isinstance(step, int) and isinstance(value, list) and 0 <= step < len(value):
             path, value = f"{path}[{step}]", value[step]
         elif isinstance(value, dict) and step in value:
             path, value = _joined(path, str(step)), value[step]
-        elif is_last_of_missing:
+        elif is_missing and number == len(loc):
             path = _joined(path, str(step))
     return path
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import prometheus_client as prometheus
@@ -13,11 +12,10 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
+from endpoint.edge import page
 from endpoint.edge.auth import Keys, check_key
 from endpoint.edge.failures import BrokenAnswerError, install_handlers
 from endpoint.edge.headers import check_headers, request_id_of, with_request_id
-from endpoint.edge.page import PATHS as PAGE_PATHS
-from endpoint.edge.page import install_page
 from endpoint.edge.strict_json import check_json
 from endpoint.http.bodies import (
     Bodies,
@@ -64,7 +62,7 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_r
     install_handlers(app)
     app.add_api_route("/metrics", metrics_page, methods=["GET"], include_in_schema=False)
     if settings.has_page:
-        install_page(app)
+        page.install_page(app)
     app.add_middleware(Edge, settings=settings, metrics=metrics, max_requests=max_requests)
 
 
@@ -77,7 +75,7 @@ class Edge:
         """Tell the gate that the application generates for at most `max_requests` at once."""
         self._app, self._settings, self._metrics, self._max_requests = app, settings, metrics, max_requests
         self._bodies = Bodies(settings.limits)
-        self._public_paths = (*HEALTH_PATHS, *(PAGE_PATHS if settings.has_page else ()))
+        self._public_paths = (*HEALTH_PATHS, *(page.PATHS if settings.has_page else ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer and count one request. Raises BrokenAnswerError if it fails after its answer has begun."""
@@ -87,7 +85,9 @@ class Edge:
         if scope["type"] != "http":  # a WebSocket: closed before it is accepted, which the client sees as a 403
             await send({"type": "websocket.close", "code": 1008})
             return
-        self._count_refused_at_gate(num_refused_at_gate(scope))
+        for path, num_refused in num_refused_at_gate(scope).items():
+            self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
+            self._metrics.add(REQUESTS_FINISHED, num_refused, finished_reason="rejected")
         request_id, incoming = request_id_of(scope), Incoming(receive)
         scope.setdefault("state", {}).update(request_id=request_id, arrived_at=time.monotonic())
         send, status = with_request_id(send, request_id), "none"  # until there is an answer; the client may leave
@@ -134,8 +134,3 @@ class Edge:
             await self._app(scope, replay(body, incoming.receive), send)
         finally:  # the application keeps it until then, as bytes or as what it has parsed
             self._bodies.release(body)
-
-    def _count_refused_at_gate(self, refused: Mapping[str, int]) -> None:
-        for path, num_refused in refused.items():
-            self._metrics.add(HTTP_REQUESTS, num_refused, route=path, method="POST", status="429")
-            self._metrics.add(REQUESTS_FINISHED, num_refused, finished_reason="rejected")

@@ -17,13 +17,7 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from endpoint.edge.headers import (
-    ROUTING_HEADERS,
-    STEERING_HEADERS,
-    check_headers,
-    request_id_of,
-    with_request_id,
-)
+from endpoint.edge.headers import ROUTING_HEADERS, STEERING_HEADERS, check_headers, request_id_of, with_request_id
 from endpoint.gate.answer import GateAnswer
 from endpoint.gate.capacity import Capacity, Claim
 from endpoint.gate.held_body import HeldBody
@@ -73,7 +67,6 @@ class Gate:
         self._app, self._bodies, self._router, self._capacity = app, Bodies(limits), _router_behind(app), Capacity()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or refuse one request."""
         if scope["type"] != "http":
             await self._app(_without(STEERING_HEADERS | ROUTING_HEADERS, scope), receive, send)
             return

@@ -79,12 +79,8 @@ def shown_name(name: str, max_chars: int = 64) -> str:
 
 def model_unavailable(headers: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a request that no process can answer now: they are starting, ending, or were lost."""
-    return ApiError(
-        503,
-        "The model is not available now. Try again in a moment.",
-        code="model_unavailable",
-        headers={"Retry-After": "1", **(headers or {})},
-    )
+    message = "The model is not available now. Try again in a moment."
+    return ApiError(503, message, code="model_unavailable", headers={"Retry-After": "1", **(headers or {})})
 
 
 def model_replaced() -> ApiError:
@@ -107,19 +103,11 @@ def generation_failed() -> ApiError:
 
 def server_busy(why: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a request that found a queue full and was not begun."""
-    return ApiError(
-        429,
-        f"The server is busy: {why}. Try again in a moment.",
-        code="server_busy",
-        headers={"Retry-After": "1", **(headers or {})},
-    )
+    message = f"The server is busy: {why}. Try again in a moment."
+    return ApiError(429, message, code="server_busy", headers={"Retry-After": "1", **(headers or {})})
 
 
 def context_exceeded(param: str, max_model_len: int, got: str) -> ApiError:
     """Return the error for a prompt that leaves no room for output; `got` says how long the prompt is."""
-    return ApiError(
-        400,
-        f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {got}.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    message = f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {got}."
+    return ApiError(400, message, param=param, code="context_length_exceeded")

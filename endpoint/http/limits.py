@@ -23,7 +23,6 @@ class Limits:
     max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may hold
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies"):
             if getattr(self, name) < 1:
                 raise ValueError(f"serve.{name} must be at least 1, got {getattr(self, name)}")

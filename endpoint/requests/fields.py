@@ -43,8 +43,6 @@ def check_token_ids(param: str, token_ids: list[Any], vocab_size: int) -> None:
 
     The usual case takes three passes at the speed of C; each entry is looked at only to name the one that is wrong.
     """
-    if not token_ids:
-        return
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return
     for index, token_id in enumerate(token_ids):

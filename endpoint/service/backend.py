@@ -229,18 +229,11 @@ def as_api_error(error: Exception) -> Exception:
         case FailedError():
             return generation_failed()
         case DeadlineError():
-            return ApiError(
-                504,
-                f"The request was not done in {error.timeout_s:g} seconds, the most that this server gives to one.",
-                code="deadline_exceeded",
-            )
+            limit = f"{error.timeout_s:g} seconds, the most that this server gives to one"
+            return ApiError(504, f"The request was not done in {limit}.", code="deadline_exceeded")
         case EnginesLostError():
-            return ApiError(
-                500,
-                "The engine that wrote this request was lost, and so was the one that continued it. It is not tried "
-                "again.",
-                code="engine_lost",
-            )
+            message = "The engine that wrote this request was lost, and so was the one that continued it."
+            return ApiError(500, f"{message} It is not tried again.", code="engine_lost")
         case OtherModelError():
             return model_replaced()
         case RayActorError() | ReplicaUnavailableError() | DeploymentUnavailableError():

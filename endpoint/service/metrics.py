@@ -13,24 +13,8 @@ from typing import Any, Literal
 
 import prometheus_client as prometheus
 
+from actors import metric_table as table
 from actors.heartbeat import Heartbeat
-from actors.metric_table import (
-    BETWEEN_TOKENS_SECONDS,
-    FIRST_TOKEN_SECONDS,
-    QUEUE_SECONDS,
-    REQUEST_SECONDS,
-    REQUESTS_FINISHED,
-    REQUESTS_RUNNING,
-    REQUESTS_WAITING,
-    SERVED_ACCEPTED_BY_POSITION,
-    SERVED_ACCEPTED_TOKENS,
-    SERVED_DRAFT_TOKENS,
-    SERVED_DRAFTS,
-    SERVED_GENERATION_TOKENS,
-    SERVED_PROMPT_TOKENS,
-    SERVING_METRICS,
-    Metric,
-)
 
 FinishReason = Literal["stop", "length", "cancelled", "rejected", "timeout", "error"]
 _KINDS: Mapping[str, Any] = {
@@ -49,8 +33,8 @@ class ServingMetrics:
         self._model_name = model_name
         self._registry = prometheus.CollectorRegistry()
         self._shown: dict[str, Any] = {}
-        self._of_ray = {metric.name: metric.to_ray(model_name=model_name) for metric in SERVING_METRICS if to_ray}
-        for metric in SERVING_METRICS:
+        self._of_ray = {metric.name: metric.to_ray(model_name=model_name) for metric in table.SERVING_METRICS if to_ray}
+        for metric in table.SERVING_METRICS:
             buckets = {"buckets": metric.boundaries} if metric.kind == "histogram" else {}
             shown = _KINDS[metric.kind](
                 metric.name, metric.description, metric.tags, registry=self._registry, **buckets
@@ -58,7 +42,7 @@ class ServingMetrics:
             if len(metric.tags) == 1:
                 shown.labels(model_name)  # shows it from the start, at zero
             self._shown[metric.name] = shown
-        self._gauges = {REQUESTS_RUNNING.name: 0, REQUESTS_WAITING.name: 0}
+        self._gauges = {table.REQUESTS_RUNNING.name: 0, table.REQUESTS_WAITING.name: 0}
         if to_ray:
             Heartbeat(self._repeat_gauges).start()  # Ray drops a gauge that is not set again
 
@@ -66,7 +50,7 @@ class ServingMetrics:
         """Return all metrics in Prometheus's text format."""
         return prometheus.generate_latest(self._registry)
 
-    def add(self, metric: Metric, amount: float, **tags: str) -> None:
+    def add(self, metric: table.Metric, amount: float, **tags: str) -> None:
         """Add to a counter."""
         if not amount:
             return
@@ -74,13 +58,13 @@ class ServingMetrics:
         if self._of_ray:
             self._of_ray[metric.name].inc(amount, tags)
 
-    def observe(self, metric: Metric, seconds: float) -> None:
+    def observe(self, metric: table.Metric, seconds: float) -> None:
         """Count a value in a histogram."""
         self._shown[metric.name].labels(self._model_name).observe(seconds)
         if self._of_ray:
             self._of_ray[metric.name].observe(seconds)
 
-    def move(self, metric: Metric, by: int) -> None:
+    def move(self, metric: table.Metric, by: int) -> None:
         """Move a gauge."""
         self._gauges[metric.name] += by
         self._shown[metric.name].labels(self._model_name).set(self._gauges[metric.name])
@@ -94,19 +78,18 @@ class RequestMeter:
     """The times and counts of one request to generate: waiting, running, finished. Every request must be finished."""
 
     def __init__(self, metrics: ServingMetrics) -> None:
-        """Begin to wait."""
         self._metrics, self._started, self._is_running = metrics, time.monotonic(), False
         self._last_tokens: dict[int, float] = {}  # when the newest tokens of each sample came
-        metrics.move(REQUESTS_WAITING, 1)
+        metrics.move(table.REQUESTS_WAITING, 1)
 
     def slot_found(self) -> None:
         """Begin to run, if the request has not: the first of its samples has a slot."""
         if self._is_running:
             return
         self._is_running = True
-        self._metrics.observe(QUEUE_SECONDS, time.monotonic() - self._started)
-        self._metrics.move(REQUESTS_WAITING, -1)
-        self._metrics.move(REQUESTS_RUNNING, 1)
+        self._metrics.observe(table.QUEUE_SECONDS, time.monotonic() - self._started)
+        self._metrics.move(table.REQUESTS_WAITING, -1)
+        self._metrics.move(table.REQUESTS_RUNNING, 1)
 
     def tokens(self, num_tokens: int, sample: int = 0) -> None:
         """Count tokens of a sample that came together."""
@@ -115,10 +98,10 @@ class RequestMeter:
         self.slot_found()
         now = time.monotonic()
         if not self._last_tokens:
-            self._metrics.observe(FIRST_TOKEN_SECONDS, now - self._started)
+            self._metrics.observe(table.FIRST_TOKEN_SECONDS, now - self._started)
         if sample in self._last_tokens:
             for _ in range(num_tokens):
-                self._metrics.observe(BETWEEN_TOKENS_SECONDS, (now - self._last_tokens[sample]) / num_tokens)
+                self._metrics.observe(table.BETWEEN_TOKENS_SECONDS, (now - self._last_tokens[sample]) / num_tokens)
         self._last_tokens[sample] = now
 
     def finished(
@@ -130,15 +113,15 @@ class RequestMeter:
     ) -> None:
         """End the request with its counts in all; `rounds` are the number of rounds by (drafted, accepted) tokens."""
         metrics, by_position = self._metrics, Counter[int]()
-        metrics.move(REQUESTS_RUNNING if self._is_running else REQUESTS_WAITING, -1)
-        metrics.observe(REQUEST_SECONDS, time.monotonic() - self._started)
-        metrics.add(REQUESTS_FINISHED, 1, finished_reason=reason)
-        metrics.add(SERVED_PROMPT_TOKENS, num_prompt_tokens)
-        metrics.add(SERVED_GENERATION_TOKENS, num_output_tokens)
-        metrics.add(SERVED_DRAFTS, sum(count for (drafted, _), count in rounds.items() if drafted))
-        metrics.add(SERVED_DRAFT_TOKENS, sum(drafted * count for (drafted, _), count in rounds.items()))
-        metrics.add(SERVED_ACCEPTED_TOKENS, sum(accepted * count for (_, accepted), count in rounds.items()))
+        metrics.move(table.REQUESTS_RUNNING if self._is_running else table.REQUESTS_WAITING, -1)
+        metrics.observe(table.REQUEST_SECONDS, time.monotonic() - self._started)
+        metrics.add(table.REQUESTS_FINISHED, 1, finished_reason=reason)
+        metrics.add(table.SERVED_PROMPT_TOKENS, num_prompt_tokens)
+        metrics.add(table.SERVED_GENERATION_TOKENS, num_output_tokens)
+        metrics.add(table.SERVED_DRAFTS, sum(count for (drafted, _), count in rounds.items() if drafted))
+        metrics.add(table.SERVED_DRAFT_TOKENS, sum(drafted * count for (drafted, _), count in rounds.items()))
+        metrics.add(table.SERVED_ACCEPTED_TOKENS, sum(accepted * count for (_, accepted), count in rounds.items()))
         for (_, accepted), count in rounds.items():
             by_position.update(dict.fromkeys(range(accepted), count))
         for position, num_accepted in sorted(by_position.items()):
-            metrics.add(SERVED_ACCEPTED_BY_POSITION, num_accepted, position=str(position))
+            metrics.add(table.SERVED_ACCEPTED_BY_POSITION, num_accepted, position=str(position))

@@ -39,7 +39,6 @@ class ServiceSettings:
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in self.names:
             if not 1 <= len(name) <= 512:
                 field = "model" if name == self.model else "aliases"

@@ -98,10 +98,8 @@ class Compaction:
         """Write the files, and yield each when it is whole. Raises ValueError, naming a damaged part, and OSError."""
         schema = generations_schema(types_from_dict(self.run_directory.run["carried"]))
         yield from self._write("data", schema, RowQueue(self._generations()))
-        if self.include_errors:
-            errors = RowQueue(self._errors())
-            if not errors.is_empty:
-                yield from self._write("errors", ERRORS, errors)
+        if self.include_errors and not (errors := RowQueue(self._errors())).is_empty:
+            yield from self._write("errors", ERRORS, errors)
 
     def finish(self, files: Sequence[CompactedFile]) -> Totals:
         """Read the files back, mark the compaction as complete, and return what the run and the files both hold.
@@ -121,8 +119,7 @@ class Compaction:
                 f"{self.destination.name}: its files hold {found}, and the run holds {wanted}; the run is untouched, "
                 "run the same command again"
             )
-        result = {"counts": wanted.counts.to_dict(), "content_hash": wanted.content_hash}
-        self._write_note({"complete": True, **result, "files": [asdict(file) for file in files]})
+        self._write_note({"complete": True, **asdict(wanted), "files": [asdict(file) for file in files]})
         return wanted
 
     def _generations(self) -> Iterator[pa.Table]:
@@ -250,8 +247,7 @@ def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Map
 
 def _refuse_others(destination: Location, names: set[str]) -> None:
     """Raise ValueError if the destination has other files than these and the note: readers would read them, too."""
-    others = sorted(destination.files().keys() - names - {_NOTE})
-    if others:
+    if others := sorted(destination.files().keys() - names - {_NOTE}):
         raise ValueError(
             f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
             "compaction (is another command at work there?); delete them and run the same command again"

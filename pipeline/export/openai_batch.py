@@ -31,8 +31,7 @@ def export_batch(run_directory: RunDirectory, path: str, model: str, codec: Text
     """Write one line for each input row of a complete run to `path`; return the number of lines.
 
     The file appears whole or not at all, and a repeated export gives the same file: the time `created` is always 0.
-    Raises IncompleteRunError, before anything is written, if a unit is not committed, and OSError if the file cannot
-    be written.
+    Raises IncompleteRunError, before anything is written, if a unit is not committed, and OSError.
     """
     refuse_incomplete(run_directory)
     num_lines = 0
@@ -88,7 +87,9 @@ def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
     is_chat, text = sample["is_chat"], sample["text"]
     logprobs = None
     if sample["logprobs"] is not None:
-        logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(list(_scored_tokens(sample)), codec)
+        tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
+        scored = list(zip(sample["token_ids"], sample["logprobs"], tops, strict=True))
+        logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(scored, codec)
     return {
         "index": sample["sample"],
         **({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}),
@@ -113,11 +114,6 @@ def _completion_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, A
         "token_logprobs": [logprob for _, logprob, _ in scored],
         "top_logprobs": [{codec.token_text(top["token_id"]): top["logprob"] for top in tops} for _, _, tops in scored],
     }
-
-
-def _scored_tokens(sample: Mapping[str, Any]) -> Iterator[_Scored]:
-    tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
-    return zip(sample["token_ids"], sample["logprobs"], tops, strict=True)
 
 
 def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:

@@ -35,7 +35,6 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     if not options.carry_columns:
         return {}
     first = Location.parse(files[0].path)
-    types: dict[str, pa.DataType]
     if options.format == "parquet":
         types = _parquet_types(files[0])
         for file in files[1:]:
@@ -46,8 +45,7 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
         types = {options.prompt_column: pa.string()}
     else:
         types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
-    missing = sorted(set(options.carry_columns) - set(types))
-    if missing:
+    if missing := sorted(set(options.carry_columns) - set(types)):
         raise ValueError(
             f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(types) or 'no readable row'}"
         )

@@ -33,9 +33,7 @@ class TextRecord(NamedTuple):
 
 def split_lines(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
     """Yield the lines of a byte range that are not blank; the range begins and ends where lines do."""
-    for line in _all_lines(location, byte_start, byte_end):
-        if line.data.strip():
-            yield line
+    return (line for line in _all_lines(location, byte_start, byte_end) if line.data.strip())
 
 
 def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
@@ -84,7 +82,6 @@ def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Ite
 
 @contextmanager
 def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
-    """Open the file at `byte_start`."""
     if is_gzip(location.path):
         with location.retrying(
             "opening", lambda: location.filesystem.open_input_stream(location.path, compression="gzip")

@@ -107,8 +107,7 @@ class InputOptions:
             raise ValueError(f"input format {self.format!r}: choose one of {', '.join(get_args(Format))}")
         if self.prompt_column == self.messages_column:
             raise ValueError(f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns")
-        twice = sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1}):
             raise ValueError(f"carry_columns names {twice} more than once")
 
     @cached_property

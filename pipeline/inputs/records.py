@@ -22,9 +22,7 @@ def file_columns(location: Location, format_: Format) -> list[str] | None:
     """Return the columns that every row of the file has; None if each row has its own (JSON lines)."""
     if format_ == "parquet":
         return list(parquet_schema(location).names)
-    if format_ == "csv":
-        return _csv_header(location)[0]
-    return None
+    return _csv_header(location)[0] if format_ == "csv" else None
 
 
 def split_records(
@@ -32,8 +30,7 @@ def split_records(
 ) -> Iterator[TextRecord]:
     """Yield the data records of a text file that lie in a byte range; a CSV header is not one."""
     if format_ == "csv":
-        header_end = _csv_header(location)[1]
-        yield from split_csv(location, max(byte_start, header_end), byte_end)
+        yield from split_csv(location, max(byte_start, _csv_header(location)[1]), byte_end)
     else:
         yield from split_lines(location, byte_start, byte_end)
 
@@ -100,8 +97,7 @@ def _csv_header(location: Location) -> tuple[list[str], int]:
         names = parse_csv(header.data)
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{location.name}: the first record is no CSV header: {error}") from error
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"{location.name}: the CSV header names {twice} more than once; give every column its own name"
         )

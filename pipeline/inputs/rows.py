@@ -51,14 +51,7 @@ class RowPosition:
     def error(self, error: RowError, user_id: str | None) -> ErrorRow:
         """Return the error row of this row."""
         return ErrorRow(
-            row_id=self.row_id,
-            id=user_id,
-            file=self.file,
-            row_number=self.row_number,
-            stage=error.stage,
-            error_type=error.kind,
-            message=error.message,
-            attempt=0,
+            **vars(self), id=user_id, stage=error.stage, error_type=error.kind, message=error.message, attempt=0
         )
 
 
@@ -151,9 +144,7 @@ def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[
     if options.format == "openai_batch":
         return read_request(columns)
     messages: list[Any] | None = _structure(columns, options.messages_column, "read", list, "a list")
-    prompt = columns.get(options.prompt_column)
-    if options.template is not None:
-        prompt = options.template.fill(columns)
+    prompt = columns.get(options.prompt_column) if options.template is None else options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):
         raise RowError("read", "the row has a prompt and messages; leave one of them null")
     if messages is None and prompt is None:

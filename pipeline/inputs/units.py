@@ -20,10 +20,8 @@ _BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fi
 class WorkUnit:
     """Rows [row_start, row_start + num_rows) of a file; in text formats, its bytes [byte_start, byte_end).
 
-    Its fields are the columns of `schema.MANIFEST`, in their order.
-    `first_ordinal` is the number of its first row among all rows of the input. A row's noise comes from that number, so
-    that it does not depend on how rows are cut into units. `file_size` and `file_version` are those that the file had
-    when the run was planned.
+    Its fields are the columns of `schema.MANIFEST`, in their order. A row's noise comes from `first_ordinal`, and so
+    does not depend on how rows are cut into units.
     """
 
     unit_id: int
@@ -82,10 +80,8 @@ def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> I
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
-        if options.format == "parquet":
-            yield from _parquet_ranges(location, options, rows_per_unit)
-        else:
-            yield from _text_ranges(location, options, rows_per_unit)
+        ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
+        yield from ranges(location, options, rows_per_unit)
 
 
 def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:

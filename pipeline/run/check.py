@@ -17,7 +17,6 @@ from pipeline.run.commit import receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.run.unit_rows import without_rows_of
 from pipeline.schema import ERRORS, GENERATION_COLUMNS, generations_schema
-from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of
 
 _MAX_PROBLEMS_PER_UNIT = 20
@@ -95,7 +94,8 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
     where = f"data/{part.path.rpartition('/')[2]}"
     # The bytes are read before they are parsed, so that a store that does not answer is not taken for damage. The error
     # rows are read before the part, so that a row that a retry moves meanwhile is seen in both files, not in neither.
-    errors_bytes = _read_if_there(errors_path) if has_errors else None
+    # They may be gone since they were listed: a retry has moved the last of them to data.
+    errors_bytes = errors_path.read_if_there() if has_errors else None
     part_bytes = part.read_bytes()
     try:
         generations = table_of(part_bytes)
@@ -155,8 +155,7 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each identity that the counts of a generation row do not obey; a sound row has none."""
     accepted, drafted, rounds = row["num_accepted_tokens"], row["num_draft_tokens"], row["num_rounds"]
     per_position, num_output = row["accepted_per_position"], row["num_output_tokens"]
-    nulls = [name for name in _CHECKED_COLUMNS if row[name] is None and name != "logprobs"]
-    if nulls:
+    if nulls := [name for name in _CHECKED_COLUMNS if row[name] is None and name != "logprobs"]:
         yield f"{', '.join(nulls)} is null"
         return
     if len(row["token_ids"]) != num_output:
@@ -183,13 +182,6 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
             f"{accepted} accepted tokens and {rounds} rounds do not make {num_output} output tokens "
             f"(finish_reason {row['finish_reason']})"
         )
-
-
-def _read_if_there(location: Location) -> bytes | None:
-    try:
-        return location.read_bytes()
-    except FileNotFoundError:
-        return None  # deleted since it was listed: a retry has moved its last row to data
 
 
 def _some(row_ids: set[int]) -> str:

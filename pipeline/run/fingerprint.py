@@ -7,16 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
 )
 _MODEL_CONFIGS = ("config.json", "generation_config.json")
 _SAMPLED_PARTS, _SAMPLED_BYTES = 64, 4096  # of each file of weights

@@ -78,7 +78,7 @@ class Lease:
         with self._writing:
             if self.lost_to is not None:
                 return
-            content = _read(self.location)
+            content = self.location.read_if_there()
             found = Holder.from_bytes(content)
             if found is None or found.token != self.holder.token:
                 self.lost_to = _GONE if content is None else str(found or "an unknown driver, whose file is damaged")
@@ -137,9 +137,7 @@ def hold_lease(
         period = timeout_s / _RENEWALS_PER_TIMEOUT if renew_every_s is None else renew_every_s
         thread = threading.Thread(target=_renew_until, args=(end, lease, period), name="lease", daemon=True)
         thread.start()
-        _log.info(
-            Event("lease taken", lease=location.name, pid=lease.holder.pid, timeout_s=timeout_s, locked=is_locked)
-        )
+        _log.info(Event("lease taken", lease=location.name, pid=holder.pid, timeout_s=timeout_s, locked=is_locked))
         try:
             yield lease
         finally:
@@ -159,7 +157,7 @@ def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
 def _give_back(lease: Lease) -> None:
     """Delete the lease's file if this driver still holds it; a file that cannot be deleted expires."""
     with suppress(OSError):
-        found = Holder.from_bytes(_read(lease.location))
+        found = Holder.from_bytes(lease.location.read_if_there())
         if found is not None and found.token == lease.holder.token:
             lease.location.remove()
             _log.info(Event("lease given back", lease=lease.location.name, renewals=found.num_renewals))
@@ -167,7 +165,7 @@ def _give_back(lease: Lease) -> None:
 
 def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool) -> None:
     """Wait until no living driver holds the lease. Raises LeaseHeld at the first sign of life."""
-    first = _read(location)
+    first = location.read_if_there()
     if first is None:
         return
     holder = Holder.from_bytes(first)
@@ -177,7 +175,7 @@ def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool)
     give_up = time.monotonic() + patience_s
     while (left := give_up - time.monotonic()) > 0:
         time.sleep(min(left, _LONGEST_LOOK_S, patience_s / _LOOKS_PER_TIMEOUT))
-        content = _read(location)
+        content = location.read_if_there()
         if content is None:
             return  # given back
         if content != first:
@@ -196,8 +194,7 @@ def _driver_lock(run_directory: RunDirectory, location: Location) -> Iterator[bo
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = Holder.from_bytes(_read(location))
-            raise LeaseHeld(_held(location, holder, None)) from error
+            raise LeaseHeld(_held(location, Holder.from_bytes(location.read_if_there()), None)) from error
         except OSError:  # a mount without locks: the file's expiry decides
             is_locked = False
         yield is_locked
@@ -209,13 +206,6 @@ def _held(location: Location, holder: Holder | str | None, timeout_s: float | No
         f"another driver works on this run ({holder or 'unknown'}; it says so in {location.name}). "
         f"Wait for it or stop it, or use a new output directory.{expiry}"
     )
-
-
-def _read(location: Location) -> bytes | None:
-    try:
-        return location.read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def _now() -> str:

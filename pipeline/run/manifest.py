@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain, count, islice
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,10 +41,7 @@ def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temp
     row_groups = _row_groups(iter(units))
     num_units = num_rows = estimated_tokens = 0
     digests: list[str] = []
-    for part in count():
-        first = next(row_groups, None)
-        if first is None:
-            break
+    for part, first in enumerate(row_groups):
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, MANIFEST) as writer:
             for group in chain([first], islice(row_groups, _ROW_GROUPS_PER_PART - 1)):

@@ -13,8 +13,6 @@ from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file
 
-_FOLDER = "quarantine"
-
 
 def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[str]:
     """Move the files, given with their reasons, away; return their new names ("quarantine/data/part-...").
@@ -41,7 +39,7 @@ def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[
 
 def _free_location(run_directory: RunDirectory, name: str) -> Location:
     """Find a name for the file that no earlier quarantine took."""
-    names = (f"{_FOLDER}/{name}{f'.{number}' if number else ''}" for number in count())
+    names = (f"quarantine/{name}{f'.{number}' if number else ''}" for number in count())
     return next(free for free in map(run_directory.location.child, names) if not free.exists())
 
 

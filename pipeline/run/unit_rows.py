@@ -99,8 +99,7 @@ def read_ahead(read: Callable[[_Item], _Result], items: Iterable[_Item], num_at_
 def refuse_incomplete(run_directory: RunDirectory) -> None:
     """Raise IncompleteRunError, naming the first missing unit, if a unit is not committed."""
     missing = iter(run_directory.missing_units())
-    first = next(missing, None)
-    if first is not None:
+    if (first := next(missing, None)) is not None:
         num_missing = 1 + sum(1 for _ in missing)
         raise IncompleteRunError(
             f"{run_directory.location.name}: {num_missing} of {run_directory.manifest.num_units} units are missing, "

@@ -104,6 +104,12 @@ class Location:
 
         return self.retrying("reading", read)
 
+    def read_if_there(self) -> bytes | None:
+        """Read the whole content of this file; return None if there is no such file. Raises OSError."""
+        with suppress(FileNotFoundError):
+            return self.read_bytes()
+        return None
+
     def open_file(self) -> pa.NativeFile:
         """Open the file for reading at any position. Only the opening is tried again."""
         return self.retrying("opening", lambda: self.filesystem.open_input_file(self.path))

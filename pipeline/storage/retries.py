@@ -21,19 +21,9 @@ _log = logging.getLogger(__name__)
 # Errors of a network mount, a socket or a disk that can be gone a moment later. Others are missing here because waiting
 # does not help: no space, no permission, read-only, not found.
 _TRANSIENT = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.ECONNRESET,
-    errno.ECONNREFUSED,
-    errno.ECONNABORTED,
-    errno.EPIPE,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.ENETDOWN,
-    errno.ENETRESET,
-    errno.EREMOTEIO,
-    errno.EAGAIN,
+    *(errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.EAGAIN, errno.ETIMEDOUT, errno.EPIPE),
+    *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED),
+    *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET),
 }
 
 # Errors of pyarrow's object stores have no errno, only a text: "AWS Error SLOW_DOWN during ...", "HTTP status 503" if
@@ -105,12 +95,5 @@ def _note_retry(what: str, state: tenacity.RetryCallState) -> None:
     assert state.outcome is not None
     with _counting:
         _num_retries += 1
-    _log.warning(
-        Event(
-            "storage retry",
-            operation=what,
-            tries=state.attempt_number,
-            wait_s=round(state.upcoming_sleep, 2),
-            error=str(state.outcome.exception()),
-        )
-    )
+    wait_s, error = round(state.upcoming_sleep, 2), str(state.outcome.exception())
+    _log.warning(Event("storage retry", operation=what, tries=state.attempt_number, wait_s=wait_s, error=error))

@@ -35,7 +35,6 @@ class ActorPool(ActorResources):
     """Work units that an actor works on at once."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a pool that cannot be."""
         super().__post_init__()
         if not 1 <= self.min_actors <= self.max_actors:
             raise ValueError(

@@ -132,8 +132,7 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
-        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself, which may be a special one; U+FFFD for a part of a character."""
@@ -193,8 +192,7 @@ class TextCodec:
         return reason if is_own and any(f"{q}{reason}{q}" in (self.chat_template or "") for q in "'\"") else None
 
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
-        missing = sorted(set(self.template_columns.values()) - set(row.columns))
-        if missing:
+        if missing := sorted(set(self.template_columns.values()) - set(row.columns)):
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
 

@@ -27,8 +27,6 @@ from pipeline.errors import RowError
 
 # Characters for private use: no standard gives them a meaning, and a normalizer leaves them or drops them all.
 _FIRST_DIGIT, _OPEN, _CLOSE = 0xE100, "\ue0fe", "\ue0ff"
-
-
 _A_MASK = re.compile(f"{_OPEN}[^{_OPEN}{_CLOSE}]*{_CLOSE}")
 
 

@@ -57,12 +57,11 @@ class IncrementalDecoder:
         """Return the text, not returned so far, of the tokens before `new`, and that of the tokens in [new, end)."""
         start = self._context_start
         before = self._decode(start, self._emitted_end)
-        num_out, num_held = len(before) - self._num_held, 0
+        num_out = len(before) - self._num_held
         if new > self._emitted_end:
             before = self._decode(start, new)
         text = self._decode(start, end)
-        if text.endswith(HALF_CHARACTER) and not is_over:
-            num_held = 1
+        num_held = int(text.endswith(HALF_CHARACTER) and not is_over)
         # A character that is split between the two is at least two U+FFFD if they are decoded apart, and one together.
         is_split = before.endswith(HALF_CHARACTER) and len(text) < len(before) + len(self._decode(new, end))
         middle = max(num_out, len(before) - is_split)

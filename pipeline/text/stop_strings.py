@@ -71,9 +71,6 @@ class StopStrings:
 
     def _first_match(self, text: str, num_checked_characters: int) -> str | None:
         """Return the stop string that ends first after the checked characters."""
-        matches = []
-        for stop in self.stop:
-            position = text.find(stop, max(0, num_checked_characters - len(stop) + 1))
-            if position >= 0:
-                matches.append((position + len(stop), position, stop))
+        starts = ((text.find(stop, max(0, num_checked_characters - len(stop) + 1)), stop) for stop in self.stop)
+        matches = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         return min(matches)[2] if matches else None
