@@ -42,7 +42,13 @@ class PoisonedStage(StageActor):
     is_armed = False
 
     def load(self) -> Any:
-        self._die_or_fail_once()
+        fail, die = (Path(self._arguments[0]) / name for name in ("fail_load", "die_load"))
+        if fail.exists():
+            fail.unlink()
+            raise OSError("loading failed, as the test wants")
+        if die.exists():
+            die.unlink()
+            os._exit(1)
         return super().load()
 
     def arm(self) -> None:
@@ -53,19 +59,8 @@ class PoisonedStage(StageActor):
             os._exit(1)
         return super().do(work, fed, finish)
 
-    def _die_or_fail_once(self) -> None:
-        fail, die = (Path(self._arguments[0]) / name for name in ("fail_load", "die_load"))
-        if fail.exists():
-            fail.unlink()
-            raise OSError("loading failed, as the test wants")
-        if die.exists():
-            die.unlink()
-            os._exit(1)
-
 
 class PoisonedGroup(StageGroup):
-    """Stages that die over the token."""
-
     actor_class = PoisonedStage
 
 
@@ -105,12 +100,12 @@ def make_engine(
     )
 
 
-def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, num_samples: int = 1) -> list[Sequence]:
-    """Make new sequences; the same every time."""
+def make_sequences(params: SamplingParams, prompts: list[list[int]] = PROMPTS, run_seed: int = 0) -> list[Sequence]:
+    """Make new sequences, `params.n` of each prompt; the same every time."""
     return [
-        Sequence.create(prompt, params, row=row, sample=sample)
+        Sequence.create(prompt, params, run_seed=run_seed, row=row, sample=sample)
         for row, prompt in enumerate(prompts)
-        for sample in range(num_samples)
+        for sample in range(params.n)
     ]
 
 

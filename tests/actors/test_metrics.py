@@ -73,9 +73,7 @@ def queries() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("document", "query"), queries())
-def test_each_query_in_the_documentation_parses_and_asks_for_series_and_labels_that_exist(
-    document: str, query: str
-) -> None:
+def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(document: str, query: str) -> None:
     series, selectors = exported(document), list[promql.VectorSelector]()
     grouped_by: set[str] = set()
 
@@ -116,20 +114,23 @@ class Published:
         self.given = [value]
 
 
+Given = Callable[[Metrics, Metric], list[float]]
+
+
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> Callable[[Metrics, Metric], list[float]]:
+def published(monkeypatch: pytest.MonkeyPatch) -> Given:
     monkeypatch.setattr(Metric, "to_ray", lambda metric, **tag: Published(**tag))
     return lambda of, metric: of._of_ray[metric.name].given
 
 
-def test_a_total_is_published_as_its_increases(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_a_total_is_published_as_its_increases(published: Given) -> None:
     of = Metrics("demo")
     for total in (2.0, 2.0, 5.0, 3.0, 6.0):
         of.add_up_to(metrics.ENGINE_BUSY_SECONDS, total)
     assert published(of, metrics.ENGINE_BUSY_SECONDS) == [2.0, 3.0, 1.0]
 
 
-def test_retries_before_a_run_are_not_counted_in_it(published: Callable[[Metrics, Metric], list[float]]) -> None:
+def test_retries_before_a_run_are_not_counted_in_it(published: Given) -> None:
     def fail_once() -> None:
         errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, "late")]
 
@@ -165,9 +166,7 @@ def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
     assert len(beats) == ended + 2, "one at the start, one at the end"
 
 
-def test_the_stats_of_an_engine_and_of_its_links_to_draft_actors_are_published_as_they_are(
-    published: Callable[[Metrics, Metric], list[float]],
-) -> None:
+def test_the_stats_of_an_engine_and_of_its_links_to_draft_actors_are_published_as_they_are(published: Given) -> None:
     of = Metrics("demo")
     first = EngineStats(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
     later = EngineStats(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)

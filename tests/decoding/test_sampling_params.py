@@ -70,11 +70,8 @@ def test_a_valid_value_is_taken(name, value):
     SamplingParams(**{name: value})
 
 
-def test_one_stop_string_is_a_list_of_one():
+def test_one_stop_string_is_a_list_of_one_and_logit_bias_keys_become_integers():
     assert SamplingParams(stop="end").stop == ("end",)
-
-
-def test_logit_bias_keys_become_integers():
     assert SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
 
 

@@ -20,12 +20,7 @@ def _commit(sequence: Sequence, *token_ids: int, drafted: int = 4) -> Sequence:
 
 
 def _counts(sequence: Sequence) -> tuple[int, int, int, list[int]]:
-    return (
-        sequence.num_rounds,
-        sequence.num_draft_tokens,
-        sequence.num_accepted_tokens,
-        sequence.accepted_per_position,
-    )
+    return sequence.num_rounds, sequence.num_draft_tokens, sequence.num_accepted_tokens, sequence.accepted_per_position
 
 
 def test_a_round_is_its_accepted_tokens_and_one_more():
@@ -77,12 +72,9 @@ def test_an_end_token_that_is_also_a_stop_token_is_the_reason():
 def test_a_stop_condition_is_asked_only_about_new_tokens_behind_min_tokens():
     asked = []
     params = SamplingParams(min_tokens=3, stop=["x"])
-    sequence = Sequence.create(
-        [1], params, stop_condition=lambda tokens, checked: asked.append((list(tokens), checked))
-    )
-    _commit(sequence, 3, 4)
-    _commit(sequence, 5, 6)
-    _commit(sequence, 7)
+    sequence = Sequence.create([1], params, stop_condition=lambda tokens, start: asked.append((list(tokens), start)))
+    for committed in ((3, 4), (5, 6), (7,)):
+        _commit(sequence, *committed)
     assert asked == [([3, 4], 3), ([3, 4, 5, 6], 3), ([3, 4, 5, 6, 7], 4)]
 
 

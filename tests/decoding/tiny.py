@@ -119,18 +119,16 @@ def engine_by(models: object, kind: str, **options: object) -> Engine:
     return engine_over(models.target, draft, "model" if is_model else kind, **options)
 
 
-def numbered(prompts: Iterable[Seq[int]], **params: object) -> list[Sequence]:
-    """A sequence for each prompt, with these parameters and noise of its own."""
-    return [Sequence.create(prompt, SamplingParams(**params), row=row) for row, prompt in enumerate(prompts)]
+def numbered(prompts: Seq[Seq[int]], each: Iterable[dict] | None = None, **params: object) -> list[Sequence]:
+    """A sequence for each prompt, with these parameters, those of its own in `each`, and noise of its own."""
+    rows = enumerate(zip(prompts, each or [{}] * len(prompts), strict=True))
+    return [Sequence.create(prompt, SamplingParams(**params, **own), row=row) for row, (prompt, own) in rows]
 
 
-def rows_over(
-    sequences: Iterable[Sequence], limits: Iterable[int], verification: str = "coupled", **more: object
-) -> Rows:
+def rows_over(sequences: Seq[Sequence], limits: Seq[int], verification: str = "coupled", **more: object) -> Rows:
     """The rows of a round, and how many tokens each may draft."""
-    sequences = tuple(sequences)
-    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, tuple(limits), verification, **more)
+    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
+    return Rows(tuple(sequences), sampling, tuple(limits), verification, **more)
 
 
 def drafted(draft: Draft) -> list[list[int]]:

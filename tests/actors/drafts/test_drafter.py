@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from actors.drafts.drafter import RemoteDrafter, make_draft
 from actors.drafts.link import DraftLink
@@ -11,8 +10,9 @@ from actors.drafts.messages import DraftReply, DraftRequest, RowUpdate
 from actors.drafts.mirror import DraftTerms
 from actors.settings import DraftSettings
 from decoding import SamplingParams, Sequence
-from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rows import Rows
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
+from tests.decoding.tiny import rows_over
 from tests.jobs.runs import wait_until
 
 VOCAB_SIZE, TERMS = 300, DraftTerms(4, 64, 300, frozenset(), "coupled", 0)
@@ -60,8 +60,7 @@ def drafter(actor: DraftActor) -> RemoteDrafter:
 
 
 def rows_of(sequences: list[Sequence], *limits: int) -> Rows:
-    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
-    return Rows(tuple(sequences), sampling, limits, "coupled")
+    return rows_over(sequences, limits)
 
 
 def sequence(*prompt: int) -> Sequence:
@@ -87,9 +86,7 @@ def test_a_row_is_sent_whole_once_and_then_its_new_tokens(drafter: RemoteDrafter
     assert actor.num_begun == 1
 
 
-def test_the_tokens_of_a_round_without_a_draft_are_sent_with_the_next_draft(
-    drafter: RemoteDrafter, actor: DraftActor
-) -> None:
+def test_tokens_of_a_round_without_a_draft_are_sent_with_the_next(drafter: RemoteDrafter, actor: DraftActor) -> None:
     rows = [sequence(1, 2), sequence(3)]
     drafter.propose(rows_of(rows, 3, 3))
     for row in rows:
@@ -98,10 +95,7 @@ def test_the_tokens_of_a_round_without_a_draft_are_sent_with_the_next_draft(
     for row in rows:
         row.output_token_ids += [7]
     drafter.propose(rows_of(rows, 1, 1))
-    assert actor.updates[1:] == [
-        [RowUpdate(1, 2, 1, [5])],
-        [RowUpdate(0, 1, 2, [5, 7]), RowUpdate(1, 1, 2, [7])],
-    ]
+    assert actor.updates[1:] == [[RowUpdate(1, 2, 1, [5])], [RowUpdate(0, 1, 2, [5, 7]), RowUpdate(1, 1, 2, [7])]]
 
 
 def test_rows_that_change_slots_are_not_sent_again(drafter: RemoteDrafter, actor: DraftActor) -> None:
@@ -115,18 +109,16 @@ def test_rows_that_change_slots_are_not_sent_again(drafter: RemoteDrafter, actor
     assert actor.updates[1] == [RowUpdate(0, 3, 1, [7, 5]), RowUpdate(1, 3, 1, [7, 5])]
 
 
-@pytest.mark.parametrize("forget", ["begin", "reset", "another", "unknown"])
-def test_a_row_that_the_actor_does_not_know_is_sent_whole(
-    drafter: RemoteDrafter, actor: DraftActor, forget: str
-) -> None:
+@pytest.mark.parametrize("how", ["begin", "reset", "another", "unknown"])
+def test_a_row_that_the_actor_does_not_know_is_sent_whole(drafter: RemoteDrafter, actor: DraftActor, how: str) -> None:
     row = sequence(1)
-    actor.unknown_slots = {0} if forget == "unknown" else set()
+    actor.unknown_slots = {0} if how == "unknown" else set()
     drafter.propose(rows_of([row], 3))
-    if forget == "begin":
+    if how == "begin":
         drafter.begin(0, None, 0)
-    elif forget == "reset":
+    elif how == "reset":
         drafter.reset(0)
-    elif forget == "another":
+    elif how == "another":
         row = sequence(2)
     row.output_token_ids += [5]
     drafter.propose(rows_of([row], 3))
@@ -156,9 +148,7 @@ def test_a_late_reply_is_noticed_by_other_lanes(drafter: RemoteDrafter, actor: D
     assert drafted(beside, rows_of([sequence(1)], 3)) == [3]
 
 
-def test_a_request_whose_round_was_dropped_is_late_only_when_its_time_is_over(
-    drafter: RemoteDrafter, actor: DraftActor
-) -> None:
+def test_a_request_of_a_dropped_round_is_late_only_after_its_time(drafter: RemoteDrafter, actor: DraftActor) -> None:
     """An engine that was cleared goes on with other rows at once."""
     actor.is_late = True
     drafter.ask(rows_of([sequence(1)], 3))
@@ -186,6 +176,5 @@ def test_a_lane_that_the_actor_has_forgotten_begins_anew(drafter: RemoteDrafter,
 
 
 def test_drafted_tokens_without_their_distributions_are_dropped_under_rejection() -> None:
-    row = sequence(1, 2)
-    rows = Rows((row,), sampling_batch((row,), frozenset(), torch.device("cpu")), (3,), "rejection")
+    rows = rows_over([sequence(1, 2)], [3], "rejection")
     assert make_draft(rows, {0: [5, 6, 7]}, None, VOCAB_SIZE).num_draft_tokens_B.tolist() == [0]

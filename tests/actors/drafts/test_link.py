@@ -45,9 +45,7 @@ def link(clock: Clock, roster: Roster) -> DraftLink:
     return DraftLink(roster, settings, calls=FakeCalls(), clock=clock, sleep=clock.sleep)
 
 
-def test_an_actor_that_died_is_reported_to_the_roster_which_names_another_one(
-    link: DraftLink, roster: Roster, clock: Clock
-) -> None:
+def test_a_dead_actor_is_reported_to_the_roster_and_replaced(link: DraftLink, roster: Roster, clock: Clock) -> None:
     first = link.actor()
     assert link.is_up
     link.failed(link.generation, DIED)
@@ -107,9 +105,7 @@ def test_losses_of_an_hour_ago_no_longer_count(link: DraftLink, clock: Clock) ->
     assert not link.is_gone
 
 
-def test_an_actor_with_a_late_reply_is_out_of_reach_until_a_while_after_the_reply(
-    link: DraftLink, clock: Clock
-) -> None:
+def test_an_actor_with_a_late_reply_is_out_of_reach_until_a_while_after_it(link: DraftLink, clock: Clock) -> None:
     actor, reply = link.actor(), Reference(is_there=False)
     link.late(reply, link.generation)
     assert not link.is_up
@@ -189,9 +185,7 @@ def test_an_actor_that_dies_while_it_loads_is_replaced_before_the_deadline(link:
     assert roster.lost == [None, "01", "02"]
 
 
-def test_an_actor_that_dies_again_and_again_is_waited_for_until_the_deadline(
-    link: DraftLink, roster: Roster, clock: Clock
-) -> None:
+def test_an_actor_that_keeps_dying_is_awaited_until_the_deadline(link: DraftLink, roster: Roster, clock: Clock) -> None:
     def ready(vocab_size: int) -> Reference:
         return Reference(DIED, is_there=clock.now < 0.5)
 

@@ -38,9 +38,7 @@ def refuse(*_: Any) -> Any:
     raise ValueError("no such model")
 
 
-def test_a_worker_whose_engine_cannot_be_loaded_gives_up_its_draft_actors(
-    links: Links, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_an_engine_gives_up_its_draft_actors(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_codec", lambda settings: None)
     monkeypatch.setattr(loading, "load_engine", refuse)
     with pytest.raises(ValueError, match="no such model"):

@@ -10,11 +10,12 @@ from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.rows import Rows, sampling_batch
+from tests.decoding.tiny import rows_over
 
 NUM_SLOTS, MAX_LEN, K = 3, 64, 4
 GREEDY = SamplingParams(temperature=0)
 TEXT = tuple(range(30, 70))
+Tokens = tuple[int, ...]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,7 @@ def terms(model: LanguageModel, verification: str = "coupled", most_candidates: 
     return DraftTerms(NUM_SLOTS, MAX_LEN, model.vocab_size, frozenset(), verification, most_candidates)  # type: ignore[arg-type]
 
 
-def whole(
-    slot: int, prompt: tuple[int, ...], params: SamplingParams = GREEDY, output: tuple[int, ...] = ()
-) -> RowUpdate:
+def whole(slot: int, prompt: Tokens, params: SamplingParams = GREEDY, output: Tokens = ()) -> RowUpdate:
     return RowUpdate(slot, K, 0, [*prompt, *output], RowOrigin(len(prompt), params, 7))
 
 
@@ -45,7 +44,7 @@ def send(mirror: DraftMirror, *updates: RowUpdate, swaps: tuple[tuple[int, int],
     return mirror.draft(DraftRequest.of(swaps, updates)).drafts()
 
 
-def fresh(model: LanguageModel, *texts: tuple[int, ...]) -> list[list[int] | None]:
+def fresh(model: LanguageModel, *texts: Tokens) -> list[list[int] | None]:
     """Return the drafts of a new mirror after these texts."""
     return send(DraftMirror(model.share(), terms(model)), *(whole(slot, text) for slot, text in enumerate(texts)))
 
@@ -54,7 +53,7 @@ def fresh(model: LanguageModel, *texts: tuple[int, ...]) -> list[list[int] | Non
     ("num_accepted", "others"), [*((num_accepted, (9,)) for num_accepted in range(K + 1)), (1, (11, 12, 13))]
 )
 def test_a_row_that_grew_by_updates_has_the_draft_of_the_whole_row(
-    model: LanguageModel, mirror: DraftMirror, num_accepted: int, others: tuple[int, ...]
+    model: LanguageModel, mirror: DraftMirror, num_accepted: int, others: Tokens
 ) -> None:
     (drafted,) = send(mirror, whole(0, TEXT[:5]))
     assert drafted is not None
@@ -122,17 +121,13 @@ def test_a_reply_has_the_distributions_that_were_drawn_from(model: LanguageModel
     drafter = ModelDrafter(model.share(), model.vocab_size, NUM_SLOTS, MAX_LEN, most_candidates)
     sequences = tuple(Sequence(text, params, 7) for text in texts)
     drafter.admit([0, 1], sequences)
-    rows = Rows(sequences, sampling_batch(sequences, frozenset(), model.device), (K, K), "rejection")
     with torch.inference_mode():
-        draft = drafter.propose(rows)
+        draft = drafter.propose(rows_over(sequences, (K, K), "rejection"))
     assert reply.drafts() == draft.token_ids_BK.tolist()
     assert draft.probs_BKV is not None
     assert reply.distributions is not None
-    ids_NM, probs_NM = (
-        torch.from_numpy(reply.distributions.ids_NM).long(),
-        torch.from_numpy(reply.distributions.probs_NM),
-    )
-    probs_NV = torch.zeros(2 * K, model.vocab_size).scatter_(1, ids_NM, probs_NM)
+    ids_NM, probs_NM = (torch.from_numpy(part) for part in (reply.distributions.ids_NM, reply.distributions.probs_NM))
+    probs_NV = torch.zeros(2 * K, model.vocab_size).scatter_(1, ids_NM.long(), probs_NM)
     assert probs_NV.equal(draft.probs_BKV.flatten(0, 1))
     if most_candidates:
         assert reply.distributions.ids_NM.shape == (2 * K, most_candidates)

@@ -23,13 +23,15 @@ from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.load import Parts
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.rows import Rows, sampling_batch
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import actor_id_of, is_actor_dead
+from tests.actors.sharded import Pair, make_sequences
+from tests.decoding.tiny import numbered, rows_over
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
-Pair = tuple[str, str]
+Text = tuple[list[int], str | None]  # with the reason of its end
+Plain = dict[str, list[Text]]
 NUM_SLOTS, MAX_LEN, K = 4, 96, 5
 PROMPTS = [[5, 6, 7, 8, 9] * n + [20 + n] for n in (1, 3, 2, 6, 1, 4, 9, 2)]
 PARAMS = {
@@ -63,9 +65,7 @@ def counts_and_tokens(sequences: list[Sequence]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_remote_drafter_drafts_what_a_local_one_drafts(
-    target: LanguageModel, text_pair: Pair, run: Run, name: str
-) -> None:
+def test_a_remote_drafter_drafts_like_a_local_one(target: LanguageModel, text_pair: Pair, run: Run, name: str) -> None:
     draft = LanguageModel.load(text_pair[1], "cpu")
     local = make_drafter("model", draft, target.vocab_size, NUM_SLOTS, MAX_LEN)
     expected = counts_and_tokens(engine_over(target, local).generate(PROMPTS, PARAMS[name], seed=3))
@@ -97,24 +97,14 @@ def roster(settings: GeneratorSettings, ray_address: str) -> Iterator[Any]:
     ray.kill(actor)
 
 
-def sequences_of(params: SamplingParams) -> list[Sequence]:
-    return [
-        Sequence.create(prompt, params, run_seed=3, row=row, sample=sample)
-        for row, prompt in enumerate(PROMPTS)
-        for sample in range(params.n)
-    ]
-
-
-def texts(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
+def texts(sequences: list[Sequence]) -> list[Text]:
     return [(sequence.output_token_ids, sequence.finish_reason) for sequence in sequences]
 
 
 class Run:
     """An engine with two lanes over draft actors, and what it does to them between two steps."""
 
-    def __init__(
-        self, target: LanguageModel, settings: GeneratorSettings, roster: Any, links: DraftLinks | None = None
-    ) -> None:
+    def __init__(self, target: LanguageModel, settings: GeneratorSettings, roster: Any, links: Any = None) -> None:
         self.links = links or DraftLinks(settings, roster)
         self.links.connect(target)
         drafter = settings.engine.pick_drafter(settings.models.draft)
@@ -132,10 +122,8 @@ class Run:
         for lane in self.engine.lanes:
             lane.drafter._timeout_s = timeout_s  # type: ignore[attr-defined]
 
-    def write(
-        self, params: SamplingParams, after_step: Callable[[int], object] = lambda step: None
-    ) -> list[tuple[list[int], str | None]]:
-        sequences = sequences_of(params)
+    def write(self, params: SamplingParams, after_step: Callable[[int], object] = lambda step: None) -> list[Text]:
+        sequences = make_sequences(params, PROMPTS, run_seed=3)
         self.engine.submit(sequences)
         for step in count(1):
             if not self.engine.has_work:
@@ -152,7 +140,7 @@ def run(target: LanguageModel, settings: GeneratorSettings, roster: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def plain(target: LanguageModel) -> dict[str, list[Any]]:
+def plain(target: LanguageModel) -> Plain:
     """What the target writes alone, one row after the other."""
     options = EngineOptions(num_slots=1, max_model_len=MAX_LEN)
     engine = Engine([(target.share(), make_drafter("none", None, target.vocab_size, 1, MAX_LEN))], options, MAX_LEN)
@@ -160,16 +148,14 @@ def plain(target: LanguageModel) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(
-    run: Run, plain: dict[str, list[Any]], name: str
-) -> None:
+def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(run: Run, plain: Plain, name: str) -> None:
     assert run.write(PARAMS[name]) == plain[name]
     assert run.num_accepted > 40
 
 
 @pytest.mark.parametrize("drafter", ["model", "hybrid"])
 def test_lengths_that_are_weighed_by_what_the_link_takes_change_no_token(
-    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]], drafter: Any
+    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: Plain, drafter: Any
 ) -> None:
     engine = replace(settings.engine, drafter=drafter, draft_length="adaptive")
     adaptive = Run(target, replace(settings, engine=engine), None, run.links)
@@ -183,11 +169,7 @@ def test_lengths_that_are_weighed_by_what_the_link_takes_change_no_token(
 
 
 def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
-    target: LanguageModel,
-    settings: GeneratorSettings,
-    roster: Any,
-    plain: dict[str, list[Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    target: LanguageModel, settings: GeneratorSettings, roster: Any, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first request is the measuring drafter's, which is gone when its answer comes."""
     engine, drafts = replace(settings.engine, draft_length="adaptive"), replace(settings.drafts, timeout_s=0.05)
@@ -212,7 +194,7 @@ def test_lanes_that_weigh_their_lengths_draft_with_an_actor_that_comes_late(
 
 
 def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the_same(
-    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: dict[str, list[Any]]
+    run: Run, target: LanguageModel, settings: GeneratorSettings, plain: Plain
 ) -> None:
     """A lane that was forgotten is sent again."""
     other = [
@@ -221,7 +203,7 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     most = draft_roster.max_lanes(settings)
     assert len(other) + len(run.engine.lanes) > most
     beside = Engine(other, settings.engine, MAX_LEN)
-    sequences = sequences_of(PARAMS["greedy"])
+    sequences = make_sequences(PARAMS["greedy"], PROMPTS, run_seed=3)
     beside.submit(sequences)
     assert run.write(PARAMS["sampled"], lambda _: beside.has_work and beside.step()) == plain["sampled"]
     while beside.has_work:
@@ -236,10 +218,8 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
 def test_under_rejection_the_distributions_of_a_remote_draft_are_those_of_a_local_one(
     run: Run, target: LanguageModel, text_pair: Pair, most_candidates: int
 ) -> None:
-    params = SamplingParams(temperature=0.8, repetition_penalty=1.3)
-    sequences = [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS[:3])]
-    sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
-    rows = Rows(tuple(sequences), sampling, (4, 0, 2), "rejection")
+    sequences = numbered(PROMPTS[:3], temperature=0.8, repetition_penalty=1.3)
+    rows = rows_over(sequences, (4, 0, 2), "rejection")
     link = run.links._links[0]
     remote = RemoteDrafter(link, "rejection", terms(target, "rejection", most_candidates), 60.0)
     local = ModelDrafter(LanguageModel.load(text_pair[1], "cpu"), target.vocab_size, 3, MAX_LEN, most_candidates)
@@ -270,9 +250,7 @@ def test_a_round_of_a_row_takes_at_most_64_bytes(run: Run) -> None:
     assert num_bytes <= 64 * crossed["num_rows"]
 
 
-def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
-    run: Run, plain: dict[str, list[Any]]
-) -> None:
+def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_drafts(run: Run, plain: Plain) -> None:
     def kill(step: int) -> None:
         if step == 9:
             os.kill(run.pid, signal.SIGKILL)
@@ -284,9 +262,7 @@ def test_a_draft_actor_that_is_killed_changes_no_token_and_the_next_one_drafts(
     assert run.num_accepted > 40
 
 
-def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(
-    run: Run, plain: dict[str, list[Any]]
-) -> None:
+def test_nothing_is_asked_of_a_frozen_draft_actor_which_drafts_again_when_it_wakes(run: Run, plain: Plain) -> None:
     pid, num_asked, stats_before = run.pid, [0, 0], run.links.stats
     run.wait_for_drafts(0.5)
 

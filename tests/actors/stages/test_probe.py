@@ -9,7 +9,7 @@ import torch
 
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
-from decoding.cache.kv_cache import KVCache, Packing, Plan
+from decoding.cache.kv_cache import KVCache, Plan
 from tests.actors.sharded import Pair, sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -30,14 +30,8 @@ class PeepingStage(StageActor):
     def load(self) -> Any:
         plan_of = KVCache.plan
 
-        def plan(
-            cache: KVCache,
-            slots_B: torch.Tensor | None,
-            positions_BT: torch.Tensor,
-            longest: int,
-            packing: Packing | None,
-        ) -> Plan:
-            plan = plan_of(cache, slots_B, positions_BT, longest, packing)
+        def plan(cache: KVCache, *arguments: Any) -> Plan:
+            plan = plan_of(cache, *arguments)
             peeping = replace(plan, positions_BT=plan.positions_BT + 1, positions_N=plan.positions_N + 1)
             cache.use(peeping)
             return peeping

@@ -39,8 +39,6 @@ class FailingStage(StageActor):
 
 
 class FailingGroup(StageGroup):
-    """Stages that fail once."""
-
     actor_class = FailingStage
 
 
@@ -63,17 +61,9 @@ def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel)
     assert all(share < 0.8 * whole for share in shares), (shares, whole)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param("its second process dies", marks=pytest.mark.slow),  # a whole stage dies in every run of the tests
-        pytest.param("its first process dies", marks=pytest.mark.slow),
-        pytest.param("a process fails alone", marks=pytest.mark.slow),
-    ],
-)
-def test_a_stage_that_loses_a_rank_is_replaced_and_the_text_stays_the_same(
-    pair: Pair, model: ShardedModel, fault: str
-) -> None:
+@pytest.mark.slow  # a whole stage dies in every run of the tests
+@pytest.mark.parametrize("fault", ["its second process dies", "its first process dies", "a process fails alone"])
+def test_a_stage_that_loses_a_rank_is_replaced_and_writes_the_same(pair: Pair, model: ShardedModel, fault: str) -> None:
     group = model.pipeline.group
     before = group.num_replaced
 
@@ -117,9 +107,7 @@ def test_a_model_that_cannot_be_shared_is_refused(pair: Pair) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behind", ["another forward of that shape", "nothing", "nothing, and it has no forward"])
-def test_work_that_one_rank_did_not_do_is_lost_however_soon_the_others_are_done(
-    pair: Pair, model: ShardedModel, behind: str
-) -> None:
+def test_work_that_one_rank_did_not_do_is_lost_however_soon_others_are_done(model: ShardedModel, behind: str) -> None:
     """Without a guard, the others' sums would meet the next forward's, and the missing part would go unnoticed."""
     model.allocate(2, 60)
     model.prefill([0, 1], [PROMPTS[0], PROMPTS[2][:9]])

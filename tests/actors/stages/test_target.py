@@ -13,10 +13,10 @@ import ray
 from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
+from decoding import SamplingParams
 from decoding.engine.engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     PARAMS,
@@ -32,10 +32,11 @@ from tests.actors.sharded import (
     sharded,
     texts,
 )
-from tests.decoding.tiny import random_prompts
+from tests.decoding.tiny import random_prompts, rows_over
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address", "one_thread")]
 GREEDY = replace(PARAMS, temperature=0.0)
+Texts = list[list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +58,10 @@ def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
     ],
 )
 def test_the_text_is_the_one_of_the_same_target_in_one_process(
-    pair: Pair, model: ShardedModel, drafter: str, params: object
+    pair: Pair, model: ShardedModel, drafter: str, params: SamplingParams
 ) -> None:
-    expected = texts(make_engine(pair, None, drafter), make_sequences(params, num_samples=2))
-    engine, sequences = make_engine(pair, model, drafter), make_sequences(params, num_samples=2)
+    expected = texts(make_engine(pair, None, drafter), make_sequences(replace(params, n=2)))
+    engine, sequences = make_engine(pair, model, drafter), make_sequences(replace(params, n=2))
     assert texts(engine, sequences) == expected
     assert len(engine.lanes) == 2
     assert sum(s.num_cached_tokens for s in sequences) > 40, "prompts that begin alike share what was read"
@@ -87,7 +88,7 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
     for target in (whole, model):
         target.allocate(3, 60)
     for sequence in make_sequences(replace(SAMPLED, presence_penalty=1.0, logprobs=1), PROMPTS[:4]):
-        rows = Rows((sequence,), sampling_batch((sequence,), frozenset(), whole.device), (0,), "coupled")
+        rows = rows_over([sequence], [0])
         expected = whole.decide(rows, [4, 2], 1, in_slot)
         found = model.decide(rows, [4, 2], 1, in_slot)
         assert (found.next_token, found.is_finite) == (expected.next_token, True)
@@ -96,14 +97,11 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
 
 @pytest.mark.parametrize(
     "dies_at",
-    [
-        {6: 0},  # the other dies below, over slots that were copied
-        pytest.param({6: 0, 13: 1}, marks=pytest.mark.slow),
-    ],
+    [{6: 0}, pytest.param({6: 0, 13: 1}, marks=pytest.mark.slow)],  # one alone dies below, over slots that were copied
     ids=["the first", "one after the other"],
 )
 def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
-    pair: Pair, model: ShardedModel, sampled: list[list[int]], dies_at: dict[int, int]
+    pair: Pair, model: ShardedModel, sampled: Texts, dies_at: dict[int, int]
 ) -> None:
     group = model.pipeline.group
     before = group.num_replaced
@@ -114,7 +112,7 @@ def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
 
 @pytest.mark.parametrize("where", ["in its prompt", pytest.param("in its output", marks=pytest.mark.slow)])
 def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is_lost(
-    pair: Pair, model: ShardedModel, sampled: list[list[int]], where: str
+    pair: Pair, model: ShardedModel, sampled: Texts, where: str
 ) -> None:
     """The ledger then finds the row, as it does for all rows that kill processes (tests/jobs/test_placements.py)."""
     before = model.pipeline.group.num_replaced
@@ -132,9 +130,7 @@ def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is
     assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
-def test_a_scored_prompt_that_kills_stages_fails_alone(
-    pair: Pair, model: ShardedModel, sampled: list[list[int]]
-) -> None:
+def test_a_scored_prompt_that_kills_stages_fails_alone(pair: Pair, model: ShardedModel, sampled: Texts) -> None:
     engine, sequences = make_engine(pair, model), make_sequences(SAMPLED)
     engine.submit(sequences)
     for _ in range(4):
@@ -145,9 +141,7 @@ def test_a_scored_prompt_that_kills_stages_fails_alone(
     assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
-def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_with_a_stage(
-    pair: Pair, model: ShardedModel
-) -> None:
+def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_with_a_stage(model: ShardedModel) -> None:
     first, second = PROMPTS[2], PROMPTS[4]
     model.allocate(4, 60)
     model.prefill([0, 1], [first, second])
@@ -179,7 +173,7 @@ def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(mo
 
 
 def test_a_loss_that_another_session_found_is_a_loss_of_every_step_that_was_in_flight(
-    pair: Pair, model: ShardedModel, sampled: list[list[int]]
+    pair: Pair, model: ShardedModel, sampled: Texts
 ) -> None:
     def lose() -> None:
         assert model.pipeline._flying, "a lane waits in the middle of its round"
@@ -203,8 +197,7 @@ class GoneGroup(StageGroup):
 
 @pytest.mark.slow
 def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair, ray_address: str) -> None:
-    settings = {"most_restarts": 2, "start_timeout_s": 60.0}
-    with sharded(pair[0], 1, GoneGroup, **settings) as model:
+    with sharded(pair[0], 1, GoneGroup, most_restarts=2, start_timeout_s=60.0) as model:
         group = model.pipeline.group
         group.has_room = False
         group.settings = replace(group.settings, start_timeout_s=1.0, timeout_s=1.0)
@@ -229,7 +222,7 @@ def test_an_error_of_the_step_itself_is_not_a_loss(pair: Pair, model: ShardedMod
 
 @pytest.mark.slow
 def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
-    pair: Pair, model: ShardedModel, sampled: list[list[int]]
+    pair: Pair, model: ShardedModel, sampled: Texts
 ) -> None:
     """The last test of these stages: they stay so. Rounding then depends on the batch, and close calls are settled."""
     model.pipeline.group.tell_all("slow_down")

@@ -30,9 +30,8 @@ def test_no_more_than_max_waiting_units_wait() -> None:
     ledger.finish(0)  # without having begun: its part was there
     assert ledger.hand_out(unit(3)) is FeedSignal.GO
     assert ledger.hand_out(unit(4)) is FeedSignal.WAIT
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)] == [FeedSignal.GO] * 3, (
-        "a source that begins again"
-    )
+    again = [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)]
+    assert again == [FeedSignal.GO] * 3, "a source that begins again"
     ledger.stop()
     assert ledger.hand_out(unit(4)) is FeedSignal.STOP
 
@@ -90,12 +89,7 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
     assert ledger.next_backup() == unit(0)
     assert ledger.begin(0, 3, "a", "node", True) is None
     assert ledger.next_backup() == unit(1), "the refused backup occupies no process"
-    assert ledger.summary() == {
-        "num_repeated_units": 0,
-        "num_deaths": 0,
-        "num_condemned_rows": 0,
-        "num_backups": 0,
-    }
+    assert ledger.summary() == {"num_repeated_units": 0, "num_deaths": 0, "num_condemned_rows": 0, "num_backups": 0}
 
 
 def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:

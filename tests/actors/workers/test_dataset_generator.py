@@ -17,11 +17,9 @@ from pipeline.streaming.stream import quiet_ray_data
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 Pair = tuple[str, str]
 
-ROWS = [{"name": f"row-{i}", "prompt": "hello world " * (1 + i % 3), "topic": i} for i in range(10)] + [
-    {"name": "empty", "prompt": "", "topic": 10},
-]
-
-
+ROWS = [{"name": f"row-{i}", "prompt": "hello world " * (1 + i % 3), "topic": i} for i in range(10)]
+ROWS.append({"name": "empty", "prompt": "", "topic": 10})
+Out = dict[str, list[dict]]  # the output rows of each input row
 INPUT = InputOptions(id_column="name", carry_columns=("topic",))
 
 
@@ -33,25 +31,25 @@ def settings_of(pair: Pair, **engine: object) -> GeneratorSettings:
     )
 
 
-def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine: object) -> dict[str, list[dict]]:
+def run(pair: Pair, rows: list[dict[str, object]], rows_per_batch: int, **engine: object) -> Out:
     quiet_ray_data(600)
     settings, pool = settings_of(pair, **engine), ActorPool(num_cpus=1)
     dataset = generate(
         ray.data.from_items(rows), settings, input_options=INPUT, pool=pool, rows_per_batch=rows_per_batch
     )
-    out: dict[str, list[dict]] = {}
+    out: Out = {}
     for row in dataset.take_all():
         out.setdefault(row["id"], []).append(row)
     return out
 
 
 @pytest.fixture(scope="module")
-def out(text_pair: Pair, ray_address: str) -> dict[str, list[dict]]:
+def out(text_pair: Pair, ray_address: str) -> Out:
     """The rows, in batches of 4."""
     return run(text_pair, ROWS, rows_per_batch=4)
 
 
-def test_every_row_comes_out_with_its_samples_or_its_error(out: dict[str, list[dict]]) -> None:
+def test_every_row_comes_out_with_its_samples_or_its_error(out: Out) -> None:
     assert sorted(out) == sorted(row["name"] for row in ROWS)
     for i in range(10):
         assert [row["sample"] for row in out[f"row-{i}"]] == [0, 1]
@@ -61,10 +59,8 @@ def test_every_row_comes_out_with_its_samples_or_its_error(out: dict[str, list[d
     assert (failed["error_stage"], failed["text"]) == ("encode", None)
 
 
-def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(
-    text_pair: Pair, out: dict[str, list[dict]]
-) -> None:
-    def texts(out: dict[str, list[dict]]) -> dict[str, list[object]]:
+def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair: Pair, out: Out) -> None:
+    def texts(out: Out) -> dict[str, list[object]]:
         return {name: [row["token_ids"] for row in rows] for name, rows in out.items()}
 
     one = texts(out)

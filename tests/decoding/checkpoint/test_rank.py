@@ -95,9 +95,8 @@ def test_every_model_type_that_may_be_sharded_was_compared(folder: Path) -> None
 
 @pytest.mark.parametrize("family", sorted(NO_PLAN))
 def test_a_model_without_a_plan_is_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"not known to compute the same when they are shared out .*use stages.tensor_parallel 1"
-    ):
+    message = r"not known to compute the same when they are shared out .*use stages.tensor_parallel 1"
+    with pytest.raises(ValueError, match=message):
         check_can_be_sharded(load_config(saved(family, tmp_path, TABLE)), family, NUM_RANKS)
 
 

@@ -98,9 +98,7 @@ def test_a_padded_pair_loads_and_is_lossless(tmp_path, models):
 
 @pytest.mark.parametrize("draft_context", [17, 20, 33])
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_a_draft_with_a_shorter_context_is_lossless_and_drafts_as_far_as_it_sees(
-    models, tmp_path, draft_context, verification
-):
+def test_a_draft_of_short_context_is_lossless_and_drafts_where_it_sees(models, tmp_path, draft_context, verification):
     # With the target's weights.
     draft = loaded(build(llama_config(max_position_embeddings=draft_context), seed=1), tmp_path)
     prompts = random_prompts([4, draft_context - 1, draft_context, draft_context + 1, 50, 1], seed=3)

@@ -24,16 +24,12 @@ def _propose(drafter, rows: Rows) -> Draft:
         return drafter.propose(rows)
 
 
-@pytest.fixture(params=DRAFTERS)
-def drafter(request, models):
-    return make_drafter(request.param, models.good_draft, models.target.vocab_size, 4, MAX_LEN)
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("limits", [[4, 4, 4], [0, 0, 0], [0, 3, 1], [8, 0, 2]])
-def test_no_row_gets_more_draft_tokens_than_it_may(drafter, limits, verification):
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_row_gets_more_draft_tokens_than_it_may(models, name, limits, verification):
     rows = _rows([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6]], limits, verification)
-    draft = _propose(drafter, rows)
+    draft = _propose(make_drafter(name, models.good_draft, models.target.vocab_size, 4, MAX_LEN), rows)
     assert all(n <= limit for n, limit in zip(draft.num_draft_tokens_B.tolist(), limits, strict=True))
     assert draft.token_ids_BK.shape[0] == 3
     assert draft.num_draft_tokens_B.max() <= draft.token_ids_BK.shape[1]
@@ -101,8 +97,7 @@ def test_the_model_drafter_states_the_distribution_each_token_was_drawn_from(mod
         scores = process_logits(logits, rows.sampling, rows.history(draft.token_ids_BK[:, :step], step, 1))
         expected = probabilities(scores, rows.sampling)[:, 0]
         torch.testing.assert_close(draft.probs_BKV[:, step], expected, rtol=1e-3, atol=1e-5)
-        drawn = draft.probs_BKV[:, step].gather(1, draft.token_ids_BK[:, step : step + 1])
-        assert (drawn > 0).all()
+        assert (draft.probs_BKV[:, step].gather(1, draft.token_ids_BK[:, step : step + 1]) > 0).all()
 
 
 def test_a_resting_model_drafter_reads_prompts_only_for_its_next_draft_which_is_the_same(models):
@@ -127,5 +122,4 @@ def test_the_model_drafter_drafts_the_same_after_swaps(models):
     drafter.swap(1, 2)  # slot 2 was never used
     drafter.swap(2, 0)
     with torch.inference_mode():
-        swapped = drafter.propose(_rows([prompts[1]], [3], temperature=0))
-    assert drafted(swapped) == [before[1]]
+        assert drafted(drafter.propose(_rows([prompts[1]], [3], temperature=0))) == [before[1]]

@@ -35,9 +35,8 @@ def drafted_by_source(engine: Engine) -> dict[str, Counter]:
     observe = drafter.observe
 
     def record(rows, num_drafted, num_accepted):
-        for slot, (uses_lookup, length, accepted) in enumerate(
-            zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
-        ):
+        found = zip(rows.uses_lookup, num_drafted, num_accepted, strict=True)
+        for slot, (uses_lookup, length, accepted) in enumerate(found):
             if uses_lookup:
                 counts["lookup"].update(drafted=length, accepted=accepted)
                 continue
@@ -105,9 +104,7 @@ def test_tokens_of_all_sources_are_accepted(models):
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_both_caches_equal_fresh_prefills_in_rounds_in_which_rows_are_left_out(
-    models, fresh, seed, verification, monkeypatch
-):
+def test_both_caches_equal_fresh_prefills_in_rounds_that_leave_rows_out(models, fresh, seed, verification, monkeypatch):
     at_random(monkeypatch, seed)
     engine = tiny.engine_by(models, "hybrid", num_slots=5, num_speculative_tokens=6, verification=verification)
     engine.submit(numbered(tiny.random_prompts([5, 1, 12, 3, 20, 2, 40, 1, 15, 6], seed=6), max_tokens=30))
@@ -142,9 +139,8 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
     real = ModelDrafter.propose
 
     def skip(self, rows):
-        self._num_ingested = {
-            slot: max(self._num_ingested[slot], len(sequence) - 1) for slot, sequence in enumerate(rows.sequences)
-        }
+        for slot, sequence in enumerate(rows.sequences):
+            self._num_ingested[slot] = max(self._num_ingested[slot], len(sequence) - 1)
         return real(self, rows)
 
     monkeypatch.setattr(ModelDrafter, "propose", skip)

@@ -26,10 +26,8 @@ PROMPTS.insert(3, PROMPTS[5])
 
 
 def _sequences(temperature: float = 1.0, **params: object) -> list[Sequence]:
-    return [
-        Sequence.create(prompt, SamplingParams(temperature=temperature, max_tokens=4 + row % 9, **params), row=row)
-        for row, prompt in enumerate(PROMPTS)
-    ]
+    limits = [{"max_tokens": 4 + row % 9} for row in range(len(PROMPTS))]
+    return numbered(PROMPTS, limits, temperature=temperature, **params)
 
 
 @pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])

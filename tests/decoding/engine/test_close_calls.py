@@ -6,7 +6,7 @@ import torch
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from tests.decoding import tiny
-from tests.decoding.tiny import check_counts, engine_over, num_rechecks, outputs, random_prompts, run
+from tests.decoding.tiny import check_counts, engine_over, num_rechecks, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 PROMPTS = random_prompts([5, 1, 9, 3, 14, 2, 6, 4], seed=8)
@@ -38,10 +38,7 @@ def _sequences() -> list[Sequence]:
         {"temperature": 0, "top_k": 3},
         *({"top_k": 1}, {"top_k": 3}, {"min_p": 1.0}, {"top_p": 0.05}),
     ]
-    return [
-        Sequence.create(prompt, SamplingParams(**{"max_tokens": 18, **fields}), row=row)
-        for row, (prompt, fields) in enumerate(zip(PROMPTS, params, strict=True))
-    ]
+    return numbered(PROMPTS, [{"max_tokens": 18, **fields} for fields in params])
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +49,9 @@ def alone(pair):
     return texts
 
 
-@pytest.mark.parametrize(
-    ("drafter", "num_slots", "num_speculative_tokens"), every_pair(list(DRAFTERS), [1, 2, 6], [1, 3, 8])
-)
-def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(
-    pair, alone, drafter, num_slots, num_speculative_tokens
-):
-    target, draft = pair
-    engine = engine_over(target, draft, drafter, num_slots=num_slots, num_speculative_tokens=num_speculative_tokens)
+@pytest.mark.parametrize(("drafter", "num_slots", "num_drafted"), every_pair(list(DRAFTERS), [1, 2, 6], [1, 3, 8]))
+def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(pair, alone, drafter, num_slots, num_drafted):
+    engine = engine_over(*pair, drafter, num_slots=num_slots, num_speculative_tokens=num_drafted)
     sequences = run(engine, _sequences())
     assert num_rechecks(engine) > 0
     assert outputs(sequences) == alone
@@ -68,11 +60,9 @@ def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(
 
 
 def test_greedy_ties_go_to_the_same_token_as_in_transformers(pair, alone):
-    target, _ = pair
     behind = list(PROMPTS[0])
     for token in alone[0]:
-        logits = target.plain_logits(behind)
-        assert token == int(logits.argmax())
+        assert token == int(pair[0].plain_logits(behind).argmax())
         behind.append(token)
 
 

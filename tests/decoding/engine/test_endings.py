@@ -4,7 +4,7 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from tests.decoding.tiny import check_counts, engine_by, engine_over, num_rechecks, random_prompts, run
+from tests.decoding.tiny import check_counts, engine_by, engine_over, num_rechecks, numbered, random_prompts, run
 
 NUM_SPECULATIVE_TOKENS = 4
 PROMPT = random_prompts([6], seed=1)[0]
@@ -16,12 +16,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"  # one for each tok
 @pytest.fixture(params=KINDS)
 def engine(request, models):
     return engine_by(models, request.param, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, num_slots=2)
-
-
-@pytest.fixture(params=["coupled", "rejection"])
-def greedy_engine(request, models):
-    """Under full acceptance, both rules at once: greedy text is the same for both."""
-    return engine_over(models.target, models.perfect_draft, "model", verification=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +34,10 @@ def text(models, noise_seed) -> list[int]:
     return _generate(engine_over(models.target), noise_seed)[0].output_token_ids
 
 
-def _generate(engine, seed: int, *, stop_condition=None, neighbour: bool = False, **params: object) -> list[Sequence]:
+def _generate(engine, seed: int, *, neighbour: bool = False, **params: object) -> list[Sequence]:
     settings = {"temperature": 0.9, "max_tokens": len(OFFSETS) + 2, **params}
-    own = Sequence.create(PROMPT, SamplingParams(**settings), run_seed=seed, row=0, stop_condition=stop_condition)
+    condition = _stop_strings(*params["stop"]) if "stop" in params else None
+    own = Sequence.create(PROMPT, SamplingParams(**settings), run_seed=seed, row=0, stop_condition=condition)
     others = [Sequence.create(PROMPT[:3], SamplingParams(max_tokens=20), run_seed=seed, row=1)] if neighbour else []
     run(engine, [own, *others])
     check_counts(own)
@@ -102,8 +97,7 @@ def test_a_token_after_a_stop_string_is_never_emitted(engine, noise_seed, text, 
     """Longer strings span rounds: they begin at tokens of one and are completed by a token of the next."""
     start = max(0, offset + 1 - length)
     string = "".join(LETTERS[token] for token in text[start : offset + 1])
-    condition = _stop_strings(string, "not in the text")
-    sequence = _generate(engine, noise_seed, stop=[string], stop_condition=condition, logprobs=1)[0]
+    sequence = _generate(engine, noise_seed, stop=[string, "not in the text"], logprobs=1)[0]
     assert sequence.output_token_ids == text[: offset + 1]
     assert len(sequence.logprobs) == offset + 1
     assert (sequence.finish_reason, sequence.stop_reason) == ("stop", string)
@@ -111,24 +105,19 @@ def test_a_token_after_a_stop_string_is_never_emitted(engine, noise_seed, text, 
 
 def test_the_earlier_of_a_stop_string_and_a_stop_token_ends_the_text(engine, noise_seed, text):
     for at_token, at_string in ((3, 5), (5, 3), (4, 4)):
-        letter = LETTERS[text[at_string]]
-        sequence = _generate(
-            engine, noise_seed, stop_token_ids=[text[at_token]], stop=[letter], stop_condition=_stop_strings(letter)
-        )[0]
+        ends = {"stop_token_ids": [text[at_token]], "stop": [LETTERS[text[at_string]]]}
+        sequence = _generate(engine, noise_seed, **ends)[0]
         assert sequence.output_token_ids == text[: min(at_token, at_string) + 1]
         assert sequence.finish_reason == "stop"
 
 
 def test_an_end_at_the_length_limit_is_a_stop(engine, noise_seed, text):
-    letter = LETTERS[text[6]]
-    for end in ({"stop": [letter], "stop_condition": _stop_strings(letter)}, {"stop_token_ids": [text[6]]}):
+    for end in ({"stop": [LETTERS[text[6]]]}, {"stop_token_ids": [text[6]]}):
         sequence = _generate(engine, noise_seed, max_tokens=7, **end)[0]
         assert (sequence.output_token_ids, sequence.finish_reason) == (text[:7], "stop")
 
 
-def test_ignore_eos_goes_on_after_the_models_end_token_but_not_after_a_stop_token(
-    engine, noise_seed, text, monkeypatch
-):
+def test_ignore_eos_goes_on_after_the_models_end_token_but_after_no_stop_token(engine, noise_seed, text, monkeypatch):
     monkeypatch.setattr(engine.target, "eos_token_ids", frozenset({text[3]}))
     assert _generate(engine, noise_seed, ignore_eos=True)[0].output_token_ids == text
     stopped = _generate(engine, noise_seed, ignore_eos=True, stop_token_ids=[text[5]])[0]
@@ -149,16 +138,16 @@ def test_no_stop_token_is_emitted_before_min_tokens(engine, noise_seed, min_toke
 
 def test_a_stop_string_before_min_tokens_does_not_end_the_text(engine, noise_seed, text):
     early, late = LETTERS[text[2]], LETTERS[text[7]]
-    sequence = _generate(
-        engine, noise_seed, min_tokens=5, stop=[early, late], stop_condition=_stop_strings(early, late)
-    )[0]
+    sequence = _generate(engine, noise_seed, min_tokens=5, stop=[early, late])[0]
     assert (sequence.output_token_ids, sequence.stop_reason) == (text[:8], late)
 
 
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("offset", OFFSETS)
-def test_rounds_are_as_few_as_full_acceptance_allows(greedy_engine, offset):
+def test_rounds_are_as_few_as_full_acceptance_allows(models, verification, offset):
     """Greedy, the target as its own draft: five tokens a round, whatever cuts the last round short."""
-    sequence = greedy_engine.generate([PROMPT], SamplingParams(temperature=0, max_tokens=offset + 1))[0]
+    engine = engine_over(models.target, models.perfect_draft, "model", verification=verification)
+    sequence = engine.generate([PROMPT], SamplingParams(temperature=0, max_tokens=offset + 1))[0]
     assert sequence.num_rounds == -(-(offset + 1) // 5)
     assert sequence.num_accepted_tokens == sequence.num_draft_tokens == offset + 1 - sequence.num_rounds
     check_counts(sequence)
@@ -167,8 +156,7 @@ def test_rounds_are_as_few_as_full_acceptance_allows(greedy_engine, offset):
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_tokens_behind_an_end_are_not_counted_as_accepted(models, noise_seed, text, offset):
     engine = engine_over(models.target, models.perfect_draft, "model", num_speculative_tokens=NUM_SPECULATIVE_TOKENS)
-    letter = LETTERS[text[offset]]
-    sequence = _generate(engine, noise_seed, stop=[letter], stop_condition=_stop_strings(letter))[0]
+    sequence = _generate(engine, noise_seed, stop=[LETTERS[text[offset]]])[0]
     num_full_rounds, num_in_last = divmod(offset + 1, NUM_SPECULATIVE_TOKENS + 1)
     assert num_rechecks(engine) == 0
     assert sequence.num_rounds == num_full_rounds + (num_in_last > 0)
@@ -188,7 +176,7 @@ def test_nothing_is_drafted_behind_a_stop_token(models, noise_seed, text):
 def test_a_slot_freed_by_an_end_is_given_away_before_the_next_round(models):
     engine = engine_over(models.target, num_slots=2)
     limits = [1, 5, 3, 1, 2]
-    sequences = [Sequence.create([3, row], SamplingParams(max_tokens=n), row=row) for row, n in enumerate(limits)]
+    sequences = numbered([[3, row] for row in range(5)], [{"max_tokens": limit} for limit in limits])
     engine.submit(sequences)
     rows_of_rounds = []
     while engine.has_work:

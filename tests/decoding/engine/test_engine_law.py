@@ -114,46 +114,34 @@ def test_texts_of_rows_that_lose_their_slots_follow_the_targets_law(trio, law_of
 
 
 @pytest.mark.parametrize("most_candidates", [1, 3])
-def test_texts_of_a_draft_that_draws_from_its_best_tokens_only_follow_the_law(
-    trio, law_of, most_candidates, monkeypatch
-):
-    few = partial(ModelDrafter, most_candidates=most_candidates)
-    monkeypatch.setattr("decoding.drafters.ModelDrafter", few)
+def test_texts_of_a_draft_that_draws_from_its_best_tokens_follow_the_law(trio, law_of, most_candidates, monkeypatch):
+    monkeypatch.setattr("decoding.drafters.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))
     assert is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
 
 
 def test_a_draft_that_draws_from_its_best_tokens_and_states_the_law_of_all_is_caught(trio, law_of, monkeypatch):
-    monkeypatch.setattr("decoding.drafters.model.draw_draft", _draw_from_the_best)
+    draw = "decoding.drafters.model.draw_draft"
+    monkeypatch.setattr(draw, lambda scores_BJV, *rest: draw_draft(keep_best(scores_BJV, 2), *rest))
     assert not is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
-
-
-def _draw_from_the_best(scores_BJV, *arguments):
-    return draw_draft(keep_best(scores_BJV, 2), *arguments)
-
-
-def _state_another_law(drafter_class, change):
-    real = drafter_class.propose
-
-    def propose(self, rows):
-        draft = real(self, rows)
-        return replace(draft, probs_BKV=None if draft.probs_BKV is None else change(draft.probs_BKV))
-
-    return propose
 
 
 BUGS = {
     "a drafter that states the law of another position": lambda probs: probs.roll(1, dims=1),
     "a drafter that mixes up token ids": lambda probs: probs.flip(-1),
-    "a drafter that states a flatter law than it drew from": lambda probs: (
-        probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)
-    ),
+    "a drafter that states a flatter law than it drew from": lambda probs: probs.log().div(2).softmax(-1),
     "a drafter that states a uniform law": lambda probs: torch.full_like(probs, 1 / VOCAB_SIZE),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_drafter_that_misstates_its_law_is_caught(trio, law_of, bug, monkeypatch):
-    monkeypatch.setattr(ModelDrafter, "propose", _state_another_law(ModelDrafter, BUGS[bug]))
+    real = ModelDrafter.propose
+
+    def misstate(self, rows):
+        draft = real(self, rows)
+        return replace(draft, probs_BKV=None if draft.probs_BKV is None else BUGS[bug](draft.probs_BKV))
+
+    monkeypatch.setattr(ModelDrafter, "propose", misstate)
     assert not is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
 
 

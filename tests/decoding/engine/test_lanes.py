@@ -78,9 +78,7 @@ def plain(models) -> list[tuple[dict, list[Sequence]]]:
     ("drafter", "num_lanes", "is_remote", "is_staged"),
     every_pair(list(DRAFTERS), [1, 2, 3], [False, True], [False, True]),
 )
-def test_rows_in_lanes_get_the_tokens_that_they_get_in_one_engine(
-    models, plain, drafter, num_lanes, is_remote, is_staged
-):
+def test_rows_in_lanes_get_the_tokens_they_get_in_one_engine(models, plain, drafter, num_lanes, is_remote, is_staged):
     for params, expected in plain:
         engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote, is_staged=is_staged)
         found = run(engine, _sequences(**params))

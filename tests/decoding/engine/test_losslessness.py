@@ -51,7 +51,6 @@ def plain(models) -> list[list[int]]:
 @pytest.fixture(params=[d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
 def make_engine(request, models):
     """An engine with each drafter, and the `model` drafter with each draft; `hybrid` has the good one."""
-
     return partial(engine_by, models, request.param)
 
 

@@ -7,7 +7,7 @@ import pytest
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from tests.decoding import tiny
-from tests.decoding.tiny import POISON, check_counts, engine_by, engine_over, outputs, random_prompts, run
+from tests.decoding.tiny import POISON, check_counts, engine_by, engine_over, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 KINDS = [*DRAFTERS, "poisoned_draft"]
@@ -23,10 +23,7 @@ def _sequences(never_draw_it: bool = True) -> list[Sequence]:
     prompts = random_prompts([6, 5, 1, 9, 4, 2, 7, 3], vocab_size=POISON, seed=9)
     prompts[1][2] = prompts[4][-1] = prompts[5][0] = POISON
     bias = {POISON: -100.0} if never_draw_it else {}
-    return [
-        Sequence.create(prompt, SamplingParams(max_tokens=12, logit_bias=bias), row=row, tag=row)
-        for row, prompt in enumerate(prompts)
-    ]
+    return numbered(prompts, max_tokens=12, logit_bias=bias)
 
 
 @pytest.mark.parametrize(("kind", "num_slots", "verification"), every_pair(KINDS, [1, 2, 8], ["coupled", "rejection"]))
@@ -34,13 +31,12 @@ def test_a_row_that_is_not_finite_fails_alone(trio, models, kind, num_slots, ver
     """Slots are reused on the way: the next occupant of a poisoned slot is right, too."""
     engine = engine_by(trio, kind, num_slots=num_slots, verification=verification)
     sequences = run(engine, _sequences())
-    failed = [s.tag for s in sequences if s.finish_reason == "error"]
-    assert failed == [1, 4, 5]
-    assert all("not finite" in s.error and "bfloat16" in s.error for s in sequences if s.tag in failed)
+    assert [row for row, s in enumerate(sequences) if s.finish_reason == "error"] == [1, 4, 5]
+    assert all("not finite" in sequences[row].error and "bfloat16" in sequences[row].error for row in (1, 4, 5))
     if verification == "coupled":
         healthy = run(engine_over(models.target, num_slots=1), _sequences())
         for sequence, expected in zip(sequences, healthy, strict=True):
-            if sequence.tag not in failed:
+            if sequence.finish_reason != "error":
                 assert sequence.output_token_ids == expected.output_token_ids
                 check_counts(sequence)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from decoding import SamplingParams, Sequence
+from decoding import SamplingParams
 from decoding.drafters import DRAFTERS, NEED_A_MODEL
-from tests.decoding.tiny import engine_over, random_prompts
+from tests.decoding.tiny import engine_over, numbered, random_prompts
 
 PROMPTS = random_prompts([5, 1, 9], seed=2)
 
@@ -43,7 +43,6 @@ def test_without_a_drafter_a_round_is_one_forward_of_one_token(models, forwards)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_round_is_one_target_forward_whatever_drafts(models, forwards, drafter):
     engine = engine_over(models.target, models.good_draft, drafter, num_slots=3)
-    engine.submit([])
     sequences = engine.generate(PROMPTS, SamplingParams(max_tokens=10))
     num_rounds = max(sequence.num_rounds for sequence in sequences)
     assert len(forwards["target"]) == 1 + num_rounds
@@ -72,8 +71,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(models, forwards):
 def test_a_row_beyond_the_drafts_context_does_not_widen_the_others_drafting(models, forwards, monkeypatch):
     monkeypatch.setattr(models.good_draft, "max_positions", 20)
     engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
-    long, short = ([5] * 40, [6, 7])
-    engine.submit([Sequence.create(prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for prompt in (long, short)])
+    engine.submit(numbered([[5] * 40, [6, 7]], max_tokens=12, ignore_eos=True))
     engine.step()
     forwards["draft"].clear()
     for _ in range(3):

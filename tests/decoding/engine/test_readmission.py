@@ -29,14 +29,8 @@ KINDS = [
 
 
 def sequences(temperature: float) -> list[Sequence]:
-    return [
-        Sequence.create(
-            prompt,
-            SamplingParams(temperature=temperature, max_tokens=6 + 5 * row % 21, **KINDS[row % len(KINDS)]),
-            row=row,
-        )
-        for row, prompt in enumerate(PROMPTS)
-    ]
+    each = [{"max_tokens": 6 + 5 * row % 21, **KINDS[row % len(KINDS)]} for row in range(len(PROMPTS))]
+    return numbered(PROMPTS, each, temperature=temperature)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +84,7 @@ def test_rows_that_lose_their_slots_write_the_same(models, undisturbed, drafter,
     ("drafter", "temperature", "is_remote", "is_staged"),
     every_pair(list(DRAFTERS), [0.0, 0.8], [False, True], [False, True]),
 )
-def test_rows_that_lose_their_slots_in_the_middle_of_a_round_write_the_same(
-    models, undisturbed, drafter, temperature, is_remote, is_staged
-):
+def test_rows_evicted_in_mid_round_write_the_same(models, undisturbed, drafter, temperature, is_remote, is_staged):
     engine, _ = lanes_over(models, drafter, is_remote=is_remote, is_staged=is_staged)
     found = sequences(temperature)
     assert run_with_evictions(engine, found, random.Random(drafter)) >= 5
@@ -201,12 +193,9 @@ class Processes:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "temperature", "num_lanes", "is_remote"),
-    every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True]),
+    ("drafter", "temperature", "num_lanes", "is_remote"), every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True])
 )
-def test_a_target_that_loses_its_slots_changes_no_token(
-    models, undisturbed, drafter, temperature, num_lanes, is_remote
-):
+def test_a_target_that_loses_slots_changes_no_token(models, undisturbed, drafter, temperature, num_lanes, is_remote):
     engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote)
     processes, found = Processes(engine, every=7), sequences(temperature)
     run(engine, found)
@@ -271,12 +260,12 @@ def test_a_scorer_whose_prefill_fails_gives_its_slot_back(models, monkeypatch):
     scores = engine.prompt_logprobs(prompt, 1)
     next(scores)
     engine._scorer = None  # as after a loss
-    released = []
-    monkeypatch.setattr(LanguageModel, "release", lambda scorer: released.append(scorer))
+    released = Mock()
+    monkeypatch.setattr(LanguageModel, "release", released)
     monkeypatch.setattr(LanguageModel, "prefill", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         next(scores)
-    assert len(released) == 1
+    released.assert_called_once()
     assert engine._scorer is None
 
 

@@ -5,7 +5,8 @@ import torch
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
-from tests.decoding.tiny import audit, check_counts, engine_by, num_rechecks, random_prompts, run, schedule_at_random
+from tests.decoding import tiny
+from tests.decoding.tiny import audit, check_counts, engine_by, num_rechecks, numbered, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 LENGTHS = [5, 1, 12, 3, 20, 2, 8, 1, 15, 6]
@@ -13,11 +14,7 @@ LIMITS = [9, 3, 14, 1, 22, 6, 2, 17, 11, 5]
 
 
 def _sequences(**params: object) -> list[Sequence]:
-    prompts = random_prompts(LENGTHS, seed=6)
-    return [
-        Sequence.create(prompt, SamplingParams(**{"max_tokens": limit, **params}), row=row)
-        for row, (prompt, limit) in enumerate(zip(prompts, LIMITS, strict=True))
-    ]
+    return numbered(random_prompts(LENGTHS, seed=6), [{"max_tokens": limit} for limit in LIMITS], **params)
 
 
 KINDS = ["none", "ngram", "good_draft", "perfect_draft"]
@@ -66,7 +63,7 @@ def test_slots_equal_a_fresh_prefill_with_chunks_copies_and_swaps(models, fresh,
 
 @pytest.mark.parametrize("seed", range(3))
 def test_slots_equal_a_fresh_prefill_where_rows_draft_any_number_of_tokens(models, fresh, seed, monkeypatch):
-    schedule_at_random(monkeypatch, seed)
+    tiny.schedule_at_random(monkeypatch, seed)
     engine = engine_by(models, "good_draft", num_slots=4, num_speculative_tokens=6)
     engine.submit(_sequences())
     while engine.has_work:
@@ -90,10 +87,8 @@ def test_a_draft_that_is_the_target_is_always_accepted(models, num_slots, num_sp
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_draft_that_is_the_target_is_always_accepted_after_rounds_without_a_draft(
-    models, seed, verification, monkeypatch
-):
-    schedule_at_random(monkeypatch, seed)
+def test_a_draft_that_is_the_target_is_accepted_after_rounds_without_a_draft(models, seed, verification, monkeypatch):
+    tiny.schedule_at_random(monkeypatch, seed)
     engine = engine_by(models, "perfect_draft", num_slots=3, num_speculative_tokens=5, verification=verification)
     for sequence in engine.stream(_sequences(temperature=1.0)):
         assert sequence.num_accepted_tokens == sequence.num_draft_tokens

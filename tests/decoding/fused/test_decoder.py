@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from decoding import Engine, EngineOptions, SamplingParams
+from decoding.drafters import NEED_A_MODEL
 from decoding.fused import attention as fused_attention
 from decoding.fused import kernels
 from decoding.fused.decoder import FusedDecoder
@@ -60,9 +61,7 @@ def test_each_way_is_really_taken(attention, monkeypatch):
     for name in ("KernelAttention", "TorchAttention"):
         kind = getattr(fused_attention, name)
         call = kind.__call__
-        monkeypatch.setattr(
-            kind, "__call__", lambda *a, call=call, name=name, **k: (calls.append(name), call(*a, **k))[1]
-        )
+        monkeypatch.setattr(kind, "__call__", lambda *a, call=call, name=name, **k: calls.append(name) or call(*a, **k))
     model = fused_model(network("llama"))
     ragged_logits(model)
     if attention == "kernels" and kernel_function(torch.zeros(2, 2)) is not None:
@@ -127,9 +126,8 @@ def test_a_fused_network_is_left_whole(name):
     expected = plain(input_ids=tokens_1T, use_cache=False).logits
     model = LanguageModel(copy.deepcopy(plain), frozenset())
     check_model(model, name)
-    torch.testing.assert_close(
-        model.network(input_ids=tokens_1T, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4
-    )
+    found = model.network(input_ids=tokens_1T, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     attention_module = model.network.model.layers[0].self_attn
     torch.testing.assert_close(attention_module.k_proj.weight, plain.model.layers[0].self_attn.k_proj.weight)
 
@@ -223,9 +221,7 @@ def test_two_threads_compute_what_one_computes_bit_for_bit():
         *(pytest.param(drafter, CUT, marks=pytest.mark.slow) for drafter in ("ngram", "suffix", "hybrid")),
     ],
 )
-def test_in_bfloat16_our_kernels_write_the_text_of_the_target_alone_whatever_drafts_and_batches(
-    drafter, sampling, tmp_path
-):
+def test_in_bfloat16_our_kernels_write_the_targets_text_whatever_drafts_and_batches(drafter, sampling, tmp_path):
     if kernel_function(torch.zeros(2, 2, dtype=torch.bfloat16)) is None:
         pytest.skip("no compiler here, or no AVX-512 with bfloat16")
     target = save(build(llama_config(hidden_size=64, num_hidden_layers=3), seed=1), tmp_path / "target")
@@ -234,13 +230,8 @@ def test_in_bfloat16_our_kernels_write_the_text_of_the_target_alone_whatever_dra
     prompts = random_prompts((5, 1, 17, 9, 3, 40))
 
     def texts(**options: object) -> list[list[int]]:
-        engine = Engine.load(
-            target,
-            draft if options.get("drafter") in ("model", "hybrid") else None,
-            EngineOptions(**options),
-            device="cpu",
-            dtype="bfloat16",
-        )
+        drafted_by = draft if options["drafter"] in NEED_A_MODEL else None
+        engine = Engine.load(target, drafted_by, EngineOptions(**options), device="cpu", dtype="bfloat16")
         assert engine.target.is_batch_invariant
         return [s.output_token_ids for s in engine.generate(prompts, params)]
 

@@ -11,15 +11,8 @@ from decoding.network.probe import check_model
 from decoding.network.probe_rows import relative_deviation
 from tests.decoding.tiny import build, llama_config, loaded, save
 
-GPT_NEO = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "attention_types": [[["global", "local"], 1]],
-    "max_position_embeddings": 300,
-    "initializer_range": 0.15,
-}
+GPT_NEO = {"vocab_size": 48, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 300}
+LOCAL = {"attention_types": [[["global", "local"], 1]], "initializer_range": 0.15}
 
 
 @pytest.fixture
@@ -34,7 +27,7 @@ def test_a_llama_deviates_by_rounding_only(target):
 
 @pytest.mark.parametrize("window_size", [4, 256])  # 256 is what the published models have
 def test_local_attention_that_slices_its_own_mask_is_caught_with_the_deviation(tmp_path, window_size):
-    path = save(build(transformers.GPTNeoConfig(**GPT_NEO, window_size=window_size), seed=3), tmp_path)
+    path = save(build(transformers.GPTNeoConfig(**GPT_NEO, **LOCAL, window_size=window_size), seed=3), tmp_path)
     with pytest.raises(ValueError, match=r"off by [\d.e+-]+ of their size") as caught:
         Engine.load(path, device="cpu")
     assert path in str(caught.value)

@@ -13,16 +13,13 @@ from decoding.pace.draft_lengths import DraftPlan, best_lengths
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)), position_seconds=0.02)
 STAIRS = CostTable(((1, 1.0), (4, 1.2), (8, 3.0)), ((1, 0.3), (4, 0.4)), round_seconds=0.2, position_seconds=0.05)
-CHEAP_DRAFTS = CostTable(((1, 1.0), (6, 1.1), (7, 1.9)), ((1, 0.01), (4, 0.06)), position_seconds=0.001)
-ELSEWHERE = replace(STAIRS, is_overlapped=True, trip_seconds=0.4)
-FAR = replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7)
 COSTS = {
     "flat": FLAT,
     "line": LINE,
     "stairs": STAIRS,
-    "cheap drafts": CHEAP_DRAFTS,
-    "elsewhere": ELSEWHERE,
-    "far away": FAR,
+    "cheap drafts": CostTable(((1, 1.0), (6, 1.1), (7, 1.9)), ((1, 0.01), (4, 0.06)), position_seconds=0.001),
+    "elsewhere": replace(STAIRS, is_overlapped=True, trip_seconds=0.4),
+    "far away": replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7),
 }
 
 

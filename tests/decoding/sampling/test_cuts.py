@@ -9,19 +9,13 @@ import torch
 from decoding import SamplingParams
 from decoding.sampling import cuts
 from decoding.sampling.cuts import find_supports
-from decoding.sampling.distribution import SamplingBatch, process_logits, truncate
-from decoding.sampling.picks import pick_tokens
+from decoding.sampling.distribution import process_logits, truncate
 from decoding.sampling.scores import Scores
 from decoding.sampling.verify import Draft, verify_coupled
 from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
 SIZES = [[1], [2, 5], [16, 64], [300], []]
-
-
-def _sampling(params: list[SamplingParams]) -> SamplingBatch:
-    keys, nothing = list(range(len(params))), [frozenset()] * len(params)
-    return SamplingBatch.build(params, keys, nothing, [1] * len(params), torch.device("cpu"))
 
 
 def _scores(name: str, num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
@@ -38,11 +32,12 @@ def test_short_lists_keep_what_the_whole_vocabulary_keeps(logits, params, monkey
     rows = [SamplingParams(**fields) for fields in PARAMS[params]]
     for seed, vocab_size in enumerate(VOCAB_SIZES):
         scores_BJV = _scores(logits, len(rows), vocab_size, seed)
+        sampling = Case(scores_BJV, rows).sampling
         _with_sizes(monkeypatch, [])
-        expected = truncate(scores_BJV, _sampling(rows))
+        expected = truncate(scores_BJV, sampling)
         for sizes in SIZES:
             _with_sizes(monkeypatch, sizes)
-            assert torch.equal(truncate(scores_BJV, _sampling(rows)), expected), (vocab_size, sizes)
+            assert torch.equal(truncate(scores_BJV, sampling), expected), (vocab_size, sizes)
 
 
 def _keeps(scores_V: list[float], params: SamplingParams) -> tuple[set[int], bool]:
@@ -70,7 +65,7 @@ def test_cuts_are_the_rules_in_plain_python(seed):
     rows = [SamplingParams(**chance.choice(PARAMS[chance.choice(CUTTING)])) for _ in range(6)]
     name = chance.choice(["spread", "wide", "ties", "descending", "half forbidden", "all forbidden but one"])
     scores_BJV = _scores(name, len(rows), chance.choice(VOCAB_SIZES[2:]), seed)
-    cut_BJV, num_clear = truncate(scores_BJV, _sampling(rows)), 0
+    cut_BJV, num_clear = truncate(scores_BJV, Case(scores_BJV, rows).sampling), 0
     for params, before_JV, after_JV in zip(rows, scores_BJV, cut_BJV, strict=True):
         for before_V, after_V in zip(before_JV, after_JV, strict=True):
             kept = after_V.isfinite()
@@ -124,8 +119,9 @@ def test_a_pick_that_rounding_changes_is_a_close_call(fields):
 def test_loose_holds_kept_and_kept_holds_tight():
     for name in LOGITS:
         rows = [SamplingParams(**fields) for fields in PARAMS["top_p"] + PARAMS["min_p"]]
-        scores = Scores.over(_scores(name, len(rows), 700, 3), torch.ones(len(rows)))
-        for kind in _sampling(rows).kinds:
+        scores_BJV = _scores(name, len(rows), 700, 3)
+        scores = Scores.over(scores_BJV, torch.ones(len(rows)))
+        for kind in Case(scores_BJV, rows).sampling.kinds:
             places = kind.places(3)
             own = scores if places is None else scores.of(places)
             found = list(find_supports(own, kind.cuts.repeated(3), margin=1e-3))
@@ -165,7 +161,7 @@ def test_one_broken_row_leaves_the_picks_of_its_neighbours_alone():
             assert torch.equal(found.second_BJ[others], clean.second_BJ[others])
 
 
-def test_one_value_that_is_not_finite_is_reported(monkeypatch):
+def test_one_value_that_is_not_finite_is_reported():
     for poison in (float("nan"), float("inf")):
         logits = torch.randn(1, 2, 1000)
         logits[0, 1, 333] = poison
@@ -178,8 +174,5 @@ def test_picks_and_process_logits_cut_alike():
     """Rejection verifies with `process_logits`, so a pick must come from the tokens that it keeps."""
     rows = [SamplingParams(**fields) for name in CUTTING for fields in PARAMS[name]]
     case = Case(LOGITS["spread"](len(rows), 1000, torch.Generator().manual_seed(4)), rows)
-    sampling = case.sampling
-    history = None  # no row looks at what came before
-    kept_BJV = process_logits(case.logits_BJV, sampling, history).isfinite()
-    picks = pick_tokens(case.logits_BJV, sampling, case.noise)
-    assert kept_BJV.gather(-1, picks.token_ids_BJ[..., None]).all()
+    kept_BJV = process_logits(case.logits_BJV, case.sampling, None).isfinite()  # no row looks at what came before
+    assert kept_BJV.gather(-1, case.picked().token_ids_BJ[..., None]).all()

@@ -6,16 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process as hf
 
 from decoding import SamplingParams
 from decoding.sampling.distribution import SamplingBatch, TokenHistory, probabilities, process_logits
@@ -44,25 +35,26 @@ def _scores(
 def _oracle(logits_V: torch.Tensor, params: SamplingParams, text: list[int], prompt_length: int) -> torch.Tensor:
     """The same by transformers' processors, in the documented order; presence and frequency in plain Python."""
     tokens, scores = torch.tensor([text]), logits_V[None].clone()
-    before = LogitsProcessorList()
+    before = hf.LogitsProcessorList()
     if params.logit_bias:
-        before.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in params.logit_bias.items()]))
+        before.append(hf.SequenceBiasLogitsProcessor([[[token], value] for token, value in params.logit_bias.items()]))
     if params.repetition_penalty != 1:
-        before.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        before.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     scores = before(tokens, scores)
     for token, count in Counter(text[prompt_length:]).items():
         scores[0, token] -= params.presence_penalty + count * params.frequency_penalty
-    after = LogitsProcessorList()
+    after = hf.LogitsProcessorList()
     if params.min_tokens and params.stop_token_ids:
-        after.append(MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(params.stop_token_ids)))
+        stop_ids = list(params.stop_token_ids)
+        after.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, stop_ids))
     if params.temperature:
-        after.append(TemperatureLogitsWarper(float(params.temperature)))
+        after.append(hf.TemperatureLogitsWarper(float(params.temperature)))
     if params.top_k:
-        after.append(TopKLogitsWarper(params.top_k))
+        after.append(hf.TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
-        after.append(TopPLogitsWarper(float(params.top_p)))
+        after.append(hf.TopPLogitsWarper(float(params.top_p)))
     if params.min_p:
-        after.append(MinPLogitsWarper(float(params.min_p)))
+        after.append(hf.MinPLogitsWarper(float(params.min_p)))
     return after(tokens, scores)[0]
 
 
@@ -133,9 +125,8 @@ def test_a_row_gets_the_same_scores_alone_as_among_others():
     logits = 3 * torch.randn(10, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     together = _scores(logits, params, texts, prompt_lengths)
     for row in range(10):
-        alone = _scores(
-            logits[row : row + 1], params[row : row + 1], texts[row : row + 1], prompt_lengths[row : row + 1]
-        )
+        one = slice(row, row + 1)
+        alone = _scores(logits[one], params[one], texts[one], prompt_lengths[one])
         assert torch.equal(alone[0], together[row])
 
 
@@ -171,11 +162,9 @@ def test_padding_of_stop_ids_forbids_nothing():
     assert found[1, 0].isinf().nonzero()[:, 0].tolist() == [5]
 
 
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0}, {"temperature": 0, "top_k": 3}, {"temperature": 0, "top_p": 0.2}]
-)
-def test_a_greedy_row_is_a_point_mass_on_its_best_token(params):
-    sampling = [SamplingParams(**params)]
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.2}])
+def test_a_greedy_row_is_a_point_mass_on_its_best_token(cuts):
+    sampling = [SamplingParams(temperature=0, **cuts)]
     logits = torch.randn(1, 4, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     scores = _scores(logits, sampling, [[1, 2, 3, 4]], [1])
     probs = probabilities(scores, _sampling(sampling, [1]))
@@ -228,6 +217,4 @@ def test_fields_that_no_row_uses_cost_nothing():
     sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
     assert [getattr(sampling, name) for name in ("penalties_3B", "bias_BE", "min_length_B")] == [None] * 3
     assert [kind.name for kind in sampling.kinds] == ["open", "greedy"]
-    assert [cut for kind in sampling.kinds for cut in (kind.cuts.top_k_P, kind.cuts.top_p_P, kind.cuts.min_p_P)] == [
-        None
-    ] * 6
+    assert [(kind.cuts.top_k_P, kind.cuts.top_p_P, kind.cuts.min_p_P) for kind in sampling.kinds] == [(None,) * 3] * 2

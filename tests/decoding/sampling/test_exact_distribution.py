@@ -9,7 +9,7 @@ import torch
 from decoding import SamplingParams
 from decoding.sampling.distribution import probabilities
 from decoding.sampling.verify import Draft, rejection_rule
-from tests.decoding.toy import Language, difference, speculative_distribution
+from tests.decoding.toy import PROMPT, Language, difference, speculative_distribution
 
 EXACT = 1e-12
 PARAMS = {
@@ -80,9 +80,8 @@ def test_drawing_from_the_best_tokens_and_stating_the_distribution_of_all_breaks
 
     def rule_with_all(probs: torch.Tensor, drafts: Draft):
         drafted_NK = drafts.token_ids_BK
-        tokens_NL = torch.cat([torch.tensor([[1, 0, 1]]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
-        stated_NKV = draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1]
-        return _stating(probs, drafts, stated_NKV)
+        tokens_NL = torch.cat([torch.tensor([PROMPT]).expand(len(drafted_NK), -1), drafted_NK], dim=1)
+        return _stating(probs, drafts, draft.probs(tokens_NL, drafted_NK.shape[1] + 1)[:, :-1])
 
     assert difference(speculative_distribution(target, few, 1, 2, rejection_rule), target.distribution(2)) < EXACT
     assert difference(speculative_distribution(target, few, 1, 2, rule_with_all), target.distribution(2)) > 1e-3

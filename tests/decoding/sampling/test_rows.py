@@ -2,24 +2,20 @@
 
 import torch
 
-from decoding import SamplingParams, Sequence
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.picks import pick_tokens
-from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rows import Rows
+from tests.decoding.tiny import numbered, rows_over
 
 VOCAB_SIZE = 3000
 PARAMS = [{}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 20, "temperature": 0.5}]
 
 
 def _rows(num_draft_tokens: int = 3, **common: object) -> Rows:
-    sequences = tuple(
-        Sequence.create([5, 6, 7][: row % 3 + 1], SamplingParams(**fields, **common), row=row)
-        for row, fields in enumerate(PARAMS)
-    )
+    sequences = numbered([[5], [5, 6], [5, 6, 7], [5]], PARAMS, **common)
     for row, sequence in enumerate(sequences):
         sequence.output_token_ids += [9, 5, 8, 2][:row]
-    sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, (num_draft_tokens,) * len(PARAMS), "coupled")
+    return rows_over(sequences, (num_draft_tokens,) * len(PARAMS))
 
 
 def _logits(num_positions: int) -> torch.Tensor:

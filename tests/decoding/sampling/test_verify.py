@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -231,20 +232,11 @@ def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_unit_interval(monkey
     scores = torch.tensor([[[-float("inf"), 0.0, 0.0, -float("inf")]] * 2])
     language = Language(torch.zeros(4, 4), SamplingParams())
     monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.full(positions.shape, extreme).double())
-    for drafted in (0, 3):
-        drafts = Draft(torch.tensor([[drafted]]), torch.tensor([1]), torch.full((1, 1, 4), 0.25))
+    for drafted, stated in product((0, 3), (torch.full((1, 1, 4), 0.25), None)):  # None: a point mass
+        drafts = Draft(torch.tensor([[drafted]]), torch.tensor([1]), stated)
         verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1))
         assert verdict.num_accepted_B.item() == 0
         assert verdict.next_token_B.item() in (1, 2)
-
-
-def test_an_accepted_token_has_positive_probability_even_where_the_noise_is_zero(monkeypatch):
-    scores = torch.tensor([[[-float("inf"), 0.0, 0.0, 0.0]] * 2])
-    monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.zeros(positions.shape).double())
-    drafts = Draft(torch.tensor([[0]]), torch.tensor([1]))
-    sampling = Language(torch.zeros(4, 4), SamplingParams()).sampling(1)
-    verdict = verify_rejection(scores, drafts, sampling, _positions(0, 2, 1))
-    assert verdict.num_accepted_B.item() == 0
 
 
 def test_close_calls_are_reported_at_the_first_position_where_the_best_two_nearly_tie():
