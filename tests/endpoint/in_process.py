@@ -93,6 +93,11 @@ class Server(Running):
     service: Service
 
 
+def answered(api: Any, **request: Any) -> Any:
+    """Return the whole answer to a completion or chat."""
+    return api.create(model=MODEL, **request)
+
+
 def streamed(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
     """Return the text of each choice of a streamed completion or chat, and all chunks."""
     texts: dict[int, str] = {}

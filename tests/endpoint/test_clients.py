@@ -20,6 +20,7 @@ from tests.endpoint.toy_app import KEY
 
 ROOT = Path(__file__).parents[2]
 TARGET, FOLDER = ROOT / "examples/tiny_pair/target", ROOT / "tests/endpoint/clients"
+Samples = dict[str, list[dict[str, Any]]]  # by task
 PYTHON = ROOT / ".venv-clients/bin/python"
 pytestmark = [
     pytest.mark.slow,
@@ -56,8 +57,8 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """The requests and answers of lm-eval, by task."""
+def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """The requests and answers of lm-eval."""
     folder = tmp_path_factory.mktemp("lm_eval")
     server = f"base_url=http://127.0.0.1:{whole}/v1/completions,num_concurrent=4,max_retries=1"
     arguments = ["-m", "lm_eval", "run", "--model", "local-completions"]
@@ -72,9 +73,7 @@ def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     return found
 
 
-def test_lm_eval_scores_continuations_as_transformers_does(
-    samples: dict[str, list[dict[str, Any]]], target: Target
-) -> None:
+def test_lm_eval_scores_continuations_as_transformers_does(samples: Samples, target: Target) -> None:
     asked = samples["local_sums"]
     assert len(asked) == 16
     num_right = 0
@@ -94,9 +93,7 @@ def test_lm_eval_scores_continuations_as_transformers_does(
     assert num_right > 8  # the bundled pair has learned to multiply a little
 
 
-def test_lm_eval_gets_the_text_that_transformers_writes(
-    samples: dict[str, list[dict[str, Any]]], target: Target
-) -> None:
+def test_lm_eval_gets_the_text_that_transformers_writes(samples: Samples, target: Target) -> None:
     asked = samples["local_sums_written"]
     assert len(asked) == 16
     for sample in asked:
@@ -106,14 +103,11 @@ def test_lm_eval_gets_the_text_that_transformers_writes(
         assert sample["resps"] == [[text]]
 
 
-def test_lm_eval_scores_whole_texts_as_transformers_does(
-    samples: dict[str, list[dict[str, Any]]], target: Target
-) -> None:
+def test_lm_eval_scores_whole_texts_as_transformers_does(samples: Samples, target: Target) -> None:
     asked = samples["local_stories"]
     assert len(asked) == 4
     for sample in asked:
-        token_ids = target.tokenizer.encode(sample["doc"]["text"])
-        expected, _ = target.score([target.tokenizer.eos_token_id], token_ids)
+        expected, _ = target.score([target.tokenizer.eos_token_id], target.tokenizer.encode(sample["doc"]["text"]))
         (logprob,) = sample["resps"][0]
         assert float(logprob) == pytest.approx(expected, abs=1e-2)
 

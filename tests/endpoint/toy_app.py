@@ -35,10 +35,9 @@ class Question(BaseModel):
     n: int = Field(1, ge=1, le=8)
 
 
-def toy_app(*, keys: Keys | None, limits: Limits = LIMITS, has_page: bool = False, has_docs: bool = False) -> FastAPI:
-    """The application with its edge; `app.state.metrics` are its metrics."""
+def toy_app(*, keys: Keys | None, limits: Limits = LIMITS) -> FastAPI:
+    """Return the application with its edge."""
     app = FastAPI()
-    app.state.metrics = ServingMetrics("toy")
 
     @app.get("/health")
     @app.get("/health/ready")
@@ -76,5 +75,5 @@ def toy_app(*, keys: Keys | None, limits: Limits = LIMITS, has_page: bool = Fals
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
 
-    install(app, EdgeSettings(keys=keys, limits=limits, has_page=has_page, has_docs=has_docs), app.state.metrics)
+    install(app, EdgeSettings(keys=keys, limits=limits), ServingMetrics("toy"))
     return app

@@ -23,8 +23,8 @@ def output(tmp_path: Path) -> Path:
 def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    destination = tmp_path / "new" / "compact"
-    assert compact.main([str(output), str(destination), "--rows-per-file", "4", "--include-errors"]) == 0
+    folder = tmp_path / "new" / "compact"
+    assert compact.main([str(output), str(folder), "--rows-per-file", "4", "--include-errors"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(",")[0] for line in printed[:4]] == [
         "data/part-00000.parquet: 4 rows",
@@ -32,12 +32,10 @@ def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
         "data/part-00002.parquet: 2 rows",
         "errors/part-00000.parquet: 1 rows",
     ]
-    assert printed[4].startswith(
-        f"OK: 4 files in {destination}, 10 generations of 5 rows (1 failed rows are in errors/)"
-    )
+    assert printed[4].startswith(f"OK: 4 files in {folder}, 10 generations of 5 rows (1 failed rows are in errors/)")
     assert printed[5] == f"content {content_hash(RunDirectory.open(str(output)))}"
-    assert sum(pq.read_table(path).num_rows for path in (destination / "data").iterdir()) == 10
-    assert compact.main([str(output), str(destination)]) == 2
+    assert sum(pq.read_table(path).num_rows for path in (folder / "data").iterdir()) == 10
+    assert compact.main([str(output), str(folder)]) == 2
     assert "holds a complete compaction of this run already, but with other options" in capsys.readouterr().err
 
 

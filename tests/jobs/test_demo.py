@@ -52,14 +52,12 @@ def test_the_demo_is_token_identical_however_it_is_made(
     for number, way in enumerate(ways):
         output = tmp_path / str(number)
         command = ["--config=examples/configs/demo.yaml", f"--input.path={source}", f"--output.path={output}"]
-        command.append("--run.progress=none")
-        assert generate.main([*command, *WAYS[way].split()]) == 0
-        run = RunDirectory.open(str(output))
-        check = check_run(run)
+        assert generate.main([*command, "--run.progress=none", *WAYS[way].split()]) == 0
+        check = check_run(RunDirectory.open(str(output)))
         assert check.problems == [], way
         assert (check.counts.num_rows, check.counts.num_errors) == (len(lines), 0), way
         total += check.counts
-        texts = _token_ids(output)
+        texts = {row["id"]: row["token_ids"] for row in generations(output)}
         first = first or texts
         assert texts == first, f"{way} wrote another corpus"
         if way == AS_DOCUMENTED:
@@ -92,7 +90,3 @@ def _assert_documented(lines: list[dict[str, str]]) -> None:
         f"{len(others)} of {len(lines)} rows have other figures than examples/demo.csv, the first {others[0]}; "
         "run make demo, then python -m checks.figures out/demo, and say why in CHANGELOG.md"
     )
-
-
-def _token_ids(output: Path) -> dict[str, list[int]]:
-    return {row["id"]: row["token_ids"] for row in generations(output)}

@@ -38,9 +38,7 @@ def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
     assert int(repeated[1]) <= len(POINTS)
 
 
-def test_a_row_that_kills_its_process_becomes_an_error_row_and_its_neighbours_do_not(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_row_that_kills_its_process_becomes_an_error_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prompts(24)
     rows[7] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)

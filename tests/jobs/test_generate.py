@@ -79,8 +79,7 @@ def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path)
     assert len(ids) == len(MIXED_ROWS)
     assert [row["id"] for row in data][:23] == [f"row-{i}" for i in range(20)] + ["fine"] * 3
     assert [row["sample"] for row in data[20:23]] == [0, 1, 2]
-    stages = {row["id"]: row["stage"] for row in dead if row["row_number"] < 29}
-    assert stages == {
+    assert {row["id"]: row["stage"] for row in dead if row["row_number"] < 29} == {
         None: "read",
         "no-prompt": "read",
         "wrong-type": "read",
@@ -98,9 +97,7 @@ def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path)
     assert (report["counts"]["num_generations"], report["counts"]["num_errors"]) == (len(data), len(dead))
 
 
-def test_another_seed_writes_another_corpus_and_running_again_does_nothing(
-    job: Job, mixed_run: Path, plain_run: Path
-) -> None:
+def test_another_seed_writes_another_corpus_and_a_rerun_none(job: Job, mixed_run: Path, plain_run: Path) -> None:
     job.source, job.output = mixed_run / "in.jsonl", mixed_run / "out"
     texts = [row["token_ids"] for row in generations(job.output)[:20]]
     others = generations(plain_run / "out")[:20]
@@ -209,9 +206,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job
         ("--models.device=cuda", "no GPU"),
     ],
 )
-def test_errors_that_are_known_in_advance_are_reported_before_anything_is_written(
-    job: Job, flag: str, message: str
-) -> None:
+def test_errors_known_in_advance_are_reported_before_anything_is_written(job: Job, flag: str, message: str) -> None:
     job.read(3)
     assert job.generate(flag) == 2
     assert message in job.printed()

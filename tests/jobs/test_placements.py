@@ -85,9 +85,7 @@ class KilledStages(Generator):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_row_that_kills_stages_becomes_an_error_row_and_its_neighbours_do_not(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_row_that_kills_stages_becomes_an_error_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prompts(12)
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
@@ -103,8 +101,7 @@ def test_a_dry_run_prints_the_placement(job: Job) -> None:
     job.read(24)
     flags = ("--dry-run", "--actors.max_actors=4", "--placement=split", "--drafts.per_target=0.5")
     assert job.generate(*flags, "--drafts.num_cpus=2") == 0
-    printed = " ".join(job.printed().split())
-    assert "draft actors: 1 for 2 engines, at most 2, each with 2 CPU (PACK)" in printed
+    assert "draft actors: 1 for 2 engines, at most 2, each with 2 CPU (PACK)" in " ".join(job.printed().split())
 
 
 @pytest.mark.parametrize(

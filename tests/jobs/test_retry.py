@@ -44,9 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_addres
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate, "Generator", fails_over("unlucky"))
         assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS)) == 0
-    assert [row["id"] for row in errors(folder / "failed")] == [
-        *("row-2", None, "empty", "row-17", "row-19", "no-prompt")
-    ]
+    failed = [row["id"] for row in errors(folder / "failed")]
+    assert failed == ["row-2", None, "empty", "row-17", "row-19", "no-prompt"]
     return folder
 
 

@@ -13,12 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
-GROUND = (
-    "base/namespace",
-    "base/models",
-    "base/monitoring",
-    "base/monitoring-endpoint",
-)  # applied once for a namespace
+GROUND = ("base/namespace", "base/models", "base/monitoring", "base/monitoring-endpoint")  # once for a namespace
 OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
 FOLDERS = (*GROUND, *OVERLAYS)
 Object = dict[str, Any]
@@ -98,9 +93,9 @@ def of_kind(objects: list[Object], kind: str) -> Object:
     return found
 
 
-def ray_object(objects: list[Object]) -> Object | None:
-    """Return the RayCluster, RayJob or RayService among objects, or None."""
-    return next((each for each in objects if each["kind"] in _CLUSTER_SPEC), None)
+def ray_objects(objects: list[Object]) -> list[Object]:
+    """Return every RayCluster, RayJob and RayService among objects."""
+    return [each for each in objects if each["kind"] in _CLUSTER_SPEC]
 
 
 def cluster_spec(ray: Object) -> Object:

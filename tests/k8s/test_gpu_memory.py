@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
-from tests.k8s.manifests import K8S, ROOT, groups, ray_object, render, run_config, serve_config
+from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config
 from tests.k8s.rules.lint import GPU_KIND
 
 
@@ -22,10 +22,7 @@ def qwen3(width: int, layers: int, heads: int, *, tied: bool) -> PretrainedConfi
     return Qwen3Config(**sizes, **heads_and_words, tie_word_embeddings=tied)
 
 
-MODELS = {
-    "Qwen/Qwen3-8B": qwen3(4096, 36, 32, tied=False),
-    "Qwen/Qwen3-0.6B": qwen3(1024, 28, 16, tied=True),
-}
+MODELS = {"Qwen/Qwen3-8B": qwen3(4096, 36, 32, tied=False), "Qwen/Qwen3-0.6B": qwen3(1024, 28, 16, tied=True)}
 LARGE, SMALL = (GPU_GIB[name] * GIB for name in ("H100, A100 (80 GB)", "L4, A10G (24 GB)"))
 KINDS = {"NVIDIA-H100-80GB-HBM3": LARGE, "NVIDIA-L4": SMALL}  # as GPU feature discovery says, in bytes
 PAIR = [MODELS["Qwen/Qwen3-8B"], MODELS["Qwen/Qwen3-0.6B"]]
@@ -50,8 +47,7 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
 
 def gpus(folder: str) -> dict[str, float]:
     """Return the memory in bytes of the GPU that each worker group asks for."""
-    ray = ray_object(render(folder))
-    assert ray is not None
+    (ray,) = ray_objects(render(folder))
     return {
         name: KINDS[group["template"]["spec"]["nodeSelector"][GPU_KIND]]
         for name, group in groups(ray)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from k8s.check_image import is_ignored, problems_with, steps_of
-from tests.k8s.manifests import FOLDERS, ROOT, Object, cluster_spec, pod_templates, ray_object, render
+from tests.k8s.manifests import FOLDERS, ROOT, Object, cluster_spec, pod_templates, ray_objects, render
 from tests.k8s.rules.lint import pinned
 
 DOCKERFILE = (ROOT / "k8s" / "Dockerfile").read_text()
@@ -65,12 +65,8 @@ def test_private_and_large_files_are_not_sent_to_the_builder(path: str) -> None:
 @pytest.mark.kubernetes
 def test_the_image_has_every_path_that_pods_name() -> None:
     copied = {step.arguments.split()[-1] for step in steps_of(DOCKERFILE) if step.name == "COPY"}
-    named: set[str] = set()
-    for folder in FOLDERS:
-        named |= set(re.findall(r"/opt/dray/[\w/.-]+", repr(render(folder))))
-    for path in named:
-        inside = Path(path).relative_to("/opt/dray")
-        assert (ROOT / inside).exists(), path
+    for path in {path for folder in FOLDERS for path in re.findall(r"/opt/dray/[\w/.-]+", repr(render(folder)))}:
+        assert (ROOT / Path(path).relative_to("/opt/dray")).exists(), path
         assert any(path == place or path.startswith(f"{place}/") for place in copied), path
 
 
@@ -86,8 +82,8 @@ def test_every_image_is_the_project_at_its_version() -> None:
 @pytest.mark.kubernetes
 def test_ray_is_one_version_everywhere() -> None:
     for folder in FOLDERS:
-        ray = ray_object(render(folder))
-        assert ray is None or cluster_spec(ray)["rayVersion"] == pinned("ray")
+        for ray in ray_objects(render(folder)):
+            assert cluster_spec(ray)["rayVersion"] == pinned("ray")
 
 
 @pytest.mark.kubernetes

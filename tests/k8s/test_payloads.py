@@ -104,10 +104,8 @@ def test_the_configuration_is_where_the_command_looks_for_it(folder: str) -> Non
 
 @pytest.mark.parametrize("folder", JOBS)
 def test_a_job_that_is_stopped_has_time_to_stop(folder: str) -> None:
-    objects = render(folder)
-    spec = of_kind(objects, "RayJob")["spec"]
-    environment = RuntimeEnv(**yaml.safe_load(spec["runtimeEnvYAML"]))
-    wait_s = int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    spec = of_kind(render(folder), "RayJob")["spec"]
+    wait_s = int(RuntimeEnv(**yaml.safe_load(spec["runtimeEnvYAML"]))["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
     run = run_config(folder)["run"]
     head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     assert run.get("grace_period_s", 120) < wait_s < head["terminationGracePeriodSeconds"]

@@ -100,8 +100,7 @@ def config_here(folder: Path, port: int) -> dict[str, Any]:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Deploy on a cluster of one node, as several nodes on one address could not all listen at one port."""
     token, port = secrets.token_hex(32), free_port()
-    authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    with running_cluster(authentication, num_cpus=2) as cluster:
+    with running_cluster({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}, num_cpus=2) as cluster:
         endpoint = Endpoint(cluster, port, token)
         endpoint.deploy(config_here(tmp_path_factory.mktemp("service"), port))
         yield endpoint
@@ -130,8 +129,7 @@ def test_prometheus_finds_every_metric_of_the_dashboard_and_the_alerts(endpoint:
     queries = [rule["expr"] for group in groups if group["name"] == "dray-endpoint" for rule in group["rules"]]
     dashboard = json.loads((K8S / "base" / "monitoring" / "dashboards" / "dray-endpoint.json").read_text())
     queries += [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    asked = set().union(*map(names_in, queries)) - UNTIL_SOMETHING_FAILS
-    missing = set(asked)
+    missing = set().union(*map(names_in, queries)) - UNTIL_SOMETHING_FAILS
 
     def nothing_is_missing() -> bool:
         missing.difference_update(endpoint.metrics())

@@ -132,5 +132,4 @@ def committed_run(path: str | Path | Location) -> RunDirectory:
 def read_all(files: list[InputFile], options: InputOptions, rows_per_unit: int) -> list[InputRow | ErrorRow]:
     """Read every row of the files, unit by unit."""
     options = resolve_options(files, options)
-    units = plan_units(files, options, rows_per_unit)
-    return [row for work_unit in units for row in read_unit(work_unit, options, {})]
+    return [row for work_unit in plan_units(files, options, rows_per_unit) for row in read_unit(work_unit, options, {})]

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, answered, streamed
 
 USER: Any = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -26,18 +26,15 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     server: Server, client: openai.OpenAI, name: str, temperature: float
 ) -> None:
     request: dict[str, Any] = {"messages": CHATS[name], "temperature": temperature, "seed": 3, "max_tokens": 20}
-    whole = client.chat.completions.create(model=MODEL, **request)
+    whole = answered(client.chat.completions, **request)
     (row,) = server.offline(messages=CHATS[name], temperature=temperature, seed=3, max_tokens=20)
     assert whole.choices[0].message.content == row["text"]
     assert whole.choices[0].finish_reason == row["finish_reason"]
     assert streamed(client.chat.completions, **request)[0] == {0: row["text"]}
-    assert whole.usage is not None
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
 
-def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_message(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_message(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
     plain: Any = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
@@ -49,14 +46,14 @@ def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_mess
 
 
 def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:
-    first = client.chat.completions.create(model=MODEL, messages=[USER], temperature=0, max_tokens=8)
+    first = answered(client.chat.completions, messages=[USER], temperature=0, max_tokens=8)
     messages: Any = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
-    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
+    second = answered(client.chat.completions, messages=messages, temperature=0, max_tokens=8)
     plain = [USER, {"role": "assistant", "content": first.choices[0].message.content}, messages[-1]]
     (row,) = server.offline(messages=plain, temperature=0.0, max_tokens=8)
     assert second.choices[0].message.content == row["text"]
     dumped: Any = [USER, first.choices[0].message.model_dump(), messages[-1]]
-    again = client.chat.completions.create(model=MODEL, messages=dumped, temperature=0, max_tokens=8)
+    again = answered(client.chat.completions, messages=dumped, temperature=0, max_tokens=8)
     assert again.choices[0].message.content == row["text"]
 
 
@@ -72,9 +69,7 @@ def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, clien
 def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(
     client: openai.OpenAI, limits: dict[str, int], expected: int | None
 ) -> None:
-    request: dict[str, Any] = {"messages": [USER], "extra_body": {"ignore_eos": True}, **limits}
-    answer = client.chat.completions.create(model=MODEL, **request)
-    assert answer.usage is not None
+    answer = answered(client.chat.completions, messages=[USER], extra_body={"ignore_eos": True}, **limits)
     assert answer.usage.completion_tokens == (expected or CONTEXT - answer.usage.prompt_tokens)
     assert answer.choices[0].finish_reason == "length"
 
@@ -103,10 +98,9 @@ def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
     request: dict[str, Any] = {"messages": [USER], "seed": 6, "max_tokens": 12, "logprobs": True}
     if num_top is not None:
         request["top_logprobs"] = num_top
-    whole = client.chat.completions.create(model=MODEL, **request).choices[0]
+    whole = answered(client.chat.completions, **request).choices[0]
     (row,) = server.offline(messages=[USER], seed=6, max_tokens=12, logprobs=num_top or 0)
-    assert whole.logprobs is not None
-    content = whole.logprobs.content or []
+    content = whole.logprobs.content
     assert [entry.logprob for entry in content] == pytest.approx(row["logprobs"], abs=1e-4)
     assert all(len(entry.top_logprobs) == (num_top or 0) for entry in content)
     written = b"".join(bytes(entry.bytes or []) for entry in content)
@@ -123,8 +117,7 @@ def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
     contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert contents
     for choice in contents:
-        spans = choice.model_extra["draft_spans"]
-        assert "".join(span["text"] for span in spans) == choice.delta.content
+        assert "".join(span["text"] for span in choice.model_extra["draft_spans"]) == choice.delta.content
 
 
 def test_fields_that_only_identify_the_caller_are_accepted(client: openai.OpenAI) -> None:

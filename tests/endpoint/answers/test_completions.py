@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server, streamed
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, answered, streamed
 
 PROMPTS = ["hello world", "a small text", "one", " two three\n", "für 日本 🙂", "x" * 40]
 
@@ -19,7 +19,7 @@ def test_greedy_text_is_the_targets_own_whole_streamed_offline_and_by_transforme
     server: Server, client: openai.OpenAI, prompt: str
 ) -> None:
     request: dict[str, Any] = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
-    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    whole = answered(client.completions, **request).choices[0].text
     assert streamed(client.completions, **request)[0] == {0: whole}
     (row,) = server.offline(prompt, temperature=0.0, max_tokens=24)
     assert row["text"] == whole
@@ -60,12 +60,9 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
 ) -> None:
     sampling = {"seed": 11, "max_tokens": 24, **SAMPLING[name]}
     official = {key: value for key, value in sampling.items() if key not in _EXTENSIONS}
-    request: dict[str, Any] = {
-        "prompt": "hello world",
-        **official,
-        "extra_body": {key: value for key, value in sampling.items() if key in _EXTENSIONS},
-    }
-    answer = client.completions.create(model=MODEL, **request)
+    extra = {key: value for key, value in sampling.items() if key in _EXTENSIONS}
+    request = {"prompt": "hello world", **official, "extra_body": extra}
+    answer = answered(client.completions, **request)
     rows = server.offline("hello world", **sampling)
     assert [choice.text for choice in answer.choices] == [row["text"] for row in rows]
     assert [choice.finish_reason for choice in answer.choices] == [row["finish_reason"] for row in rows]
@@ -75,11 +72,10 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
 def test_without_a_seed_texts_differ_and_the_answered_seed_reproduces_them(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"model": MODEL, "prompt": ["one", "one"], "max_tokens": 20}
     first, second = (client.completions.create(**request) for _ in range(2))
-    texts = [choice.text for answer in (first, second) for choice in answer.choices]
-    assert len(set(texts)) == 4
-    for choice in (*first.choices, *second.choices):
-        seed = choice.model_extra["seed"]
-        again = client.completions.create(model=MODEL, prompt="one", max_tokens=20, seed=seed)
+    choices = [*first.choices, *second.choices]
+    assert len({choice.text for choice in choices}) == 4
+    for choice in choices:
+        again = answered(client.completions, prompt="one", max_tokens=20, seed=choice.model_extra["seed"])
         assert again.choices[0].text == choice.text
 
 
@@ -88,8 +84,8 @@ def test_a_prompt_comes_in_four_forms(server: Server, client: openai.OpenAI) -> 
         return server.service.codec.encode(text, is_chat=False)
 
     forms: list[Any] = ["one", ids("one"), ["one", "two three"], [ids("one"), ids("two three")]]
-    answers = [client.completions.create(model=MODEL, prompt=form, temperature=0).choices for form in forms]
-    texts = [[choice.text for choice in choices] for choices in answers]
+    answers = [answered(client.completions, prompt=form, temperature=0) for form in forms]
+    texts = [[choice.text for choice in answer.choices] for answer in answers]
     assert texts[0] == texts[1] == texts[2][:1]
     assert texts[2] == texts[3]
     assert len(texts[2]) == 2
@@ -97,7 +93,7 @@ def test_a_prompt_comes_in_four_forms(server: Server, client: openai.OpenAI) -> 
 
 def test_choice_i_n_plus_j_is_sample_j_of_prompt_i(server: Server, client: openai.OpenAI) -> None:
     prompts, request = ["one", "two three"], {"n": 3, "seed": 5, "max_tokens": 12}
-    answer = client.completions.create(model=MODEL, prompt=prompts, **request)  # type: ignore[call-overload]
+    answer = answered(client.completions, prompt=prompts, **request)
     expected = [row["text"] for prompt in prompts for row in server.offline(prompt, **request)]
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text for choice in answer.choices] == expected
@@ -106,24 +102,20 @@ def test_choice_i_n_plus_j_is_sample_j_of_prompt_i(server: Server, client: opena
 
 
 def test_a_text_has_sixteen_tokens_by_default_and_never_exceeds_the_context(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt="one", extra_body={"ignore_eos": True})
-    assert answer.usage is not None
+    answer = answered(client.completions, prompt="one", extra_body={"ignore_eos": True})
     assert answer.usage.completion_tokens == 16
-    answer = client.completions.create(model=MODEL, prompt="one", max_tokens=5000, extra_body={"ignore_eos": True})
-    assert answer.usage is not None
+    answer = answered(client.completions, prompt="one", max_tokens=5000, extra_body={"ignore_eos": True})
     assert answer.usage.total_tokens == CONTEXT
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_stop_strings_end_the_text_and_no_part_of_one_is_shown_or_streamed(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_stop_strings_end_a_text_and_no_part_of_one_is_shown_or_streamed(server: Server, client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 60}
-    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    whole = answered(client.completions, **request).choices[0].text
     for start in range(2, 22, 5):
         stop = whole[start : start + 3]
         for stops in (stop, [stop], ["nowhere at all", stop, stop + whole[start + 3]]):
-            answer = client.completions.create(model=MODEL, stop=stops, **request)
+            answer = answered(client.completions, stop=stops, **request)
             (row,) = server.offline(**{**request, "stop": stops})
             assert (answer.choices[0].text, answer.choices[0].finish_reason) == (row["text"], "stop")
             assert answer.choices[0].model_extra["stop_reason"] == row["stop_reason"]
@@ -137,7 +129,7 @@ def test_stop_strings_end_the_text_and_no_part_of_one_is_shown_or_streamed(
 
 def test_text_that_only_looked_like_the_start_of_a_stop_string_is_streamed_later(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 30}
-    whole = client.completions.create(model=MODEL, **request).choices[0].text
+    whole = answered(client.completions, **request).choices[0].text
     almost = [character + "\x00" for character in dict.fromkeys(whole)][:4]
     assert streamed(client.completions, stop=almost, **request)[0] == {0: whole}
 
@@ -145,11 +137,10 @@ def test_text_that_only_looked_like_the_start_of_a_stop_string_is_streamed_later
 def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_counts(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": ["one", "two"], "n": 2, "seed": 1}
     _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
-    whole = client.completions.create(model=MODEL, **request)
+    whole = answered(client.completions, **request)
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
     finished = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert sorted(finished) == [0, 1, 2, 3]
-    assert whole.usage is not None
     assert chunks[-1].choices == []
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
@@ -160,46 +151,34 @@ def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_count
 
 
 def test_log_probabilities_are_those_of_the_targets_raw_logits(server: Server, client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="hello world", max_tokens=10, seed=2, logprobs=3, frequency_penalty=1.0
-    )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    (row,) = server.offline("hello world", max_tokens=10, seed=2, logprobs=3, frequency_penalty=1.0)
+    request: Any = {"prompt": "hello world", "max_tokens": 10, "seed": 2, "logprobs": 3, "frequency_penalty": 1.0}
+    logprobs = answered(client.completions, **request).choices[0].logprobs
+    (row,) = server.offline(**request)
     assert logprobs.token_logprobs == pytest.approx(row["logprobs"], abs=1e-4)
-    codec = server.service.codec
-    written = [codec.token_text(token_id) for token_id in row["token_ids"]]
+    written = [server.service.codec.token_text(token_id) for token_id in row["token_ids"]]
     assert any("\ufffd" in text for text in written), "parts of characters are written as bytes"
-    for text, token in zip(written, logprobs.tokens or [], strict=True):
+    for text, token in zip(written, logprobs.tokens, strict=True):
         assert token.startswith("bytes:\\x") if "\ufffd" in text else token == text
-    for token, own, tops, expected in zip(
-        logprobs.tokens or [],
-        logprobs.token_logprobs or [],
-        logprobs.top_logprobs or [],
-        row["top_logprobs"],
-        strict=True,
-    ):
+    entries = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, row["top_logprobs"], strict=True)
+    for token, own, tops, expected in entries:
         assert tops[token] == pytest.approx(own)
-        best = expected[0]
-        assert max(tops.values()) == pytest.approx(max(best["logprob"], own), abs=1e-4)
+        assert max(tops.values()) == pytest.approx(max(expected[0]["logprob"], own), abs=1e-4)
         assert len(tops) in (3, 4)
-    offsets = logprobs.text_offset or []
-    assert offsets[0] == 0
-    assert offsets == sorted(offsets)
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.text_offset == sorted(logprobs.text_offset)
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_streamed_log_probabilities_are_those_of_the_whole_answer(client: openai.OpenAI, echo: bool) -> None:
     request: dict[str, Any] = {"prompt": "für one", "seed": 2, "max_tokens": 20, "logprobs": 2, "echo": echo}
-    whole = client.completions.create(model=MODEL, **request).choices[0]
+    whole = answered(client.completions, **request).choices[0]
     texts, chunks = streamed(client.completions, **request)
     assert texts == {0: whole.text}
-    assert whole.logprobs is not None
     parts = [choice.logprobs for chunk in chunks for choice in chunk.choices]
     for name in ("tokens", "text_offset"):
         assert [entry for part in parts for entry in getattr(part, name)] == getattr(whole.logprobs, name)
     values = [value for part in parts for value in part.token_logprobs]
-    assert values[echo:] == pytest.approx((whole.logprobs.token_logprobs or [])[echo:], abs=1e-4)
+    assert values[echo:] == pytest.approx(whole.logprobs.token_logprobs[echo:], abs=1e-4)
 
 
 @pytest.mark.parametrize("prompt", ["hello world, one two", "für 日本 🙂", "o"])
@@ -211,31 +190,26 @@ def test_echo_scores_the_prompt_as_transformers_does(server: Server, client: ope
     expected = [expected_TV[position, token_id].item() for position, token_id in enumerate(ids[1:])]
     for form in (prompt, ids):
         request: dict[str, Any] = {"prompt": form, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
-        answer = client.completions.create(model=MODEL, **request)
+        answer = answered(client.completions, **request)
         choice = answer.choices[0]
         assert choice.text == prompt
         assert choice.finish_reason == "length"
-        assert choice.logprobs is not None
-        assert choice.logprobs.token_logprobs is not None
         assert choice.logprobs.token_logprobs[0] is None
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-        assert len(choice.logprobs.tokens or []) == len(choice.logprobs.text_offset or []) == len(ids)
-        assert answer.usage is not None
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.text_offset) == len(ids)
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
 
 
 def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": ["one two", "hello"], "temperature": 0, "max_tokens": 1, "logprobs": 1}
-    plain = client.completions.create(model=MODEL, **request)
-    echoed = client.completions.create(model=MODEL, echo=True, **request)
+    plain = answered(client.completions, **request)
+    echoed = answered(client.completions, echo=True, **request)
     for prompt, before, after in zip(request["prompt"], plain.choices, echoed.choices, strict=True):
         assert after.text == prompt + before.text
         num_prompt = len(server.service.codec.encode(prompt, is_chat=False))
-        assert before.logprobs is not None
-        assert after.logprobs is not None
-        assert (after.logprobs.tokens or [])[num_prompt:] == before.logprobs.tokens
-        assert (after.logprobs.text_offset or [])[num_prompt] == len(prompt)
-    assert client.completions.create(model=MODEL, echo=True, prompt="one", max_tokens=0).choices[0].text == "one"
+        assert after.logprobs.tokens[num_prompt:] == before.logprobs.tokens
+        assert after.logprobs.text_offset[num_prompt] == len(prompt)
+    assert answered(client.completions, echo=True, prompt="one", max_tokens=0).choices[0].text == "one"
     assert streamed(client.completions, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
 
 
@@ -243,23 +217,16 @@ def test_best_of_returns_the_samples_whose_tokens_are_likeliest(server: Server, 
     request: dict[str, Any] = {"prompt": "hello world", "seed": 9, "max_tokens": 12}
     rows = server.offline(**request, n=6, logprobs=0)
     rows.sort(key=lambda row: -sum(row["logprobs"]) / len(row["logprobs"]))
-    answer = client.completions.create(model=MODEL, n=2, best_of=6, **request)
+    answer = answered(client.completions, n=2, best_of=6, **request)
     assert [choice.text for choice in answer.choices] == [row["text"] for row in rows[:2]]
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.choices[0].logprobs is None
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == sum(row["num_output_tokens"] for row in rows)
 
 
 def test_an_answer_reports_speculation_with_vllms_names(server: Server, client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {
-        "prompt": "hello world",
-        "temperature": 0,
-        "max_tokens": 40,
-        "extra_body": {"ignore_eos": True},
-    }
-    answer = client.completions.create(model=MODEL, **request)
-    numbers = answer.model_extra["metrics"]["speculative_decoding"]
+    request = {"prompt": "hello world", "temperature": 0, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    numbers = answered(client.completions, **request).model_extra["metrics"]["speculative_decoding"]
     assert numbers["num_spec_tokens"] == 3
     assert sum(numbers["acceptance_histogram"]) == numbers["num_spec_steps"]
     accepted = sum(count * accepted for accepted, count in enumerate(numbers["acceptance_histogram"]))
@@ -270,17 +237,11 @@ def test_an_answer_reports_speculation_with_vllms_names(server: Server, client: 
     assert numbers["mean_acceptance_length"] == 1 + accepted / numbers["num_spec_steps"]
     _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"] == numbers
-    several = client.completions.create(model=MODEL, n=2, **request)
-    assert several.model_extra["metrics"]["speculative_decoding"] is None
+    assert answered(client.completions, n=2, **request).model_extra["metrics"]["speculative_decoding"] is None
 
 
 def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {
-        "prompt": "für one",
-        "seed": 4,
-        "max_tokens": 60,
-        "stream_options": {"include_usage": True},
-    }
+    request = {"prompt": "für one", "seed": 4, "max_tokens": 60, "stream_options": {"include_usage": True}}
     extra = {"include_draft_spans": True, "ignore_eos": True}
     texts, chunks = streamed(client.completions, extra_body=extra, stop=["zz"], **request)
     spans = []
@@ -289,8 +250,7 @@ def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: 
         assert "".join(span["text"] for span in own) == chunk.choices[0].text
         spans += own
     assert "".join(span["text"] for span in spans) == texts[0]
-    accepted = chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
-    assert accepted > 0
+    assert chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
     assert any(span["is_accepted"] for span in spans)
     assert not all(span["is_accepted"] for span in spans)
 

@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.endpoint.in_process import CONTEXT, MODEL, Server
+from tests.endpoint.in_process import CONTEXT, MODEL, Server, answered
 
 
 def test_the_model_is_listed_under_each_of_its_names(client: openai.OpenAI) -> None:
@@ -33,8 +33,7 @@ def test_tokens_of_a_text_and_back(server: Server, text: str) -> None:
 def test_messages_are_tokenized_as_in_a_chat(server: Server, client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "hello <|end|>"}]
     answer = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()
-    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
-    assert chat.usage is not None
+    chat = answered(client.chat.completions, messages=messages, max_tokens=1)
     assert answer["count"] == chat.usage.prompt_tokens
     assert answer["tokens"] == server.service.codec.chat_prompt(messages)[1]
 
@@ -65,7 +64,5 @@ def test_the_version_is_reported(server: Server) -> None:
 
 
 def test_openapi_describes_every_route(server: Server) -> None:
-    paths = httpx2.get(f"{server.url}/openapi.json").json()["paths"]
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health"} <= set(
-        paths
-    )
+    routes = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health"}
+    assert routes <= httpx2.get(f"{server.url}/openapi.json").json()["paths"].keys()

@@ -84,9 +84,8 @@ def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int
         tokens: list[int] = []
         size, few = generator.randrange(1, most + 1), generator.sample(words, min(4, len(words)))
         while len(tokens) < size:
-            tokens += (
-                generator.choice(few) if generator.random() < 0.7 else [generator.randrange(len(codec.tokenizer) + 2)]
-            )
+            is_word = generator.random() < 0.7
+            tokens += generator.choice(few) if is_word else [generator.randrange(len(codec.tokenizer) + 2)]
         made.append(tokens[:size])
     return made
 
@@ -113,9 +112,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-def test_the_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(
-    any_codec: TextCodec, by_token: bool
-) -> None:
+def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec: TextCodec, by_token: bool) -> None:
     generator, num_stopped = random.Random(1), 0
     for stop, tokens in product(STOPS, outputs(any_codec, 60, most=40, seed=2)):
         rounds, stop_reason = rounds_of(any_codec, tokens, stop, generator)
@@ -164,12 +161,8 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     )
     stream = TextStream(byte_codec)
     assert [stream.push([token_id]).text for token_id in (the, one, two, end, the)] == ["the", "", "", "", "é the"]
-    assert [stream.push([token_id]).text for token_id in (one, two, wrong, the)] == [
-        "",
-        "",
-        "",
-        "\ufffd\ufffd\ufffd the",
-    ]
+    shown = [stream.push([token_id]).text for token_id in (one, two, wrong, the)]
+    assert shown == ["", "", "", "\ufffd\ufffd\ufffd the"]
     assert stream.push([one, two], 2, ending(None)).spans == (("é", True),)
 
 
@@ -211,8 +204,7 @@ def test_invalid_bytes_are_decoded_only_a_few_times_each(codec: TextCodec, by_to
             return decode(self, token_ids)
 
     stream = TextStream(Counting(codec.tokenizer), by_token=by_token)
-    shown = "".join(stream.push([wrong] * size).text for _ in range(300))
-    assert shown == "\ufffd" * (300 * size - 1)
+    assert "".join(stream.push([wrong] * size).text for _ in range(300)) == "\ufffd" * (300 * size - 1)
     assert num_decoded <= 10 * 300 * size
     assert stream.push([], 0, ending(None)).text == "\ufffd"
 
@@ -242,8 +234,7 @@ def test_text_is_shown_as_soon_as_nothing_can_change_it(any_codec: TextCodec) ->
 
 def test_an_ending_without_tokens_shows_the_text_that_was_held_back(codec: TextCodec) -> None:
     stream = TextStream(codec, ("one two three",))
-    tokens = codec.encode("a one two", is_chat=True)
-    assert stream.push(tokens).text == "a "
+    assert stream.push(codec.encode("a one two", is_chat=True)).text == "a "
     assert stream.push([], 0, ending(None)).text == "one two"
 
 
@@ -267,6 +258,5 @@ def test_a_stop_string_of_replacement_characters_is_not_shown(codec: TextCodec) 
     stop, tokens = ("a\ufffd\ufffd",), [b, a, wrong, wrong, wrong, b]
     assert StopStrings(codec, stop).find(tokens, 5) == (6, stop[0])
     stream = TextStream(codec, stop)
-    shown = [stream.push([token_id]).text for token_id in tokens[:-1]]
-    assert shown == ["b", "", "", "", ""]
+    assert [stream.push([token_id]).text for token_id in tokens[:-1]] == ["b", "", "", "", ""]
     assert stream.push(tokens[-1:], 0, ending(stop[0])).text == ""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-import threading
+from contextlib import suppress
 
 import pytest
 from starlette.responses import Response
@@ -71,8 +71,7 @@ def test_a_length_beyond_the_limit_is_answered_before_the_body(toy: int, length:
 
 def test_a_length_and_chunks_at_once_are_not_taken_for_two_requests(toy: int) -> None:
     smuggled = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
-    body = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled
-    received = send_raw(toy, HEAD + body)
+    received = send_raw(toy, HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled)
     assert received.count(b"HTTP/1.1 ") == 1
     assert status_of(received) == 400
 
@@ -90,18 +89,15 @@ def test_bytes_behind_a_short_content_length_are_a_request_that_needs_a_key(toy:
 
 
 def test_a_body_that_arrives_byte_by_byte_is_cut_off(toy: int) -> None:
-    pause = threading.Event()
     with socket.create_connection(("127.0.0.1", toy), timeout=30) as connection:
         connection.sendall(HEAD + b"Content-Length: 10000\r\n\r\n")
         connection.settimeout(0.05)
         received = b""
         for _ in range(600):
             connection.sendall(b" ")
-            try:
+            with suppress(TimeoutError):
                 received = connection.recv(65536)
                 break
-            except TimeoutError:
-                pause.wait(0)
     assert status_of(received) == 408
 
 
@@ -119,10 +115,9 @@ def test_slow_clients_do_not_keep_others_waiting(toy: int) -> None:
 def test_bodies_share_one_room_and_a_body_without_room_gets_a_429() -> None:
     limits = Limits(max_body_bytes=20_000, max_bodies=1)
     first, second = of_size(20_000), of_size(15_000)
-    head = HEAD + b"Connection: close\r\n"
     with served(toy_app(keys=Keys([KEY]), limits=limits)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(head + b"Content-Length: 20000\r\n\r\n" + first[:10_000])
+            connection.sendall(HEAD + b"Connection: close\r\nContent-Length: 20000\r\n\r\n" + first[:10_000])
             answers = [ask(port, "/v1/ask", second, headers=BEARER) for _ in range(3)]
             while answers[-1].status == 200:  # the first one's bytes are on their way
                 answers.append(ask(port, "/v1/ask", second, headers=BEARER))

@@ -81,8 +81,7 @@ def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
     of = ServingMetrics("m")
     for _ in range(2):
         RequestMeter(of).finished("length", *COUNTS)
-    shown = values(of)
-    assert {name: value for name, value in shown.items() if "spec_decode" in name or "served" in name} == {
+    assert {name: value for name, value in values(of).items() if "spec_decode" in name or "served" in name} == {
         "dray_served_prompt_tokens_total": 22,
         "dray_served_generation_tokens_total": 18,
         "dray_spec_decode_num_drafts_total": 6,
@@ -103,8 +102,7 @@ def test_a_request_that_never_ran_leaves_nothing_waiting(clock: Clock) -> None:
 
 
 def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route() -> None:
-    app = toy_app(keys=Keys([KEY]))
-    with served(app) as port:
+    with served(toy_app(keys=Keys([KEY]))) as port:
         assert ask(port, "/metrics").status == 401
         ask(port, "/v1/models/some/model", headers=BEARER)
         ask(port, "/v1/models/another", headers=BEARER)
@@ -179,8 +177,7 @@ def test_ray_gets_the_same_counts_as_the_page(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(
         "endpoint.service.metrics.Heartbeat", lambda beat: beats.append(beat) or type("No", (), {"start": int})()
     )
-    of = ServingMetrics("m", to_ray=True)
-    meter = RequestMeter(of)
+    meter = RequestMeter(ServingMetrics("m", to_ray=True))
     meter.tokens(1)
     for beat in beats:
         beat()

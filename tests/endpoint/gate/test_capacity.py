@@ -136,9 +136,7 @@ async def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody-has-this-one"}])
-async def test_a_client_without_a_key_gets_a_401_even_without_room(
-    holding: Holding, port: int, headers: dict[str, str]
-) -> None:
+async def test_a_stranger_gets_a_401_even_without_room(holding: Holding, port: int, headers: dict[str, str]) -> None:
     async with full(holding, port), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as stranger:
         assert (await stranger.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
 

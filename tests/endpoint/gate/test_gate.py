@@ -81,9 +81,8 @@ def test_the_client_cannot_set_a_time_limit(behind_serve: int) -> None:
 
 
 def test_a_client_that_leaves_is_noticed_despite_its_headers(behind_serve: int) -> None:
-    request = f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
     with socket.create_connection(("127.0.0.1", behind_serve)) as connection:
-        connection.sendall(request.encode())
+        connection.sendall(f"GET {AT}/stay HTTP/1.1\r\nHost: h\r\nx-request-disconnect-disabled: ?1\r\n\r\n".encode())
         assert ask(behind_serve, f"{AT}/until/arrived").status == 200
     assert ask(behind_serve, f"{AT}/until/left").status == 200, "the application did not notice"
 

@@ -46,8 +46,7 @@ def test_another_ingress_gets_the_same_body_and_the_client_sees_only_its_answer(
 
 def test_without_another_ingress_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.gate.gate._PATIENCE_S", 0)
-    application = Updated(1)
-    with served(Gate(EagerProxy(application), LIMITS)) as port:
+    with served(Gate(EagerProxy(Updated(1)), LIMITS)) as port:
         answer: Any = ask(port, "/v1/completions", TEXT)
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
         assert not [name for name in answer.headers if name.startswith("x-dray")]

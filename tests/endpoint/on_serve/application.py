@@ -115,8 +115,7 @@ class Served(Running):
 @contextmanager
 def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served]:
     """Deploy the endpoint on the Serve at `port`, until the block ends; `options` are the engine's."""
-    settings = settings_of(pair, **{"num_slots": NUM_SLOTS, "max_model_len": CONTEXT, **options})
-    running = Served(port, settings)
+    running = Served(port, settings_of(pair, **{"num_slots": NUM_SLOTS, "max_model_len": CONTEXT, **options}))
     deploy(running.application())
     try:
         yield running
@@ -127,8 +126,7 @@ def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served
 @contextmanager
 def serving_fragile(port: int, pair: tuple[str, str], num_replicas: int, **options: Any) -> Iterator[Served]:
     """Deploy the endpoint over fragile replicas that let many requests wait, until the block ends."""
-    settings = settings_of(pair, **{"max_model_len": CONTEXT, **options})
-    running = Served(port, settings, num_replicas)
+    running = Served(port, settings_of(pair, **{"max_model_len": CONTEXT, **options}), num_replicas)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("endpoint.deployment.Replica", FragileReplica)
         application = running.application(max_waiting=40)
@@ -157,8 +155,7 @@ def engine_stats() -> list[EngineStats]:
 
 def pids(deployment: str) -> list[int]:
     """Return the processes of a deployment that Serve takes for running."""
-    applications = _get_global_client().get_serve_details()["applications"]
-    replicas = applications[APP_NAME]["deployments"][deployment]["replicas"]
+    replicas = _get_global_client().get_serve_details()["applications"][APP_NAME]["deployments"][deployment]["replicas"]
     return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
 
 

@@ -26,8 +26,6 @@ PLACEMENTS = {
     "split": ["--placement=split", "--drafts.num_cpus=0.1", "--drafts.timeout_s=20"],
     "stages": ["--stages.count=2", "--stages.num_cpus=0.1", "--serve.hang_timeout_s=2000"],
 }
-
-
 OWN_CLUSTER = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
 
 
@@ -38,15 +36,8 @@ def free_port() -> int:
 
 def command(target: str | Path, *flags: str) -> list[str]:
     """Return the command that serves a target, open to everyone."""
-    return [
-        sys.executable,
-        "-m",
-        "jobs.serve",
-        f"--models.target={target}",
-        "--models.device=cpu",
-        "--serve.open",
-        *flags,
-    ]
+    module = [sys.executable, "-m", "jobs.serve"]
+    return [*module, f"--models.target={target}", "--models.device=cpu", "--serve.open", *flags]
 
 
 def run(target: str | Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -66,12 +57,7 @@ def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Pop
     flags += (f"--models.draft={pair[1]}", f"--serve.port={port}", "--engine.max_model_len=250")
     flags += ("--engine.draft_length=fixed", "--engine.num_speculative_tokens=3")
     process = subprocess.Popen(
-        command(pair[0], *flags),
-        cwd=ROOT,
-        env=OWN_CLUSTER,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command(pair[0], *flags), cwd=ROOT, env=OWN_CLUSTER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
     said = []
@@ -101,8 +87,7 @@ def test_it_serves_the_targets_own_text_and_ends_after_the_requests_in_flight(
     with serving(text_pair, *PLACEMENTS[placement]) as (process, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
         short: dict[str, Any] = {"prompt": "hello", "seed": 4, "max_tokens": 40}
-        answer = client.completions.create(model="target", **short)
-        assert [answer.choices[0].text] == offline(text_pair, [short])
+        assert [client.completions.create(model="target", **short).choices[0].text] == offline(text_pair, [short])
         scored = client.completions.create(model="target", prompt="one two", max_tokens=0, echo=True, logprobs=1)
         assert scored.choices[0].logprobs is not None
         long: dict[str, Any] = {"prompt": "hello", "seed": 5, "max_tokens": 220}
@@ -131,9 +116,7 @@ print("serving" if serve.status().proxies else "shut down", flush=True)
 """
 
 
-def test_another_programs_serve_without_the_gate_is_refused_and_left_alone(
-    text_pair: tuple[str, str],
-) -> None:
+def test_another_programs_serve_without_the_gate_is_refused_and_left_alone(text_pair: tuple[str, str]) -> None:
     another = subprocess.Popen(
         [sys.executable, "-c", ANOTHERS_SERVE, str(free_port())],
         env=OWN_CLUSTER,

@@ -47,7 +47,6 @@ def bystander(serve_port: int) -> Iterator[None]:
 def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], Exit]:
     """Runs the command over an application that is deployed and then fails so."""
     arguments = ["--models.target=x", "--serve.open", f"--serve.ray_address={ray_address}", *THE_LIMITS]
-    config = load_serve_config(arguments, "test")
 
     def run(error: BaseException) -> Exit:
         def deploy(application: Any) -> None:
@@ -55,7 +54,7 @@ def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExce
             raise error
 
         monkeypatch.setattr(command, "deploy", deploy)
-        return command._serve(config, None, "own")
+        return command._serve(load_serve_config(arguments, "test"), None, "own")
 
     return run
 
@@ -68,9 +67,7 @@ def test_an_application_that_does_not_come_up_is_withdrawn(
     assert not is_deployed()
 
 
-def test_an_application_that_is_interrupted_while_it_comes_up_is_withdrawn(
-    run: Callable[[BaseException], Exit],
-) -> None:
+def test_an_application_that_is_interrupted_as_it_comes_up_is_withdrawn(run: Callable[[BaseException], Exit]) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(KeyboardInterrupt())
     assert not is_deployed()
@@ -139,9 +136,7 @@ def test_a_command_that_ends_withdraws_only_what_it_deployed_last(
             withdraw(0.0)
 
 
-def test_serves_time_limit_is_longer_than_the_endpoints_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_serves_time_limit_is_longer_than_the_endpoints_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("endpoint.deployment.serve.start", lambda **options: asked.append(options["http_options"]))
     start("127.0.0.1", 1, SERVE_LIMITS, 5.0)

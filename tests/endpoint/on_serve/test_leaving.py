@@ -61,8 +61,7 @@ def test_a_client_that_leaves_frees_its_slot_and_changes_no_other_text(deployed:
         in_turn = asyncio.Semaphore(_NUM_AT_A_TIME)
         async with deployed.raw_client() as client:
             companions = Companions(client)
-            stays = {**LONG, "seed": 7}
-            async with companions.going_on(), all_over([Asked(client, stays)]) as staying:
+            async with companions.going_on(), all_over([Asked(client, {**LONG, "seed": 7})]) as staying:
                 leaving = [leave(client, seed, companions, in_turn) for seed in range(num_leaving)]
                 have_left = await asyncio.gather(*leaving)
             return have_left, [*staying, *companions.asked]

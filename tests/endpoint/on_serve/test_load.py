@@ -39,9 +39,7 @@ def test_under_four_times_the_capacity_each_request_gets_the_exact_text_or_a_429
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_clients_retries(
-    deployed: Served,
-) -> None:
+def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_clients_retries(deployed: Served) -> None:
     num_requests = 4 * CAPACITY
 
     def ask(client: openai.OpenAI, seed: int) -> str:

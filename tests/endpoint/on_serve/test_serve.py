@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.endpoint.in_process import MODEL
+from tests.endpoint.in_process import MODEL, answered, streamed
 from tests.endpoint.on_serve.application import Served
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask as ask_raw
@@ -16,27 +16,20 @@ from tests.endpoint.web import send_raw, status_of
 pytestmark = pytest.mark.ray
 
 
-def text_of(chunks: Any) -> str:
-    return "".join(choice.text for chunk in chunks for choice in chunk.choices)
-
-
 def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed: Served) -> None:
     with deployed.client() as client:
         for request in ({"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8, "n": 2}):
             (expected,) = deployed.texts_of([{"prompt": "hello world", "max_tokens": 30, **request}])
             for _ in range(2):
-                answer = client.completions.create(model=MODEL, prompt="hello world", max_tokens=30, **request)  # type: ignore[call-overload]
+                answer = answered(client.completions, prompt="hello world", max_tokens=30, **request)
                 assert [choice.text for choice in answer.choices] == expected
-            if "n" not in request:
-                chunks = client.completions.create(  # type: ignore[call-overload]
-                    model=MODEL, prompt="hello world", max_tokens=30, stream=True, **request
-                )
-                assert text_of(chunks) == expected[0]
+            texts, _ = streamed(client.completions, prompt="hello world", max_tokens=30, **request)
+            assert texts == dict(enumerate(expected))
         messages: list[Any] = [{"role": "user", "content": "hello <|end|>"}]
-        answer = client.chat.completions.create(model=MODEL, messages=messages, seed=1, max_tokens=20)
+        answer = answered(client.chat.completions, messages=messages, seed=1, max_tokens=20)
         (row,) = deployed.offline(messages=messages, seed=1, max_tokens=20)
         assert answer.choices[0].message.content == row["text"]
-        scored = client.completions.create(model=MODEL, prompt="one two", max_tokens=0, echo=True, logprobs=1)
+        scored = answered(client.completions, prompt="one two", max_tokens=0, echo=True, logprobs=1)
         assert scored.choices[0].logprobs is not None
         assert client.models.retrieve(MODEL).id == MODEL
     refused = ask_raw(deployed.port, "/v1/completions", {"prompt": "a"})

@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 _SECONDS, _EVERY_S, _BURST_EVERY_S = 180, 1.0, 5.0
 _NUM_TEXTS, _NUM_STEADY, _NUM_LEAVING = 16, 4, 2
 _MOST_GROWTH = {"memory": 16 * 2**20, "descriptors": 8, "threads": 4}  # from the second minute to the third
-
-
 Sample = dict[str, float]  # the resources of one process at one moment, in bytes and numbers, and the "seconds"
 
 
@@ -149,11 +147,10 @@ def _minutes(samples: list[Sample], what: str) -> list[float]:
 
 
 def _listening_at(port: int) -> psutil.Process:
-    found = {
+    (pid,) = {
         connection.pid
         for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
     }
-    (pid,) = found
     assert pid is not None
     return psutil.Process(pid)

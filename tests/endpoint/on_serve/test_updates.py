@@ -34,8 +34,7 @@ def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deploy
 def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_text(
     deployed: Served, text_pair: tuple[str, str]
 ) -> None:
-    models = replace(deployed.settings.models, target=text_pair[1], draft=None)
-    other = replace(deployed.settings, models=models)
+    other = replace(deployed.settings, models=replace(deployed.settings.models, target=text_pair[1], draft=None))
     written = Served(deployed.port, other)
     for application, before, after in (
         (deployed.application(other, fingerprint="fp_other"), deployed, written),

@@ -14,8 +14,7 @@ from endpoint.http.events import event
 def chunk(text: str, *, is_accepted: bool = False, finish_reason: str | None = None) -> bytes:
     """Write an event of a completion's stream."""
     spans = [{"text": text, "is_accepted": is_accepted}]
-    choice = {"index": 0, "text": text, "finish_reason": finish_reason, "draft_spans": spans}
-    return event({"choices": [choice]})
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason, "draft_spans": spans}]})
 
 
 def canned_app() -> FastAPI:

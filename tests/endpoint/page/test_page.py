@@ -22,7 +22,6 @@ from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, samples_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
-
 PROMPT = "Tell me a story about a raven."
 
 
@@ -240,10 +239,7 @@ def test_the_request_holds_what_was_typed(canned_page: tuple[Page, State]) -> No
     page.until(lambda: len(server.asked) == 2, "it was not asked")
     shared = {"model": "canned", "max_tokens": 7, "temperature": 0.5, "stream": True, "include_draft_spans": True}
     shared |= {"stream_options": {"include_usage": True}}
-    assert server.asked == [
-        {**shared, "prompt": "a\nb"},
-        {**shared, "messages": [{"role": "user", "content": "a\nb"}]},
-    ]
+    assert server.asked == [{**shared, "prompt": "a\nb"}, {**shared, "messages": [{"role": "user", "content": "a\nb"}]}]
 
 
 def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(canned_page: tuple[Page, State]) -> None:
@@ -318,8 +314,7 @@ def test_the_contrast_suffices_in_both_color_schemes(page: Page, scheme: str) ->
         for ink, paper in (*own, (".hint", "body"), ("dt", "body"), ("#output", ".legend .drafted")):
             ratio = contrast(page.style(ink, "color"), page.style(paper, "background-color"))
             assert ratio >= 4.5, (ink, paper, ratio)
-        is_dark = contrast(page.style("body", "background-color"), "rgb(0, 0, 0)") < 3
-        assert is_dark is (scheme == "dark")
+        assert (contrast(page.style("body", "background-color"), "rgb(0, 0, 0)") < 3) is (scheme == "dark")
     finally:
         page.emulate("setEmulatedMedia", features=[])
 

@@ -1,24 +1,13 @@
 """Completions with a field that is wrong."""
 
 from tests.endpoint.requests.bad_requests import (
-    BIAS,
     BOOLEAN,
     COMPLETE,
-    EMPTY_LIST,
-    EMPTY_PROMPT,
-    FORMS,
     HELLO,
-    INT32,
-    INTEGER,
     LEAST_0,
     LEAST_1,
     MESSAGE,
-    MOST_4096,
-    NUMBER,
     OUTSIDE,
-    STOP_LENGTH,
-    STOPS,
-    STREAM,
     TOKEN_ID,
     UNKNOWN,
     UNSUPPORTED,
@@ -30,6 +19,17 @@ from tests.endpoint.requests.bad_requests import (
     too_many,
     wrong_values,
 )
+
+FORMS = "expected a string, a list of strings, a list of token ids or a list of such lists"
+EMPTY_LIST = "the list is empty"
+EMPTY_PROMPT = "the prompt is empty; give it at least one character"
+BIAS = "expected an object from token ids to numbers from -100 to 100"
+STOPS = "expected a string or a list of at most 4 strings"
+STOP_LENGTH = "expected strings of 1 to 1000 characters"
+STREAM = "it needs stream to be true"
+INTEGER = "expected an integer"
+NUMBER = "expected a number"
+MOST_4096, INT32 = "must be at most 4096", "must be at most 2147483647"
 
 BAD_COMPLETIONS = [
     *wrong_values(

@@ -11,22 +11,12 @@ HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 2}
 MESSAGE = {"role": "user", "content": "hello"}
 HI: dict[str, Any] = {"messages": [MESSAGE], "max_tokens": 2}
 
-FORMS = "expected a string, a list of strings, a list of token ids or a list of such lists"
-EMPTY_LIST = "the list is empty"
-EMPTY_PROMPT = "the prompt is empty; give it at least one character"
 TOKEN_ID = "a token id is an integer from 0 to 2147483647"
 OUTSIDE = "token id 100000 is outside the model's vocabulary of 3072"
 UNSUPPORTED = "this server does not support it; leave it out", "unsupported_parameter"
 UNKNOWN = "there is no such field", "unknown_parameter"
-BIAS = "expected an object from token ids to numbers from -100 to 100"
-STOPS = "expected a string or a list of at most 4 strings"
-STOP_LENGTH = "expected strings of 1 to 1000 characters"
-STREAM = "it needs stream to be true"
-INTEGER = "expected an integer"
-NUMBER = "expected a number"
 BOOLEAN = "expected true or false"
 LEAST_0, LEAST_1 = "must be at least 0", "must be at least 1"
-MOST_4096, INT32 = "must be at most 4096", "must be at most 2147483647"
 
 
 @dataclass(frozen=True)

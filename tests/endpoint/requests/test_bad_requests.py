@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from endpoint.requests.generation import GenerationRequest
-from tests.endpoint.in_process import CONTEXT, MODEL
+from tests.endpoint.in_process import CONTEXT, MODEL, answered
 from tests.endpoint.requests.bad_bodies import BAD_BODIES
 from tests.endpoint.requests.bad_chats import BAD_CHATS
 from tests.endpoint.requests.bad_completions import BAD_COMPLETIONS
@@ -58,12 +58,8 @@ def test_a_streamed_request_is_refused_like_any_other(client: openai.OpenAI) -> 
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "a"}], stream=True)
 
 
-def test_a_prompt_may_leave_one_token_of_the_context_or_none_if_it_is_only_scored(
-    client: openai.OpenAI,
-) -> None:
-    answer = client.completions.create(model=MODEL, prompt=[5] * (CONTEXT - 1), temperature=0)
-    assert answer.usage is not None
+def test_a_prompt_may_leave_one_token_of_the_context_or_none_if_it_is_only_scored(client: openai.OpenAI) -> None:
+    answer = answered(client.completions, prompt=[5] * (CONTEXT - 1), temperature=0)
     assert answer.usage.completion_tokens == 1
-    scored = client.completions.create(model=MODEL, prompt=[5] * CONTEXT, max_tokens=0, echo=True, logprobs=0)
-    assert scored.choices[0].logprobs is not None
-    assert len(scored.choices[0].logprobs.token_logprobs or []) == CONTEXT
+    scored = answered(client.completions, prompt=[5] * CONTEXT, max_tokens=0, echo=True, logprobs=0)
+    assert len(scored.choices[0].logprobs.token_logprobs) == CONTEXT

@@ -21,16 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _NO_SERVICE: Any = None  # the document is of the routes alone
 SCHEMA = schemathesis.openapi.from_dict(create_app(_NO_SERVICE).openapi())
-OPERATIONS = {
-    f"{operation.ok().method} {operation.ok().path}": operation.ok() for operation in SCHEMA.get_all_operations()
-}
+OPERATIONS = {f"{each.method} {each.path}": each for each in (found.ok() for found in SCHEMA.get_all_operations())}
 WRITING = ("post /v1/completions", "post /v1/chat/completions")
-EXAMPLES = {
-    **dict.fromkeys(OPERATIONS, 40),
-    **dict.fromkeys(WRITING, 500),
-    "post /tokenize": 150,
-    "post /detokenize": 150,
-}
+TOKENS = ("post /tokenize", "post /detokenize")
+EXAMPLES = dict.fromkeys(OPERATIONS, 40) | dict.fromkeys(WRITING, 500) | dict.fromkeys(TOKENS, 150)
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,7 @@ from ray.serve.exceptions import BackPressureError
 
 from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.deltas import Delta, Ending
-from actors.engine.requests import (
-    BusyError,
-    EngineFacts,
-    Generation,
-    OtherModelError,
-    RefusedError,
-    Scoring,
-    Standing,
-)
+from actors.engine.requests import BusyError, EngineFacts, Generation, OtherModelError, RefusedError, Scoring, Standing
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
 from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
@@ -253,7 +245,6 @@ async def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pyte
 async def test_without_a_replica_of_the_model_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("endpoint.service.backend._UPDATE_PATIENCE_S", 0)
     replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
-
     for question in (read_by_client(replicas), replicas.facts()):
         with pytest.raises(ApiError) as gone, api_errors():
             await question

@@ -52,29 +52,28 @@ class Backend:
                 yield first
             if (wait := self.then()) is not None:
                 await wait
-            ending = Ending("length", None, None, 0)
             if self.has_end:
+                ending = Ending("length", None, None, 0)
                 yield [*(first if self.is_hurried else []), Delta(0, (72,), ending=ending)]
         finally:
             self.num_closed += 1
 
 
 @pytest.fixture
-def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Server, Backend]:
-    """The server over such a backend, with metrics that have counted nothing."""
+def backend(server: Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Such a backend of the server, whose metrics have counted nothing yet."""
     backend = Backend()
     monkeypatch.setattr(server.service, "backend", backend)
     monkeypatch.setattr(server.service, "metrics", ServingMetrics(MODEL))
-    return server, backend
+    return backend
 
 
 @pytest.fixture
-def hurried(served: tuple[Server, Backend], monkeypatch: pytest.MonkeyPatch) -> tuple[Server, Backend]:
+def hurried(server: Server, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """The same, where a request has 0.3 seconds in all."""
-    server, backend = served
     monkeypatch.setattr(server.service, "settings", replace(server.service.settings, request_timeout_s=0.3))
     backend.then = asyncio.Event().wait  # for ever
-    return served
+    return backend
 
 
 def asked(server: Server, path: str = "v1/completions", **body: Any) -> httpx2.Response:
@@ -118,9 +117,8 @@ PATHS = ["v1/completions", "v1/chat/completions"]
 @pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS)
 @pytest.mark.parametrize("path", PATHS)
 def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(
-    served: tuple[Server, Backend], path: str, error: Exception, status: int, code: str, reason: str
+    server: Server, backend: Backend, path: str, error: Exception, status: int, code: str, reason: str
 ) -> None:
-    server, backend = served
     backend.then = fail(error)
     answer = asked(server, path, stream=True)
     assert (answer.status_code, code_of(answer)) == (200, code)
@@ -135,9 +133,8 @@ def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(
 @pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS[:2])
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_error_before_the_first_token_has_a_status_of_its_own(
-    served: tuple[Server, Backend], stream: bool, error: Exception, status: int, code: str, reason: str
+    server: Server, backend: Backend, stream: bool, error: Exception, status: int, code: str, reason: str
 ) -> None:
-    server, backend = served
     backend.then = fail(error)
     answer = asked(server, stream=stream, max_tokens=1)
     assert (answer.status_code, code_of(answer)) == (status, code)
@@ -157,9 +154,8 @@ def test_an_error_before_the_first_token_has_a_status_of_its_own(
 )
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_failure_while_scoring_is_answered_as_one_while_generating_is_and_without_its_message(
-    served: tuple[Server, Backend], error: Exception, status: int, code: str | None, max_tokens: int
+    server: Server, backend: Backend, error: Exception, status: int, code: str | None, max_tokens: int
 ) -> None:
-    server, backend = served
     backend.score_fails_with = error
     answer = asked(server, echo=True, logprobs=1, max_tokens=max_tokens)
     assert (answer.status_code, code_of(answer)) == (status, code)
@@ -167,8 +163,7 @@ def test_a_failure_while_scoring_is_answered_as_one_while_generating_is_and_with
     assert "marker" not in answer.text
 
 
-def test_a_client_that_leaves_a_stream_ends_its_generation(served: tuple[Server, Backend]) -> None:
-    server, backend = served
+def test_a_client_that_leaves_a_stream_ends_its_generation(server: Server, backend: Backend) -> None:
     is_waiting = threading.Event()
 
     async def wait() -> None:
@@ -180,42 +175,35 @@ def test_a_client_that_leaves_a_stream_ends_its_generation(served: tuple[Server,
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         assert is_waiting.wait(30)
-
     wait_until(lambda: "cancelled" in counted(server), 30)
     assert backend.num_closed == 1
-    assert (
-        counted(server).items()
-        >= {
-            "served_prompt_tokens_total": 1,  # what was written for it counts
-            "served_generation_tokens_total": 2,
-            "spec_decode_num_drafts_total": 1,
-            "spec_decode_num_draft_tokens_total": 1,
-            "spec_decode_num_accepted_tokens_total": 1,
-        }.items()
-    )
+    expected = {
+        "served_prompt_tokens_total": 1,  # what was written for it counts
+        "served_generation_tokens_total": 2,
+        "spec_decode_num_drafts_total": 1,
+        "spec_decode_num_draft_tokens_total": 1,
+        "spec_decode_num_accepted_tokens_total": 1,
+    }
+    assert expected.items() <= counted(server).items()
 
 
-def test_every_token_and_round_of_a_request_is_counted(served: tuple[Server, Backend]) -> None:
-    server, _ = served
+def test_every_token_and_round_of_a_request_is_counted(server: Server, backend: Backend) -> None:
     assert asked(server, prompt=[5, 6]).status_code == 200
-    assert (
-        counted(server).items()
-        >= {
-            "length": 1,
-            "served_prompt_tokens_total": 2,
-            "served_generation_tokens_total": 3,
-            "inter_token_latency_seconds_count": 1,
-            "spec_decode_num_drafts_total": 1,
-            "spec_decode_num_draft_tokens_total": 1,
-            "spec_decode_num_accepted_tokens_per_pos_total": 1,
-        }.items()
-    )
+    expected = {
+        "length": 1,
+        "served_prompt_tokens_total": 2,
+        "served_generation_tokens_total": 3,
+        "inter_token_latency_seconds_count": 1,
+        "spec_decode_num_drafts_total": 1,
+        "spec_decode_num_draft_tokens_total": 1,
+        "spec_decode_num_accepted_tokens_per_pos_total": 1,
+    }
+    assert expected.items() <= counted(server).items()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_deltas_that_arrive_together_are_sent_once_and_in_order(served: tuple[Server, Backend], path: str) -> None:
+def test_deltas_that_arrive_together_are_sent_once_and_in_order(server: Server, backend: Backend, path: str) -> None:
     """A busy reader gets several deltas of a choice at once, the last of which ends it."""
-    server, backend = served
     backend.is_hurried = True
     answer = asked(server, path, stream=True)
     choices = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n\n")[:-2]]
@@ -226,8 +214,7 @@ def test_deltas_that_arrive_together_are_sent_once_and_in_order(served: tuple[Se
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_generation_without_an_ending_is_an_error(served: tuple[Server, Backend], stream: bool) -> None:
-    server, backend = served
+def test_a_generation_without_an_ending_is_an_error(server: Server, backend: Backend, stream: bool) -> None:
     backend.has_end = False
     answer = asked(server, stream=stream)
     assert (answer.status_code, code_of(answer)) == (200 if stream else 500, "generation_failed")
@@ -235,17 +222,15 @@ def test_a_generation_without_an_ending_is_an_error(served: tuple[Server, Backen
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_waiting_for_an_engine_ends_at_the_deadline(hurried: tuple[Server, Backend], stream: bool) -> None:
-    server, backend = hurried
-    backend.knows_facts = False
+def test_waiting_for_an_engine_ends_at_the_deadline(server: Server, hurried: Backend, stream: bool) -> None:
+    hurried.knows_facts = False
     answer = asked(server, stream=stream)
     assert (answer.status_code, code_of(answer)) == (504, "deadline_exceeded")
     assert httpx2.get(f"{server.url}/v1/models", timeout=30).status_code == 504
 
 
 @pytest.mark.parametrize("path", ["v1/completions", "tokenize"])
-def test_waiting_for_the_encoder_ends_at_the_deadline(hurried: tuple[Server, Backend], path: str) -> None:
-    server, _ = hurried
+def test_waiting_for_the_encoder_ends_at_the_deadline(server: Server, hurried: Backend, path: str) -> None:
     is_free = threading.Event()
     encoding = server.service._encoder._thread.submit(is_free.wait)
     try:
@@ -256,11 +241,8 @@ def test_waiting_for_the_encoder_ends_at_the_deadline(hurried: tuple[Server, Bac
     assert (answer.status_code, code_of(answer)) == (504, "deadline_exceeded")
 
 
-def test_waiting_for_a_token_ends_at_the_deadline_and_so_does_its_generation(
-    hurried: tuple[Server, Backend],
-) -> None:
-    server, backend = hurried
+def test_waiting_for_a_token_ends_at_the_deadline_and_so_does_its_generation(server: Server, hurried: Backend) -> None:
     for number, (stream, max_tokens, status) in enumerate(((True, 9, 200), (True, 1, 504), (False, 9, 504)), start=1):
         answer = asked(server, stream=stream, max_tokens=max_tokens)
         assert (answer.status_code, code_of(answer)) == (status, "deadline_exceeded")
-        assert (backend.num_closed, counted(server)["timeout"]) == (number, number)
+        assert (hurried.num_closed, counted(server)["timeout"]) == (number, number)

@@ -23,6 +23,7 @@ DESCRIBED = {  # type, default and unit
     "serve.port": ("int", 8000, ""),
     "serve.body_timeout_s": ("float", 30.0, "seconds"),
 }
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples/configs").glob("*.yaml"))  # test_serve.py has serve.yaml
 YAML = """
 input: {path: prompts.jsonl}
 output: {path: out}
@@ -39,22 +40,16 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-SERVE_YAML = Path(__file__).parents[3] / "examples/configs/serve.yaml"  # of another command: test_serve.py
-
-
 def load(yaml_file: Path, *flags: str) -> RunConfig:
     return load_any(RunConfig, [f"--config={yaml_file}", *flags], prog="test")
 
 
-def test_flags_win_over_environment_and_environment_over_the_file(
-    yaml_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_win_over_environment_and_environment_over_file(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(yaml_file).generator.engine.num_slots == 5
     monkeypatch.setenv("DRAY_ENGINE__NUM_SLOTS", "6")
     monkeypatch.setenv("DRAY_SAMPLING__TOP_K", "9")
     assert load(yaml_file).generator.engine.num_slots == 6
-    config = load(yaml_file, "--engine.num_slots=7")
-    settings = config.generator
+    settings = load(yaml_file, "--engine.num_slots=7").generator
     assert (settings.engine.num_slots, settings.sampling.top_k, settings.sampling.temperature) == (7, 9, 0.5)
 
 
@@ -69,8 +64,7 @@ def test_a_config_becomes_the_packages_own_settings(yaml_file: Path) -> None:
 def test_every_field_has_a_help_text_and_its_type_default_and_unit_are_known() -> None:
     found = {each.name: each for fields in FIELDS.values() for each in fields}
     assert [name for name, field in found.items() if not field.help] == []
-    described = {name: (found[name].type, found[name].default, found[name].unit) for name in DESCRIBED}
-    assert described == DESCRIBED
+    assert {name: (found[name].type, found[name].default, found[name].unit) for name in DESCRIBED} == DESCRIBED
 
 
 def test_fields_that_code_sets_are_not_in_the_configuration() -> None:
@@ -166,6 +160,14 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file: Path) -> 
         ("--actors.num_cpus=0", "actors.num_cpus must be above 0, got 0"),
         ("--engine=3", "engine: is a section, whose fields are set one by one, such as engine.drafter"),
         ("--engine=x", "--engine is a section; set its fields, such as --engine.drafter"),
+        ("--actors.initial_actors=5", "initial_actors must lie between min_actors 1 and max_actors 1, got 5"),
+        ('--actors.resources={"GPU": 1}', "resources names 'GPU'; that is what actors.num_gpus is for"),
+        ('--actors.resources={"nvme": 0}', "'nvme' must be a whole number, or a share between 0 and 1, got 0"),
+        ('--actors.resources={"nvme": 1.5}', "'nvme' must be a whole number, or a share between 0 and 1, got 1.5"),
+        ("--actors.memory=0", "memory must be a positive number of bytes, got 0"),
+        ("--actors.memory=lots", "actors.memory: could not parse value and unit from byte string, got 'lots'"),
+        ('--actors.fallback_label_selectors=[{"a": "b"}]', "come after actors.label_selector; set that one first"),
+        ("--actors.label_selector=5", "actors.label_selector"),
     ],
 )
 def test_a_wrong_flag_is_named(yaml_file: Path, flag: str, message: str) -> None:
@@ -173,11 +175,10 @@ def test_a_wrong_flag_is_named(yaml_file: Path, flag: str, message: str) -> None
         load(yaml_file, flag)
 
 
-def test_unknown_and_missing_names_in_the_file_are_all_reported(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("input: {path: 5, colour: red, forma: csv}\noutput: {path: out}\nmodles: {}\n")
+def test_unknown_and_missing_names_in_the_file_are_all_reported(yaml_file: Path) -> None:
+    yaml_file.write_text("input: {path: 5, colour: red, forma: csv}\noutput: {path: out}\nmodles: {}\n")
     with pytest.raises(ValueError, match="the configuration is wrong:") as caught:
-        load(path)
+        load(yaml_file)
     assert set(str(caught.value).splitlines()[1:]) == {
         "  models: is required",
         "  input.path: input should be a valid string or input should be a valid list, got 5",
@@ -202,19 +203,13 @@ def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None
         load(broken)
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(set((Path(__file__).parents[3] / "examples/configs").glob("*.yaml")) - {SERVE_YAML}),
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "serve"], ids=lambda path: path.stem)
 def test_the_example_configs_are_valid(path: Path) -> None:
     assert load(path).generator_settings().models.target
 
 
 @pytest.mark.parametrize("name", ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH"])
-def test_variables_that_decoding_reads_itself_are_accepted(
-    yaml_file: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_variables_of_decoding_itself_are_accepted(yaml_file: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "off")
     assert load(yaml_file).generator.engine.num_slots == 5
 
@@ -237,10 +232,9 @@ run: {backup_units: false}
 """
 
 
-def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(POOL_YAML)
-    config = load(path)
+def test_the_actors_section_becomes_a_pool(yaml_file: Path) -> None:
+    yaml_file.write_text(POOL_YAML)
+    config = load(yaml_file)
     assert not config.run.backup_units
     assert config.actors == ActorPool(
         min_actors=2,
@@ -255,27 +249,6 @@ def test_the_actors_section_becomes_a_pool(tmp_path: Path) -> None:
     )
 
 
-def test_flags_take_json() -> None:
-    flags = ["--input.path=x", "--output.path=y", "--models.target=z", '--actors.label_selector={"zone": "a"}']
-    config = load_any(RunConfig, [*flags, '--actors.resources={"nvme": 1}'], prog="test")
+def test_flags_take_json(yaml_file: Path) -> None:
+    config = load(yaml_file, '--actors.label_selector={"zone": "a"}', '--actors.resources={"nvme": 1}')
     assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--actors.initial_actors=5", "initial_actors must lie between min_actors 1 and max_actors 1, got 5"),
-        ('--actors.resources={"GPU": 1}', "resources names 'GPU'; that is what actors.num_gpus is for"),
-        ('--actors.resources={"nvme": 0}', "'nvme' must be a whole number, or a share between 0 and 1, got 0"),
-        ('--actors.resources={"nvme": 1.5}', "'nvme' must be a whole number, or a share between 0 and 1, got 1.5"),
-        ("--actors.memory=0", "memory must be a positive number of bytes, got 0"),
-        ("--actors.memory=lots", "actors.memory: could not parse value and unit from byte string, got 'lots'"),
-        ('--actors.fallback_label_selectors=[{"a": "b"}]', "come after actors.label_selector; set that one first"),
-        ("--actors.label_selector=5", "actors.label_selector"),
-    ],
-)
-def test_impossible_resources_are_refused(flag: str, message: str) -> None:
-    flags = ["--input.path=x", "--output.path=y", "--models.target=z"]
-    with pytest.raises(ValueError, match="actors") as error:
-        load_any(RunConfig, [*flags, flag], prog="test")
-    assert message in str(error.value)

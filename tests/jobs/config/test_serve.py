@@ -142,9 +142,7 @@ def fingerprint(target: str, *flags: str) -> str:
     return serve._fingerprint(serve._engine_parts(serve.settled_engine(config)[0]))
 
 
-def test_the_fingerprint_covers_the_model_and_all_that_changes_texts(
-    text_pair: tuple[str, str], tmp_path: Path
-) -> None:
+def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair: tuple[str, str], tmp_path: Path) -> None:
     target, copy = text_pair[0], tmp_path / "copy"
     shutil.copytree(target, copy)
     first = fingerprint(target)

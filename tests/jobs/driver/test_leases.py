@@ -59,9 +59,7 @@ def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeyp
     assert taken == [1]
 
 
-def test_verify_names_damaged_files_and_repair_moves_them_away(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_names_damaged_files_and_repair_moves_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_directory = committed_run(tmp_path / "run")
     part = Path(run_directory.part_path(0).path)
     part.write_bytes(part.read_bytes()[:-7])
@@ -74,10 +72,8 @@ def test_verify_names_damaged_files_and_repair_moves_them_away(
     assert "error: another driver works on this run" in capsys.readouterr().err
     assert part.exists()
     assert verify.main([path, "--repair"]) == 1
-    printed = capsys.readouterr().out
-    assert (
-        "moved to quarantine/data/part-000000000.parquet (why: quarantine/data/part-000000000.parquet.json)" in printed
-    )
+    printed, moved = capsys.readouterr().out, "quarantine/data/part-000000000.parquet"
+    assert f"moved to {moved} (why: {moved}.json)" in printed
     assert "unit 0 (rows 0 on of prompts.jsonl) is missing; run again" in printed
     assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
 

@@ -8,7 +8,7 @@ import yaml
 from packaging.version import InvalidVersion, Version
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import ROOT, Object, cluster_spec, groups, name_of, pod_templates, ray_object
+from tests.k8s.manifests import ROOT, Object, cluster_spec, groups, name_of, pod_templates, ray_objects
 from tests.k8s.rules import network, schemas
 
 GPU_KIND = "nvidia.com/gpu.product"
@@ -31,8 +31,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
         found += [f"{name_of(each)}: {problem}" for problem in schemas.problems_with_ours(each["kind"], each)]
         for name, template in pod_templates(each):
             found += [f"{name_of(each)} {name}: {problem}" for problem in _pod(template["spec"], objects + ground)]
-    ray = ray_object(objects)
-    if ray is not None:
+    for ray in ray_objects(objects):
         found += [f"{name_of(ray)}: {problem}" for problem in [*_ray(ray), *_budget(objects, ray)]]
     return found
 

@@ -73,8 +73,7 @@ def _described(validator: Any, value: Object) -> list[str]:
     found = []
     for error in validator.iter_errors(value):
         reason = error.schema.get("description") if isinstance(error.schema, dict) else None
-        place = ".".join(map(str, error.absolute_path))
-        found.append(f"{place}: {error.message}" + (f" ({reason})" if reason else ""))
+        found.append(f"{'.'.join(map(str, error.absolute_path))}: {error.message}" + (f" ({reason})" if reason else ""))
     return found
 
 
@@ -172,6 +171,5 @@ def _program(rule: str) -> Any:
 
 
 _Validator = extend(
-    Draft202012Validator,
-    {"x-kubernetes-list-map-keys": _check_list_map_keys, "x-kubernetes-validations": _check_rules},
+    Draft202012Validator, {"x-kubernetes-list-map-keys": _check_list_map_keys, "x-kubernetes-validations": _check_rules}
 )

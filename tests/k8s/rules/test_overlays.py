@@ -93,11 +93,8 @@ def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[st
 
 def test_the_readme_names_the_label_by_which_a_group_without_nodes_is_found() -> None:
     readme = (K8S / "README.md").read_text()
-    asked = [
-        group["template"]["spec"]["nodeSelector"]
-        for group in cluster_spec(of_kind(render("overlays/split"), "RayJob"))["workerGroupSpecs"]
-    ]
-    for label in {label for selector in asked for label in selector}:
+    groups = cluster_spec(of_kind(render("overlays/split"), "RayJob"))["workerGroupSpecs"]
+    for label in {label for group in groups for label in group["template"]["spec"]["nodeSelector"]}:
         assert f"`k8s.io/cluster-autoscaler/node-template/label/{label}`" in readme
 
 
@@ -126,10 +123,8 @@ def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path: Path) -> None
     one, other = (load_objects(shown("my-corpus", tmp_path / corpus, corpus)) for corpus in ("corpus-1", "corpus-2"))
     assert not {name_of(each) for each in one} & {name_of(each) for each in other}
     budgets = [of_kind(each, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] for each in (one, other)]
-    heads = [
-        cluster_spec(of_kind(each, "RayJob"))["headGroupSpec"]["template"]["metadata"]["labels"]
-        for each in (one, other)
-    ]
+    specs = [cluster_spec(of_kind(each, "RayJob")) for each in (one, other)]
+    heads = [spec["headGroupSpec"]["template"]["metadata"]["labels"] for spec in specs]
     for number, budget in enumerate(budgets):
         labels = [{**head, "ray.io/node-type": "head"} for head in heads]
         assert [budget.items() <= each.items() for each in labels] == [number == 0, number == 1]

@@ -85,21 +85,17 @@ class LocalOperator:
 
     def _reconcile(self, group: Object) -> None:
         """Remove the pods of a group that are to go or have ended, then start as many as are missing."""
-        label = "ray.io/group"
-        mine = [
-            name
-            for name, pod in self._kubernetes.pods.items()
-            if pod["metadata"]["labels"][label] == group["groupName"]
-        ]
+        pods = self._kubernetes.pods
+        mine = [name for name, pod in pods.items() if pod["metadata"]["labels"]["ray.io/group"] == group["groupName"]]
         to_delete = (group.get("scaleStrategy") or {}).get("workersToDelete") or []
         for name in mine:
             if name in to_delete or self._processes[name].poll() is not None:
                 if name not in to_delete:
                     self.broken[name] = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
                 _end(self._processes[name])
-                del self._kubernetes.pods[name]
+                del pods[name]
                 self._kubernetes.version += 1
-        for _ in range(group["replicas"] - sum(name in self._kubernetes.pods for name in mine)):
+        for _ in range(group["replicas"] - sum(name in pods for name in mine)):
             self._start(group)
 
     def _start(self, group: Object) -> None:

@@ -14,7 +14,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from endpoint.gate.gate import INGRESS_NAME
-from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_object, render, run_config, serve_config
+from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_objects, render, run_config, serve_config
 
 GIB = 2**30
 # What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
@@ -44,8 +44,7 @@ pytestmark = pytest.mark.kubernetes
 
 def node_types(folder: str) -> dict[str, Any]:
     """Return the node types that the autoscaler reads from an overlay's cluster."""
-    ray = ray_object(render(folder))
-    assert ray is not None
+    (ray,) = ray_objects(render(folder))
     cluster = {"metadata": {"name": "x", "namespace": ray["metadata"]["namespace"]}, "spec": cluster_spec(ray)}
     config = _derive_autoscaling_config_from_ray_cr(cluster)
     assert config["provider"]["namespace"] == "dray"
@@ -53,13 +52,8 @@ def node_types(folder: str) -> dict[str, Any]:
 
 
 def test_every_autoscaling_overlay_is_here() -> None:
-    scaling = set()
-    for folder in OVERLAYS:
-        ray = ray_object(render(folder))
-        assert ray is not None
-        if cluster_spec(ray)["enableInTreeAutoscaling"]:
-            scaling.add(folder)
-    assert scaling == set(EXPECTED)
+    rays = [(folder, ray) for folder in OVERLAYS for ray in ray_objects(render(folder))]
+    assert {folder for folder, ray in rays if cluster_spec(ray)["enableInTreeAutoscaling"]} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
@@ -102,16 +96,14 @@ def test_all_actors_of_a_run_find_room(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
 def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder: str) -> None:
-    config = serve_config(folder)
-    serve = config["applications"][0]["args"]["serve"]
+    serve = serve_config(folder)["applications"][0]["args"]["serve"]
     assert room(folder, {"GPU": serve["num_gpus"]}, {}) > serve["max_replicas"]
     assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
 
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
 def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: str) -> None:
-    config = serve_config(folder)
-    (application,) = config["applications"]
+    (application,) = serve_config(folder)["applications"]
     (ingress,) = application["deployments"]
     assert ingress["name"] == INGRESS_NAME
     asked_cpus, serve = ingress["ray_actor_options"]["num_cpus"], application["args"]["serve"]
@@ -123,14 +115,8 @@ def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: s
 
 def test_a_spot_pod_that_does_not_come_is_given_up_in_the_time_that_the_readme_says() -> None:
     options = cluster_spec(of_kind(render("overlays/spot"), "RayJob"))["autoscalerOptions"]
-    environment = {each["name"]: each["value"] for each in options["env"]}
-    done = subprocess.run(
-        [sys.executable, "-c", _GIVES_UP],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = os.environ | {each["name"]: each["value"] for each in options["env"]}
+    done = subprocess.run([sys.executable, "-c", _GIVES_UP], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "600", done.stderr
     assert "a pod that has waited ten minutes is given up" in (K8S / "README.md").read_text()
 

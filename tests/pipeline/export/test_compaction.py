@@ -106,21 +106,16 @@ def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 5])
-def test_an_input_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(
-    tmp_path: Path, max_rows: int
-) -> None:
+def test_a_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(tmp_path: Path, max_rows: int) -> None:
     corpus = Corpus(RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0)]), tmp_path / "out")
-    nums_samples = (5, 4, 1)
-    rows = [generation(unit(0).row_id(i), sample) for i in range(3) for sample in range(nums_samples[i])]
+    rows = [generation(unit(0).row_id(i), sample) for i, count in enumerate((5, 4, 1)) for sample in range(count)]
     commit_rows(corpus.run, unit(0), rows, [])
     files, _ = corpus.compact(Cut(max_rows=max_rows))
     assert [file.num_rows for file in files] == ([5, 5] if max_rows == 5 else [5, 4, 1])
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9000, 20_000, 10**9])
-def test_a_file_cut_by_bytes_ends_when_it_has_that_size(
-    corpus: Corpus, all_rows: list[dict[str, Any]], num_bytes: int
-) -> None:
+def test_a_file_cut_by_bytes_ends_at_that_size(corpus: Corpus, all_rows: list[dict[str, Any]], num_bytes: int) -> None:
     files, _ = corpus.compact(Cut(num_bytes=num_bytes))
     assert corpus.rows() == all_rows
     assert all(file.num_bytes >= num_bytes for file in files[:-1])
@@ -155,8 +150,7 @@ def test_the_note_names_the_run_its_counts_and_every_file(corpus: Corpus) -> Non
 def test_error_rows_are_compacted_if_asked_for_and_stale_ones_are_not(corpus: Corpus) -> None:
     write_errors(corpus.run, 2, [1, 2])  # a retry of row 2 died before it deleted this
     files, totals = corpus.compact(Cut(max_rows=1), include_errors=True)
-    failed = [row["row_id"] for part in corpus.parts("errors") for row in part]
-    assert failed == [unit(2).row_id(1), unit(5).row_id(1)]
+    assert [row["row_id"] for part in corpus.parts("errors") for row in part] == [unit(2).row_id(1), unit(5).row_id(1)]
     assert [file.name for file in files[-2:]] == ["errors/part-00000.parquet", "errors/part-00001.parquet"]
     assert totals.counts.num_errors == 2
 
@@ -257,9 +251,7 @@ def test_a_complete_compaction_is_there_already_and_is_left_as_it_is(corpus: Cor
         corpus.compact(include_errors=True)
 
 
-def test_a_destination_of_another_run_or_of_another_complete_compaction_is_refused(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_destination_of_another_run_or_another_complete_compaction_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     corpus.compact()
     before, note = written(corpus.out), corpus.out / "_dray.json"
     refusal = "holds a complete compaction of this run already, but "
@@ -357,8 +349,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder_to_a_store(
     s3_folder: str, corpus: Corpus
 ) -> None:
-    remote = Corpus(make_run(Location.parse(s3_folder)), corpus.out)
-    files, totals = remote.compact(include_errors=True)
+    files, totals = Corpus(make_run(Location.parse(s3_folder)), corpus.out).compact(include_errors=True)
     destination = Location.parse(s3_folder.replace("/folder", "/compacted"))
     interrupted = Compaction(corpus.run, destination, TEN_ROWS, include_errors=True).files()
     next(interrupted)
@@ -385,6 +376,5 @@ def test_a_row_group_never_parts_the_samples_of_an_input_row(num_bytes: int, max
     second = pa.table({"row_id": [3, 3, 3], "sample": [0, 1, 2]})
     queue = RowQueue([first, first.slice(0, 0), second])
     assert sum(table.num_rows for table in queue.take(num_bytes, max_rows)) == num_taken
-    left = queue.take(10**6, 10**6)
-    assert sum(table.num_rows for table in left) == 9 - num_taken
+    assert sum(table.num_rows for table in queue.take(10**6, 10**6)) == 9 - num_taken
     assert queue.is_empty

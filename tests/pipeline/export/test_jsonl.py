@@ -55,38 +55,24 @@ def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_th
 
 
 def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
-    carried = {
-        "any": JSON_TEXT,
-        "score": pa.float64(),
-        "day": pa.date32(),
-        "price": pa.decimal128(6, 2),
-        "raw": pa.binary(),
-        "nested": pa.struct([("x", pa.list_(pa.float32()))]),
+    columns: dict[str, tuple[pa.DataType, Any, Any]] = {  # type, value, and what is exported
+        "any": (JSON_TEXT, '{"a": [1, "ü"]}', {"a": [1, "ü"]}),
+        "score": (pa.float64(), float("nan"), None),
+        "day": (pa.date32(), date(2026, 11, 21), "2026-11-21"),
+        "price": (pa.decimal128(6, 2), Decimal("1.50"), "1.50"),
+        "raw": (pa.binary(), b"\x00\xff", "AP8="),
+        "nested": (pa.struct([("x", pa.list_(pa.float32()))]), {"x": [0.5, float("inf")]}, {"x": [0.5, None]}),
     }
-    values = {
-        "any": '{"a": [1, "ü"]}',
-        "score": float("nan"),
-        "day": date(2026, 11, 21),
-        "price": Decimal("1.50"),
-        "raw": b"\x00\xff",
-        "nested": {"x": [0.5, float("inf")]},
-    }
-    run_directory = RunDirectory.create(
-        str(tmp_path / "run"), {**RUN, "carried": types_to_dict(carried)}, [unit(0, num_rows=2)]
-    )
+    carried = {name: type_ for name, (type_, _, _) in columns.items()}
+    values = {name: value for name, (_, value, _) in columns.items()}
+    two_rows = unit(0, num_rows=2)
+    run_directory = RunDirectory.create(str(tmp_path / "run"), {**RUN, "carried": types_to_dict(carried)}, [two_rows])
     rows = [generation(0) | values, generation(1) | dict.fromkeys(values)]
     table = pa.Table.from_pylist(rows, schema=generations_schema(carried))
-    commit_part(run_directory, unit(0, num_rows=2), table, ERRORS.empty_table(), count_generations(table, 0), attempt=0)
+    commit_part(run_directory, two_rows, table, ERRORS.empty_table(), count_generations(table, 0), attempt=0)
     export_jsonl(run_directory, str(tmp_path / "out.jsonl"), None)
     full, empty = _lines(tmp_path / "out.jsonl")
-    assert {name: full[name] for name in carried} == {
-        "any": {"a": [1, "ü"]},
-        "score": None,
-        "day": "2026-11-21",
-        "price": "1.50",
-        "raw": "AP8=",
-        "nested": {"x": [0.5, None]},
-    }
+    assert {name: full[name] for name in carried} == {name: exported for name, (_, _, exported) in columns.items()}
     assert {name: empty[name] for name in carried} == dict.fromkeys(carried)
     assert full["text"] == "abcde"
 

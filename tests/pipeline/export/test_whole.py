@@ -68,9 +68,7 @@ def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_an_error_
         assert caught.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
-def test_exporting_to_a_link_or_a_device_does_not_replace_it(
-    export: Export, finished_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_an_export_replaces_no_link_or_device(export: Export, finished_run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real.jsonl")
     export(finished_run, str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink()

@@ -16,8 +16,7 @@ Write = Callable[[str, bytes], str]
 
 @pytest.fixture
 def folder(tmp_path: Path, write: Write) -> Path:
-    names = ["b.txt", "a.txt", "sub/c.txt", "sub/deep/d.txt", ".hidden.txt", "_tmp/e.txt", "sub/_SUCCESS", "f.csv"]
-    for name in names:
+    for name in ("b.txt", "a.txt", "sub/c.txt", "sub/deep/d.txt", ".hidden.txt", "_tmp/e.txt", "sub/_SUCCESS", "f.csv"):
         write(f"in/{name}", b"x")
     return tmp_path / "in"
 
@@ -48,10 +47,7 @@ def test_the_files_of_a_path_are_sorted_and_hidden_ones_skipped(
 
 def test_relative_paths_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert [file.path for file in list_files(["sub/*.txt", "a.txt"])] == [
-        str(folder / "sub/c.txt"),
-        str(folder / "a.txt"),
-    ]
+    assert [file.path for file in list_files(["sub/*.txt", "a.txt"])] == [f"{folder}/sub/c.txt", f"{folder}/a.txt"]
     assert [file.path for file in list_files("*.csv")] == [str(folder / "f.csv")]
 
 

@@ -14,13 +14,14 @@ from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from tests.pipeline.made_up import read_all
 
-Read = Callable[[dict[str, Any]], InputRow | ErrorRow]
+Line = dict[str, Any]
+Read = Callable[[Line], InputRow | ErrorRow]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
 def read(write: Callable[[str, bytes], str]) -> Read:
-    def read_line(line: dict[str, Any]) -> InputRow | ErrorRow:
+    def read_line(line: Line) -> InputRow | ErrorRow:
         path = write("batch.jsonl", json.dumps(line).encode())
         (row,) = read_all(list_files(path), InputOptions(format="openai_batch"), 1)
         return row
@@ -28,12 +29,12 @@ def read(write: Callable[[str, bytes], str]) -> Read:
     return read_line
 
 
-def chat(**body: Any) -> dict[str, Any]:
+def chat(**body: Any) -> Line:
     body = {"model": "m", "messages": MESSAGES, **body}
     return {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def completion(**body: Any) -> dict[str, Any]:
+def completion(**body: Any) -> Line:
     return {"custom_id": "c1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi", **body}}
 
 
@@ -52,9 +53,7 @@ def completion(**body: Any) -> dict[str, Any]:
         (chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}), {}),
     ],
 )
-def test_fields_of_the_body_become_sampling_parameters(
-    read: Read, line: dict[str, Any], overrides: dict[str, Any] | None
-) -> None:
+def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, overrides: Line | None) -> None:
     row = read(line)
     assert isinstance(row, InputRow)
     body = line["body"]
@@ -84,9 +83,7 @@ def test_fields_of_the_body_become_sampling_parameters(
         ({**chat(), "custom_id": None}, "read", "custom_id: expected a string, got None"),
     ],
 )
-def test_an_unsupported_field_is_an_error_row_that_names_it(
-    read: Read, line: dict[str, Any], stage: str, message: str
-) -> None:
+def test_an_unsupported_field_is_an_error_row_that_names_it(read: Read, line: Line, stage: str, message: str) -> None:
     row = read(line)
     assert isinstance(row, ErrorRow)
     assert row.stage == stage

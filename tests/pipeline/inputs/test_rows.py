@@ -26,7 +26,6 @@ from tests.pipeline.made_up import error as error_of
 from tests.pipeline.made_up import read_all, unit
 
 Write = Callable[[str, bytes], str]
-
 Read = Callable[..., list[InputRow | ErrorRow]]
 
 
@@ -250,9 +249,7 @@ def test_a_nan_in_carried_json_text_is_an_error_row(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("column", "match"), [("nope", "not in the input"), ("row_id", "output uses itself")])
-def test_a_carried_column_that_is_absent_or_has_a_reserved_name_is_refused(
-    write: Write, column: str, match: str
-) -> None:
+def test_an_absent_carried_column_or_one_with_a_reserved_name_is_refused(write: Write, column: str, match: str) -> None:
     files = list_files(write("p.jsonl", b'{"prompt": "x", "row_id": 1}'))
     with pytest.raises(ValueError, match=match):
         carried_types(files, InputOptions(format="jsonl", carry_columns=(column,)))
@@ -341,8 +338,7 @@ def test_up_to_a_hundred_bad_first_lines_do_not_hide_an_openai_batch(write: Writ
 
 
 def test_a_truncated_gzip_file_is_refused_by_name_while_planning(write: Write) -> None:
-    random_text = os.urandom(200_000).hex()
-    content = gzip.compress(json.dumps({"prompt": random_text}).encode())
+    content = gzip.compress(json.dumps({"prompt": os.urandom(200_000).hex()}).encode())
     files = list_files(write("p.jsonl.gz", content[:100_000]))
     with pytest.raises(ValueError, match=r"p\.jsonl\.gz: cannot be read as jsonl"):
         resolve_options(files, InputOptions())

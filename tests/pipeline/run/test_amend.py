@@ -32,10 +32,8 @@ def _run(path: str | Location, num_failed: int = 2) -> RunDirectory:
     """Make a run of 2 units with 3 rows each; the last rows of unit 1 failed."""
     run_directory = RunDirectory.create(path, RUN, [unit(0), UNIT])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
-    failed = [0, 1, 2][3 - num_failed :]
-    commit_rows(
-        run_directory, UNIT, sound_rows(UNIT, [0, 1, 2][: 3 - num_failed]), [error(UNIT, index) for index in failed]
-    )
+    sound, failed = [0, 1, 2][: 3 - num_failed], [0, 1, 2][3 - num_failed :]
+    commit_rows(run_directory, UNIT, sound_rows(UNIT, sound), [error(UNIT, index) for index in failed])
     return run_directory
 
 
@@ -61,9 +59,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
     return _run(str(tmp_path / "run"))
 
 
-def test_retried_rows_join_the_part_in_order_as_if_they_had_never_failed(
-    run_directory: RunDirectory, tmp_path: Path
-) -> None:
+def test_retried_rows_join_the_part_in_order_as_if_none_had_failed(run_directory: RunDirectory, tmp_path: Path) -> None:
     receipt = _amend(run_directory, [1, 2], [])
     assert (receipt.counts.num_rows, receipt.counts.num_errors, receipt.counts.num_generations) == (2, 0, 4)
     assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
@@ -124,8 +120,7 @@ def test_rows_of_the_part_are_never_replaced(run_directory: RunDirectory) -> Non
 
 
 def test_an_error_of_another_kind_for_a_row_that_is_in_the_part_is_dropped(run_directory: RunDirectory) -> None:
-    receipt = _amend(run_directory, [1], [0])
-    assert receipt.counts.num_errors == 0
+    assert _amend(run_directory, [1], [0]).counts.num_errors == 0
     assert _errors(run_directory) == [(2, "bad", 1)]
 
 

@@ -61,9 +61,7 @@ def test_a_sound_run_has_no_problems_and_its_counts_are_those_of_its_rows(finish
         (_set(0, num_rounds=None), "num_rounds is null"),
     ],
 )
-def test_a_planted_corruption_is_named(
-    finished_run: RunDirectory, change: Callable[[Rows], Rows], problem: str
-) -> None:
+def test_planted_corruption_is_named(finished_run: RunDirectory, change: Callable[[Rows], Rows], problem: str) -> None:
     _rewrite(finished_run, change)
     problems = check_run(finished_run).problems
     assert all(text.startswith("data/part-000000001.parquet: ") for text in problems)
@@ -127,9 +125,8 @@ def test_a_leftover_temporary_file_is_a_note_and_no_problem(finished_run: RunDir
     Path(finished_run.temporary.child("part-000000001.parquet.abc").path).write_bytes(b"x")
     report = check_run(finished_run)
     assert report.is_complete
-    assert report.notes == [
-        "_tmp/part-000000001.parquet.abc: left by a process that died while writing; safe to delete"
-    ]
+    (note,) = report.notes
+    assert note == "_tmp/part-000000001.parquet.abc: left by a process that died while writing; safe to delete"
 
 
 @pytest.mark.parametrize(("finish_reason", "is_sound"), [("stop", True), ("length", False)])

@@ -58,8 +58,7 @@ def test_only_rows_of_a_wanted_stage_and_type_are_wanted(
 
 
 def test_a_run_in_which_no_row_failed_has_no_dead_letters(tmp_path: Path) -> None:
-    run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(0)])
-    assert find_dead_letters(run_directory, Wanted()) == DeadLetters()
+    assert find_dead_letters(RunDirectory.create(str(tmp_path), RUN, [unit(0)]), Wanted()) == DeadLetters()
 
 
 def test_damaged_error_rows_are_named(run_directory: RunDirectory) -> None:

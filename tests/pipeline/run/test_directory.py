@@ -37,9 +37,7 @@ def test_a_created_run_opens_with_its_units_and_totals(anywhere: Location) -> No
     assert list(opened.units()) == [unit(i) for i in range(25_000)]
 
 
-def test_a_manifest_of_many_units_is_split_into_parts_and_read_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_manifest_has_parts_and_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(i) for i in range(62)])
     assert run_directory.manifest.num_parts == 3
@@ -156,9 +154,7 @@ def test_a_creation_that_loses_does_not_harm_the_one_that_wins(tmp_path: Path) -
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["run.json"]
 
 
-def test_of_two_creations_that_end_together_the_later_link_loses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_creations_ending_together_the_later_link_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def create_after_another(*arguments: Any) -> bool:
         monkeypatch.setattr("pipeline.run.directory.create_file", create_file)
         RunDirectory.create(str(tmp_path), RUN, [unit(0), unit(1)])
@@ -170,9 +166,7 @@ def test_of_two_creations_that_end_together_the_later_link_loses(
     assert list(RunDirectory.open(str(tmp_path)).units()) == [unit(0), unit(1)]
 
 
-def test_a_creation_deletes_no_part_of_another_before_it_has_won(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_creation_deletes_no_part_of_another_before_it_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.run.manifest._UNITS_PER_ROW_GROUP", 3)
     with pytest.raises(KeyboardInterrupt):
         RunDirectory.create(str(tmp_path), RUN, _interrupted(45))

@@ -124,9 +124,7 @@ def test_the_lease_file_names_its_holder_and_changes_with_every_renewal(run_dire
 
 
 @pytest.mark.parametrize("hours", [-9, 9])
-def test_a_holder_whose_clock_is_wrong_is_judged_by_whether_its_file_changes(
-    run_directory: RunDirectory, hours: int
-) -> None:
+def test_a_holder_with_a_wrong_clock_is_judged_by_changes_of_its_file(run_directory: RunDirectory, hours: int) -> None:
     clock = f"2026-01-01T{12 + hours:02}:00:00+00:00"
     silent = Holder("abc", "elsewhere", 7, clock, clock, 0, 0.15)
     _write_holder(run_directory, silent)

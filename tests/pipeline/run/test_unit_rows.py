@@ -53,8 +53,7 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run: RunDirectory, nam
 
 def test_a_table_with_other_columns_is_named(finished_run: RunDirectory) -> None:
     part, errors = (Path(finished_run.location.child(f"{f}/part-000000001.parquet").path) for f in ("data", "errors"))
-    sound = part.read_bytes()
-    errors.write_bytes(sound)
+    errors.write_bytes(part.read_bytes())
     with pytest.raises(ValueError, match="its columns are not those of an errors table"):
         read_unit_rows(finished_run, unit(1))
     errors.unlink()
@@ -114,9 +113,8 @@ def _keys(table: pa.Table) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", _CARRIED)
 def test_tables_are_merged_by_row_and_sample_with_carried_columns_of_every_type(kind: str) -> None:
     type_, value = _CARRIED[kind]
-    merged = in_row_order(
-        _table([(1, 0), (1, 1), (9, 0)], type_, value), _table([(4, 1), (4, 0), (0, 0)], type_, value)
-    )
+    keys = [(1, 0), (1, 1), (9, 0)], [(4, 1), (4, 0), (0, 0)]
+    merged = in_row_order(*(_table(each, type_, value) for each in keys))
     assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
     assert merged["carried"].to_pylist() == [value] * 6
     assert _keys(without_rows_of(_table([(4, 0), (9, 5)]), merged)) == [(0, 0), (1, 0), (1, 1)]

@@ -30,17 +30,15 @@ ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, max_wait_s=0.01)
 ONE_CLIENT_GIVES_UP = 31  # requests that pyarrow's own client makes of one operation before it reports a failure
 
 
-def _behind(proxy: FlakyProxy, s3_folder: str, retries: RetryPolicy = ONCE_MORE) -> Location:
-    """Return the URI of the same folder, through the proxy."""
-    place = Location.parse(s3_folder)
-    return replace(Location.parse(s3_uri(proxy.address, place.path)), retries=retries)
+def _behind(proxy: FlakyProxy, s3_folder: str) -> Location:
+    """Return the same folder, through the proxy, whose operations are tried twice."""
+    return replace(Location.parse(s3_uri(proxy.address, Location.parse(s3_folder).path)), retries=ONCE_MORE)
 
 
 @pytest.fixture
 def run_directory(proxy: FlakyProxy, s3_folder: str) -> RunDirectory:
     """Make a run with one unit behind the proxy, whose operations are tried twice."""
-    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
-    return replace(run_directory, location=_behind(proxy, s3_folder))
+    return replace(RunDirectory.create(s3_folder, RUN, [unit()]), location=_behind(proxy, s3_folder))
 
 
 def _commit(run_directory: RunDirectory) -> None:
@@ -71,9 +69,7 @@ def test_a_commit_and_a_check_survive_a_store_that_fails_for_a_while(
     assert proxy.failures[0].times == 0
 
 
-def test_the_error_of_a_store_that_stays_down_says_what_was_tried(
-    run_directory: RunDirectory, proxy: FlakyProxy
-) -> None:
+def test_the_error_of_a_store_staying_down_says_what_was_tried(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
     proxy.failures.append(Failure("PUT .*/data/", 503, 1000))
     with pytest.raises(OSError, match=r"writing s3://.*/data/part-000000000.parquet\?.* failed 2 times in .*SLOW_DOWN"):
         _commit(run_directory)
@@ -172,9 +168,7 @@ def test_a_part_that_the_store_does_not_return_is_not_called_damaged(
     assert check_run(run_directory).is_complete
 
 
-def test_a_link_whose_response_was_lost_is_recognized_as_our_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_whose_response_was_lost_is_recognized_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
     def link_and_lose_the_answer(*paths: str) -> None:

@@ -96,13 +96,11 @@ def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: P
                 os._exit(9)
             yield UnitCall(unit(unit_id))
 
-    receipts = stream(dying, 20, a_worker())
-    assert sorted(receipt.unit_id for receipt in receipts) == list(range(20))
+    assert sorted(receipt.unit_id for receipt in stream(dying, 20, a_worker())) == list(range(20))
     assert (tmp_path / "died").exists()
 
 
 def test_actors_go_where_labels_and_resources_are() -> None:
-    node = ray.get_runtime_context().get_node_id()
     receipts = stream(
         calls([0, 1]),
         2,
@@ -110,6 +108,6 @@ def test_actors_go_where_labels_and_resources_are() -> None:
         memory=1 << 20,
         resources={"node:__internal_head__": 0.001},
         label_selector={"ray.io/node-id": "elsewhere"},
-        fallback_label_selectors=({"ray.io/node-id": node},),
+        fallback_label_selectors=({"ray.io/node-id": ray.get_runtime_context().get_node_id()},),
     )
     assert len(receipts) == 2
