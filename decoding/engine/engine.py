@@ -273,9 +273,10 @@ class Engine:
         except SlotsLostError as lost:
             self._readmit(lost)
         if self._final_loss is not None:
+            loss, self._final_loss = self._final_loss, None
             raise TargetLostError(
-                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {self._final_loss}"
-            ) from self._final_loss
+                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {loss}"
+            ) from loss
         finished, self._ended = self._ended, []
         return finished
 
