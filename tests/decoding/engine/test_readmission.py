@@ -223,17 +223,19 @@ def test_a_row_that_is_being_seated_when_memory_runs_out_still_waits(models, und
     assert_same(found, undisturbed[0.8])
 
 
-def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error(models):
+def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error_of_one_step(models, undisturbed):
     engine, _ = lanes_over(models, "none", 2)
-    engine.submit(sequences(0.0))
+    engine.submit(found := sequences(0.0))
     for _ in range(4):
         engine.step()
-    processes = Processes(engine, every=1)
+    processes = Processes(engine, every=1, max_losses=3)
     for _ in range(2):
         assert engine.step() == []
     with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
         engine.step()
     assert processes.num_losses == 3
+    assert_each_once(engine.stream([]), found)
+    assert_same(found, undisturbed[0.0])
 
 
 def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_not_of_the_prompt(models):
