@@ -188,12 +188,17 @@ def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList
 
 def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:
     modules = layer_list(network, layers.num_layers)
+    embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
+    names = {id(module): name.rpartition(".")[2] for name, module in network.named_modules()}
+    dropped = [rf"\b{names[id(modules)]}\.{index}\." for index in range(len(modules)) if index not in layers]
+    dropped += [] if layers.has_embedding else [rf"\b{names[id(embedding)]}\."]
+    dropped += [] if layers.has_head else [rf"\b{names[id(head)]}\."]
+    # The other stages' weights. Any other surplus weight, and any missing one, is an error.
+    network._keys_to_ignore_on_load_unexpected = {*(network._keys_to_ignore_on_load_unexpected or ()), *dropped}
     for index, layer in enumerate(modules):
         if index not in layers:
             modules[index] = _StandIn(layer)
-    embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
     is_tied = bool(network.all_tied_weights_keys)
-    network._keys_to_ignore_on_load_unexpected = {".*"}  # the other stages' weights; missing weights are an error
     if not layers.has_head:
         _replace(network, head, _Nothing(head))
         network.all_tied_weights_keys = {}  # nothing is left to be tied, and the loader would look for it

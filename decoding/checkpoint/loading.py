@@ -4,10 +4,11 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from decoding.checkpoint.generation import end_token_ids
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, pick_device
 
@@ -49,7 +50,14 @@ def load_network(
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
         raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
-    return model if num_ranks > 1 else model.to(place), _eos_token_ids(path, model)
+    surplus = sorted(report["unexpected_keys"])
+    if surplus:  # transformers would drop them
+        raise ValueError(
+            f"the weights in {path!r} have {len(surplus)} tensors for which {type(model).__name__} has no place, first "
+            f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
+            f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
+        )
+    return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
@@ -63,14 +71,3 @@ def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.de
             f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
             "or choose dtype bfloat16 knowingly"
         )
-
-
-def _eos_token_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
-    try:
-        generation = GenerationConfig.from_pretrained(path)
-    except OSError:
-        generation = model.generation_config
-    ids = (
-        generation.eos_token_id if generation.eos_token_id is not None else model.config.get_text_config().eos_token_id
-    )
-    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.network.language_model import LanguageModel
+from decoding.network.stage import Stage
 from tests.decoding.tiny import build, llama_config, save
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -87,6 +88,34 @@ def test_weights_that_lack_a_tensor_are_refused_and_not_filled_with_random_numbe
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=rf"lack 1 tensors of the model, first '{name}'"):
         LanguageModel.load(path, "cpu")
+
+
+def _qwen2_called_llama(tmp_path: Path) -> str:
+    path = save(build(transformers.Qwen2Config(**SMALL, **HEADS), seed=1), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    return path
+
+
+def test_weights_that_the_model_has_no_place_for_are_refused_and_not_dropped(tmp_path):
+    path = _qwen2_called_llama(tmp_path)
+    with pytest.raises(ValueError, match=r"6 tensors for which LlamaForCausalLM has no place.*k_proj\.bias.*'llama'"):
+        LanguageModel.load(path, "cpu")
+
+
+@pytest.mark.parametrize(("index", "layer"), [(0, 0), (1, 1)])
+def test_a_stage_refuses_the_surplus_weights_of_its_own_layers(tmp_path, index, layer):
+    path = _qwen2_called_llama(tmp_path)
+    with pytest.raises(ValueError, match=rf"3 tensors for which .* has no place, first 'model.layers.{layer}\."):
+        Stage.load(path, index, 2, "cpu")
+
+
+def test_weights_that_the_model_class_says_are_needless_are_left_out(tmp_path):
+    path = save(build(transformers.GPTNeoXConfig(**SMALL, num_attention_heads=4), seed=1), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert LanguageModel.load(path, "cpu").vocab_size == 32
 
 
 def test_a_tied_output_head_is_not_missing(tmp_path):

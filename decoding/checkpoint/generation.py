@@ -1,0 +1,85 @@
+"""The part of generation_config.json that changes a text, and what of it the sampling parameters here can say.
+
+transformers' `generate` applies that file unasked. Here a text depends on the sampling parameters alone, so that the
+run's configuration says all of it; only the end tokens come from the model (docs/adr/0022).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+# What `generate` does where the file says nothing, for each of its fields that changes a text.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "do_sample": (None, False),
+    "temperature": (None, 1.0),
+    "top_k": (None, 0),
+    "top_p": (None, 1.0),
+    "min_p": (None, 0.0),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None, []),
+    "force_words_ids": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "sequence_bias": (None, {}, []),
+    "exponential_decay_length_penalty": (None,),
+    "remove_invalid_values": (None, False),
+    "renormalize_logits": (None, False),
+    "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "max_new_tokens": (None,),
+    "stop_strings": (None, [], ""),
+    "token_healing": (None, False),
+}
+# The name here of each of these fields that the sampling parameters have. `do_sample` is the temperature 0.
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+}
+_SHAPES_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effect in a greedy text
+
+
+def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the token ids at which `generate` ends a text of this model."""
+    ids = None if model.generation_config is None else model.generation_config.eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
+
+
+def sampling_of(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a model's generation_config.json says of sampling: (as sampling parameters, the fields without one).
+
+    Fields that say what `generate` does anyway are left out. Both are empty where there is no such file. Raises
+    ValueError if the file cannot be read.
+    """
+    if not (Path(folder) / "generation_config.json").is_file():
+        return {}, {}
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"cannot read generation_config.json of the model at {folder!r}: {error}") from error
+    said = {name: getattr(generation, name, None) for name in _WITHOUT_EFFECT}
+    said = {name: value for name, value in said.items() if value not in _WITHOUT_EFFECT[name]}
+    if not said.pop("do_sample", False):
+        said = {name: value for name, value in said.items() if name not in _SHAPES_OF_SAMPLING} | {"temperature": 0.0}
+    ours = {_SAMPLING[name]: said.pop(name) for name in list(said) if name in _SAMPLING}
+    return ours, said
