@@ -12,7 +12,6 @@ import torch
 from actors.stages.work import Finish, Work, do
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.rank import meet, open_rank_store
-from decoding.checkpoint.supported import own_window
 from decoding.device import Device, give_back_freed_memory, name_of
 from decoding.network.stage import Stage
 
@@ -31,7 +30,6 @@ class StageFacts:
     is_fused: bool  # our own layers run
     runs_kernels: bool  # and our own attention in them
     is_batch_invariant: bool
-    window: int  # that the model file cuts by itself; 0 if there is none
 
 
 class RankFailedError(RuntimeError):
@@ -99,7 +97,6 @@ class StageActor:
             is_fused=stage.fused is not None,
             runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
             is_batch_invariant=stage.is_batch_invariant,
-            window=own_window(stage.network.config),
         )
 
     def pid(self) -> int:
@@ -119,6 +116,14 @@ class StageActor:
     def set_packs_rows(self, packs_rows: bool) -> None:
         """Let the model see ragged rows end to end, or in a rectangle."""
         self._stage.packs_rows = packs_rows
+
+    def run_rows_apart(self) -> None:
+        """Give each row a forward of its own from now on (`SlotNetwork.runs_rows_apart`)."""
+        self._stage.runs_rows_apart = True
+
+    def mislead(self, num_tokens: int) -> None:
+        """Report lengths that are off by this to models that ask a cache for one (`KVCache.misleads`)."""
+        self._stage.misleads = num_tokens
 
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
         """Reserve fresh slots for a session (`Stage.allocate`)."""

@@ -6,14 +6,17 @@ model computes, and `tests/decoding/checkpoint/test_rank.py` shows it for layers
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
-from decoding.network.probe import FUSED_TOLERANCE, TOLERANCE
+from decoding.checkpoint.supported import load_config, model_folder
+from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, TOLERANCE, check_lengths
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
+from decoding.sampling.judging import close_call_margin
 
 _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 _log = logging.getLogger(__name__)
@@ -24,8 +27,8 @@ def check_chain(model: ShardedModel, name: str) -> float:
 
     Stages that can be made faster (`Stage.speed_up`) are then made so, and measured again, against the same forwards.
     """
-    pipeline, first = model.pipeline, model.facts_of_stages[0]
-    rows = ProbeRows.of(model.vocab_size, first.window, model.max_positions)
+    lengths, pipeline = check_lengths(load_config(model_folder(name)), name), model.pipeline
+    rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
     try:
         plain = [repeat(partial(model.plain_logits, text, NUM_REAL)).float() for text in rows.texts]
@@ -33,6 +36,9 @@ def check_chain(model: ShardedModel, name: str) -> float:
         deviation = measure()
         if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
             pipeline.tell_all("set_packs_rows", False)
+            deviation = measure()
+        if lengths.needs_rows_apart or _is_misled(model, measure):
+            pipeline.tell_all("run_rows_apart")
             deviation = measure()
     except StagesGoneError:
         raise
@@ -55,7 +61,21 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"{name!r} computes the same in stages, but not with its weights laid out for this processor (off by "
             f"{fused:.1e}); set DRAY_KERNELS=off to run without our kernels, and report this"
         )
+    model.close_call = close_call_margin(model.dtype, max(deviation, fused))
     return max(deviation, fused)
+
+
+def _is_misled(model: ShardedModel, measure: Callable[[], float]) -> bool:
+    """Tell whether the layers depend on the length that a cache says it has, which is not that of each row."""
+    model.pipeline.tell_all("mislead", MISLEADING)
+    try:
+        return not measure() <= TOLERANCE[model.dtype]
+    except StagesGoneError:
+        raise
+    except _FAILURES:
+        return True
+    finally:
+        model.pipeline.tell_all("mislead", 0)
 
 
 def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -> float:

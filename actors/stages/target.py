@@ -17,7 +17,7 @@ from actors.stages.pipeline import StagePipeline, Step
 from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import timed_start
-from decoding.sampling.judging import RowVerdict, ScoreRequest
+from decoding.sampling.judging import RowVerdict, ScoreRequest, close_call_margin
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
@@ -71,6 +71,7 @@ class ShardedModel:
         self.vocab_size: int = last.vocab_size
         self.max_positions: int | None = first.max_positions
         self.eos_token_ids: frozenset[int] = first.eos_token_ids
+        self.close_call = close_call_margin(self.dtype)
         self.cache: RemoteSlots | None = None
         self._size = (0, 0)  # slots and positions
         self._sessions = count()
@@ -135,7 +136,7 @@ class ShardedModel:
             request.starts,
             [row[:length] for row, length in zip(tokens, lengths, strict=True)],
             num_positions,
-            partial(judged, request_to_send(request), self.dtype),
+            partial(judged, request_to_send(request)),
         )
 
     def decide(

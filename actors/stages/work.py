@@ -34,9 +34,9 @@ class Work:
     is_eager: bool = False  # without slots: by transformers' own attention
 
 
-def judged(request: ScoreRequest, dtype: torch.dtype, logits_BJV: torch.Tensor) -> list[RowVerdict]:
+def judged(request: ScoreRequest, logits_BJV: torch.Tensor) -> list[RowVerdict]:
     """Return the verdict on each row's draft."""
-    return judge(_moved(request, logits_BJV.device), logits_BJV, dtype).result()
+    return judge(_moved(request, logits_BJV.device), logits_BJV).result()
 
 
 def decided(rows: Rows, accepted: Seq[int], num_logprobs: int | None, logits: torch.Tensor) -> RowVerdict:
@@ -87,7 +87,7 @@ def to_send(rows: Rows) -> Rows:
 
 def request_to_send(request: ScoreRequest) -> ScoreRequest:
     """Copy a request to the CPU, with no more of its sequences than verification needs."""
-    return ScoreRequest(to_send(request.rows), _moved(request.draft, _CPU), request.num_logprobs)
+    return ScoreRequest(to_send(request.rows), _moved(request.draft, _CPU), request.num_logprobs, request.close_call)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

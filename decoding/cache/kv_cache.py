@@ -71,12 +71,21 @@ class KVCache(Cache):  # type: ignore[misc]
         self.num_positions = num_positions
         # One spare position in each slot receives what is written past the end (the padding of ragged rows).
         self.num_allocated = num_positions + 1
+        self.misleads = 0  # added to the length that a model asks for
         self._plan: Plan | None = None
 
     def plan(
-        self, slots_B: torch.Tensor | None, positions_BT: torch.Tensor, longest: int, packing: Packing | None
+        self,
+        slots_B: torch.Tensor | None,
+        positions_BT: torch.Tensor,
+        longest: int,
+        packing: Packing | None,
+        is_exact: bool = False,
     ) -> Plan:
-        """Set which positions of which slots the next forward reads and writes; `longest` is the longest row's end."""
+        """Set which positions of which slots the next forward reads and writes; `longest` is the longest row's end.
+
+        With `is_exact` no position behind that end is visible, so that the only row's length is the visible one.
+        """
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
         num_rows, num_tokens = positions_BT.shape
         slots_N = slots[:, None].expand_as(positions_BT).flatten()
@@ -86,7 +95,8 @@ class KVCache(Cache):  # type: ignore[misc]
         else:
             row_first = packing.row_first
             slots_N, positions_N = slots_N[packing.packed_N], positions_N[packing.packed_N]
-        end = -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET
+        bucket = 1 if is_exact else LENGTH_BUCKET
+        end = -(-longest // bucket) * bucket
         plan = Plan(
             slots_B=slots_B,
             positions_BT=positions_BT,
@@ -143,8 +153,12 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._current.num_visible, 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return a length from which model code that adds the query length gets the visible length."""
-        return self._current.num_visible - self._current.positions_BT.shape[1]
+        """Return a length from which model code that adds the query length gets the visible length.
+
+        It is the row's own only if the forward has one row (`SlotNetwork.runs_rows_apart`); the probe sees to it that
+        no other forward of the model depends on it. For that it `misleads` the model.
+        """
+        return self._current.num_visible - self._current.positions_BT.shape[1] + self.misleads
 
     @property
     def _current(self) -> Plan:

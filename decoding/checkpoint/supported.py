@@ -59,15 +59,6 @@ def max_positions(config: PretrainedConfig) -> int | None:
     return limit
 
 
-def own_window(config: PretrainedConfig) -> int:
-    """Return the window of a model that cuts it in its own code (GPT-Neo: `window_size`); 0 if it does not.
-
-    Other windows are part of transformers' mask rules, which `slot_attention` evaluates for each row.
-    """
-    window = getattr(config.get_text_config(), "window_size", None)
-    return max(window, 0) if isinstance(window, int) else 0
-
-
 def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size: int) -> None:
     """Raise a ValueError naming the first token id that means something else to the draft than to the target.
 

@@ -167,7 +167,8 @@ class Lane:
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
         draft = replace(draft, num_draft_tokens_B=num_drafted_B)
-        return ScoreRequest(rows, draft, tuple(sequence.params.logprobs for sequence in rows.sequences))
+        num_logprobs = tuple(sequence.params.logprobs for sequence in rows.sequences)
+        return ScoreRequest(rows, draft, num_logprobs, self.target.close_call)
 
     def _commit(self, row: int, verdict: RowVerdict) -> None:
         sequence, logprobs = self.running[row], verdict.logprobs

@@ -185,6 +185,7 @@ class _Instant(LocalTarget):
         self.cache = KVCache(num_slots, num_positions)  # never written
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
+        self.close_call = model.close_call
         generator = torch.Generator().manual_seed(0)
         shape = (num_slots, num_positions, model.vocab_size)
         self._logits_BJV = torch.empty(shape, device=model.device, dtype=model.dtype)

@@ -20,6 +20,7 @@ from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs, cuda_recorder
 from decoding.network.slot_network import SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
+from decoding.sampling.judging import close_call_margin
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -31,6 +32,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         """Take over `model`; it must have no other user (its head carries our hook)."""
         super().__init__(model, eos_token_ids)
         self.cache: KVCache | None = None
+        self.close_call = close_call_margin(self.dtype)  # of a model that deviates little; the probe measures it
         # A forward reads each weight once, but only a few rows of an input embedding.
         self.num_bytes_read: int = self.num_weight_bytes
         embedding = model.get_input_embeddings().weight
@@ -103,8 +105,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
         so that padding costs nothing; logits beyond a row's tokens are those of its last one.
         """
         assert self.cache is not None, "allocate() comes first"
+        if self.runs_rows_apart and lengths is not None:  # no row is fed more than its own tokens
+            token_ids_BT, logits_at_BJ = token_ids_BT[:, : max(lengths)], logits_at_BJ.clamp(max=max(lengths) - 1)
         width = token_ids_BT.shape[1]
-        packing = Packing.of(lengths, self.device, width) if lengths is not None and self.packs_rows else None
+        is_ragged = lengths is not None and (self.packs_rows or self.runs_rows_apart)
+        packing = Packing.of(lengths, self.device, width) if lengths is not None and is_ragged else None
         tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
         return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
 

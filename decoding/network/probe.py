@@ -6,20 +6,26 @@ be packed is measured as well; a model that packing changes gets rectangles.
 """
 
 import logging
+from typing import NamedTuple
 
 import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding.cache import slot_attention as attention
-from decoding.checkpoint.supported import own_window
+from decoding.checkpoint.miniature import lengths_in, miniature
+from decoding.checkpoint.supported import max_positions
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
+from decoding.sampling.judging import close_call_margin
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-# Close calls (`judging.CLOSE_CALL`) rely on float32 being this exact, whichever code runs. Measured: below 2e-6.
+# Close calls (`judging.close_call_margin`) rely on float32 being this exact, whichever code runs. Measured: below 2e-6.
 FUSED_TOLERANCE = {torch.float32: 1e-5}
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+
+MISLEADING = 4096  # tokens
 
 _log = logging.getLogger(__name__)
 
@@ -30,33 +36,74 @@ def check_model(model: LanguageModel, name: str) -> float:
     A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again against what it
     computed before anything was changed. The model's cache is lost.
     """
+    lengths = check_lengths(model.network.config, name)
+    if lengths.needs_rows_apart:
+        model.runs_rows_apart, model.packs_rows = True, False
+    rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     try:
-        plain = _plain_logits(model)
+        plain = _plain_logits(model, rows)
     except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run: {type(error).__name__}: {error}") from error
-    deviation = _checked(model, name, plain)
+    deviation = _checked(model, name, plain, rows)
     packs_rows = model.packs_rows
     model.speed_up()
     if model.fused is not None:
         try:
-            fused_deviation = _measured(model, plain)
+            fused_deviation = _measured(model, plain, rows)
         except _FAILURES:
             fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
             _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
     try:
-        return max(deviation, _checked(model, name, plain))
+        deviation = max(deviation, _checked(model, name, plain, rows))
     except ValueError as error:
         raise ValueError(
             f"{name!r} computes the same on the slot cache, but not with its weights laid out for this processor; "
             f"set DRAY_KERNELS=off to run without our kernels, and report this ({error})"
         ) from error
+    model.close_call = close_call_margin(model.dtype, deviation)
+    return deviation
 
 
-def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> float:
+class Lengths(NamedTuple):
+    """What is known of a model that changes its ways at some length of a text."""
+
+    needs_rows_apart: bool = False
+    reach: int = 0  # tokens by which a probe's text must be longer to cross all lengths that no miniature has shown
+
+
+def check_lengths(config: PretrainedConfig, name: str) -> Lengths:
+    """Return what a probe must know of the lengths in a model's configuration.
+
+    A text that crosses a window, a chunk or a scale of some thousand tokens is too long for a probe. So a miniature of
+    the model is probed, in which each length is shorter than the probe's text; its weights are random numbers. Where no
+    miniature can be made, the real model is probed with a text that is long enough. Raises a ValueError if the slots
+    are wrong beyond one of the lengths.
+    """
+    limit, lengths = max_positions(config), lengths_in(config)
+    crossed = [length for length in lengths if limit is None or length < limit]
+    if not crossed:
+        return Lengths()
     try:
-        deviation = _measured(model, plain)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            network = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
+    except (*_FAILURES, AssertionError) as error:
+        _log.info("no miniature of %r can be made, so the probe's text is long: %s", name, error)
+        return Lengths(reach=max(crossed))
+    small = LanguageModel(network.float(), frozenset())
+    try:
+        rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
+        _checked(small, name, _plain_logits(small, rows), rows)
+        return Lengths(small.runs_rows_apart)
+    except ValueError as error:
+        raise ValueError(f"in texts that are longer than one of its windows, chunks or scales, {error}") from error
+
+
+def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor], rows: ProbeRows) -> float:
+    try:
+        deviation = _measured(model, plain, rows)
     except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run on the slot cache: {type(error).__name__}: {error}") from error
     tolerance = TOLERANCE[model.dtype]
@@ -68,26 +115,21 @@ def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor]) -> floa
     return deviation
 
 
-def _rows(model: LanguageModel) -> ProbeRows:
-    return ProbeRows.of(model.vocab_size, own_window(model.network.config), model.max_positions)
-
-
 @torch.inference_mode()
-def _plain_logits(model: LanguageModel) -> list[torch.Tensor]:
+def _plain_logits(model: LanguageModel, rows: ProbeRows) -> list[torch.Tensor]:
     """Return each row's last logits [J, V] from one forward of the network itself, with its own eager attention."""
     attention.uninstall(model.network)
     try:
         return [
             model.network(input_ids=to_device([text], model.device), use_cache=False).logits[0, -NUM_REAL:]
-            for text in _rows(model).texts
+            for text in rows.texts
         ]
     finally:
         attention.install(model.network)
 
 
 @torch.inference_mode()
-def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
-    rows = _rows(model)
+def _measured(model: LanguageModel, plain: list[torch.Tensor], rows: ProbeRows) -> float:
     model.allocate(len(SLOTS), rows.num_positions)
     may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: packing is compared with them
     model.prefill(SLOTS, rows.prompts)
@@ -95,10 +137,26 @@ def _measured(model: LanguageModel, plain: list[torch.Tensor]) -> float:
     model.forward(rows.starts, junk_BJ, _every(junk_BJ), slots=SLOTS)
     for _ in range(_num_times(model)):
         found_BJV = model.forward(rows.starts, real_BJ, _every(real_BJ), slots=SLOTS)
+    if model.fused is None and not model.runs_rows_apart and _is_misled(model, rows.starts, real_BJ, found_BJV):
+        model.runs_rows_apart = True
+        return _measured(model, plain, rows)
     if may_pack:
         model.packs_rows = _packs(model, rows.starts, real_BJ, found_BJV)
     model.cache = None
     return relative_deviation(list(found_BJV), plain)
+
+
+def _is_misled(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found_BJV: torch.Tensor) -> bool:
+    """Tell whether the model depends on the length that the cache says it has, which is not that of each row."""
+    assert model.cache is not None
+    model.cache.misleads = MISLEADING
+    try:
+        misled_BJV = model.forward(starts, real_BJ, _every(real_BJ), slots=SLOTS)
+    except _FAILURES:
+        return True
+    finally:
+        model.cache.misleads = 0
+    return not relative_deviation(list(misled_BJV), list(found_BJV)) <= TOLERANCE[model.dtype]
 
 
 def _packs(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found_BJV: torch.Tensor) -> bool:

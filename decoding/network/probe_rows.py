@@ -22,9 +22,8 @@ class ProbeRows:
     real: list[list[int]]
 
     @classmethod
-    def of(cls, vocab_size: int, window: int, max_positions: int | None) -> "ProbeRows":
-        """Make the rows for a model of this vocabulary and context; the last prompt is longer than a `window`."""
-        reach = window
+    def of(cls, vocab_size: int, reach: int, max_positions: int | None) -> "ProbeRows":
+        """Make the rows for a model of this vocabulary and context; the last prompt is longer by `reach`."""
         if max_positions is not None:
             reach = max(0, min(reach, max_positions - max(_PROMPT_LENGTHS) - _NUM_JUNK - 1))
         generator = torch.Generator().manual_seed(0)

@@ -43,6 +43,8 @@ class SlotNetwork(ABC):
         self.max_positions: int | None = max_positions(network.config)
         # Models with attention of their own cannot take packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
+        # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
+        self.runs_rows_apart = False
         # Counted now, while all weights are parameters.
         self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(local_share, network.parameters()))
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
@@ -74,7 +76,7 @@ class SlotNetwork(ABC):
     def _lay_out(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
-        fits = FusedDecoder.fits(self.network)
+        fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
         pack_linears(self.network, FUSED_LINEARS if fits else ())
         if self.device.type == "cpu":  # the other parameters still point into the file and keep all of it mapped
             for parameter in self.network.parameters():
@@ -96,10 +98,12 @@ class SlotNetwork(ABC):
         `fed_N` are the rows' tokens end to end, packed, or `width` of each; their positions are starts[b],
         starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
         """
+        if self.runs_rows_apart and (len(starts) > 1 or packing is not None):
+            return self._forward_apart(fed_N, starts, width, packing, wanted_BJ, slots, cache)
         starts_B = to_device(starts, self.device)
         slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
         positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
-        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing)
+        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing, is_exact=self.runs_rows_apart)
         if self.max_positions is not None:
             positions_BT = positions_BT.clamp(max=self.max_positions - 1)
         if self.fused is None and packing is None:
@@ -119,6 +123,27 @@ class SlotNetwork(ABC):
             arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
             out = self._run(fed_N[None], positions_N[None], wanted_1J, **arguments)
         return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
+
+    def _forward_apart(
+        self,
+        fed_N: torch.Tensor,
+        starts: Seq[int],
+        width: int,
+        packing: Packing | None,
+        wanted_BJ: torch.Tensor,
+        slots: Seq[int] | None,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Run `_forward` for one row after the other."""
+        num_rows = len(starts)
+        first = list(range(0, (num_rows + 1) * width, width)) if packing is None else packing.row_first.tolist()
+        rows = []
+        for row, start in enumerate(starts):
+            own_N = fed_N[first[row] : first[row + 1]]
+            wanted_1J = wanted_BJ[row : row + 1].clamp(max=len(own_N) - 1)
+            slot = row if slots is None else slots[row]
+            rows.append(self._forward(own_N, [start], len(own_N), None, wanted_1J, [slot], cache))
+        return torch.cat(rows, dim=1 if self.vocab_size is None else 0)
 
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None

@@ -40,6 +40,7 @@ class Stage(SlotNetwork):
         self.num_ranks = num_ranks
         self._part = StageNetwork(self.network, layers)
         self._caches: dict[int, KVCache] = {}
+        self.misleads = 0  # of caches that are allocated from now on, for the probe
 
     @classmethod
     def load(
@@ -66,7 +67,8 @@ class Stage(SlotNetwork):
 
     def allocate(self, num_slots: int, num_positions: int, session: int = 0) -> None:
         """Reserve a fresh cache of slots x positions for a session; the contents of its earlier one are lost."""
-        self._caches[session] = KVCache(num_slots, num_positions)
+        self._caches[session] = cache = KVCache(num_slots, num_positions)
+        cache.misleads = self.misleads
 
     def release(self, session: int = 0) -> None:
         """Free a session's cache; `allocate` comes before its next forward."""
@@ -109,7 +111,7 @@ class Stage(SlotNetwork):
         last_B1 = to_device(lengths, self.device)[:, None] - 1
         wanted_BJ = wanted_BJ.to(self.device).minimum(last_B1)
         # Our own layers always take packed rows. In a rectangle, a row's last token is repeated to the end.
-        rectangle = None if self.packs_rows or self.fused is not None else packing
+        rectangle = None if self.packs_rows or self.runs_rows_apart or self.fused is not None else packing
         if rectangle is not None:
             fed_N, packing = fed_N[rectangle.unpacked_BT.flatten()], None
         out = self._forward(fed_N, starts, max(lengths), packing, wanted_BJ, slots, self._caches[session])

@@ -57,6 +57,7 @@ class Target(Protocol):
     vocab_size: int
     max_positions: int | None  # the longest context; None: no limit
     eos_token_ids: frozenset[int]
+    close_call: float  # the margin in logits within which rounding could decide between two tokens
 
     @property
     def runs_on(self) -> str:
@@ -137,7 +138,7 @@ class LocalTarget(ABC):
         tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
         logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
-        return judge(request, logits_BJV, self.dtype)
+        return judge(request, logits_BJV)
 
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None

@@ -20,8 +20,18 @@ from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify
 from decoding.sequence import TokenLogprobs
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
-# this (in logits), rounding could decide, so the row is scored again alone. Other dtypes round too coarsely for that.
-CLOSE_CALL = {torch.float32: 1e-4}
+# this (in logits of a size up to 10), rounding could decide, so the row is scored again alone.
+_LEAST_MARGIN = 1e-4
+# A probe sees a few tokens, and a corpus millions: the margin is this many times the deviation that the probe found.
+_MARGIN_OF_DEVIATION = 20
+
+
+def close_call_margin(dtype: torch.dtype, deviation: float = 0.0) -> float:
+    """Return the margin of close calls for a model whose logits deviate by `deviation` of their size, in logits.
+
+    It is 0 (no call is close) where numbers are not float32: others round too coarsely for a margin.
+    """
+    return max(_LEAST_MARGIN, _MARGIN_OF_DEVIATION * 10 * deviation) if dtype is torch.float32 else 0.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class ScoreRequest:
     rows: Rows
     draft: Draft
     num_logprobs: tuple[int | None, ...]  # likely tokens to list with each output token of a row; None: no logprobs
+    close_call: float = 0.0  # the target's margin, as `verify_coupled` uses it
 
     @cached_property
     def starts(self) -> list[int]:
@@ -100,10 +111,10 @@ class DeviceVerdicts:
         return verdicts
 
 
-def judge(request: ScoreRequest, logits_BJV: torch.Tensor, dtype: torch.dtype) -> DeviceVerdicts:
-    """Judge each row's draft by the logits of a target that runs in `dtype`: K drafted positions and the next one."""
-    draft, close_call = request.draft, CLOSE_CALL.get(dtype, 0.0)
-    verdict, is_finite_B = verify_rows(request.rows, draft, draft.token_ids_BK, 0, logits_BJV, close_call)
+def judge(request: ScoreRequest, logits_BJV: torch.Tensor) -> DeviceVerdicts:
+    """Judge each row's draft by the target's logits: K drafted positions and the next one."""
+    draft = request.draft
+    verdict, is_finite_B = verify_rows(request.rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call)
     return DeviceVerdicts(verdict, is_finite_B, draft, logits_BJV, request.num_logprobs)
 
 

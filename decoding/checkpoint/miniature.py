@@ -1,0 +1,151 @@
+"""Miniatures: a configuration made tiny, with every length so short that a short text crosses it.
+
+A miniature keeps what makes a model what it is (kinds of layers, norms, position encodings, switches). It shrinks sizes
+by the names that they have in transformers, and then every other number on which no weight's shape depends: windows,
+chunks, scales, lengths after which positions are computed otherwise. A model with random weights of this configuration
+shows in a moment what the real one does only in long texts.
+"""
+
+import re
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+VOCAB_SIZE = 96
+NUM_POSITIONS = 256
+SHORT = 12  # what lengths become
+_LONG = 40  # numbers from here on may be lengths; a probe's text reaches beyond smaller ones
+_NUM_LAYERS = 4
+
+# The first pattern that matches a field's whole name decides. Fields that no pattern matches keep their values.
+_SIZES: tuple[tuple[str, int], ...] = (
+    (r".*vocab_size.*", VOCAB_SIZE),
+    (r"num_nextn_predict_layers|num_kv_shared_layers|num_mtp.*", 0),
+    (r"num_hidden_layers|n_layers?|num_layers|(num_)?(de|en)coder_layers|depth", _NUM_LAYERS),
+    (r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num", 2),
+    (r"(num_|n_)(attention_)?heads?|n_head|num_query_heads|(de|en)coder_attention_heads", 4),
+    (r"(num_linear|linear_num|swa_num)_.*heads|index_n_heads", 2),
+    (r"kv_lora_rank|index_head_dim|index_topk|rotary_dim|lora_rank_.*", 8),
+    (r"q_lora_rank|o_lora_rank|.*low_rank.*", 16),
+    (r".*head_dim(_v)?|head_size|dim_head|d_kv|d_head", 8),
+    (r"moe_intermediate_size.*|.*expert_intermediate_size|moe_.*_hidden_size|expert_ffn_.*size", 24),
+    (r"intermediate_size.*|.*ffn_dim|n_inner|ffn_(hidden_)?size|dim_ff|d_ff|feed_forward.*size|d_inner", 48),
+    (r"hidden_size_per_layer_input|altup_.*_size|laurel_rank", 8),
+    (r"hidden_size|d_model|n_embd|dim|word_embed_proj_dim|embedding_size|dim_model|emb_dim|hidden_dim", 32),
+    (r"(n_routed|num_local|num|n|moe_num)_experts|num_routed_experts|zero_expert_num", 4),
+    (r"num_experts_per_tok(en)?|top_k_experts|moe_top_?k|moe_k|.*experts_per_tok.*", 2),
+    (r"n_group|topk_group|num_expert_group|n_groups|n_shared_experts", 1),
+    (r"first_k_dense_replace|moe_layer_start_index|num_dense_layers", 1),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length", NUM_POSITIONS),
+)
+_PATTERNS = [(re.compile(pattern), size) for pattern, size in _SIZES]
+_TOKEN = re.compile(r".*_token_(id|index)")
+_TEXT_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
+_LEFT_OUT = {"model_type", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
+
+
+def lengths_in(config: PretrainedConfig) -> list[int]:
+    """Return the numbers of a configuration that may be lengths beyond which the model computes otherwise."""
+    text = config.get_text_config()
+    return [value for name, value in [*vars(text).items(), *_rope_fields(text)] if _is_length(name, value)]
+
+
+def miniature(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a tiny configuration like this one. Raises what transformers raises where there is none."""
+    settings = _shrunk(config)
+    small = type(config)(**settings)
+    text = small.get_text_config()
+    shapes = _shapes(small)
+    for name, value in vars(text).items():
+        if _is_length(name, value) and _shapes(type(config)(**_with(settings, config, name, SHORT))) == shapes:
+            settings = _with(settings, config, name, SHORT)
+    return type(config)(**settings)
+
+
+def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        if name in _LEFT_OUT:
+            continue
+        if _is_inner(config, name):
+            settings[name] = _shrunk(getattr(config, name))
+        elif _TOKEN.fullmatch(name):  # no text of a probe has the tokens of images and sounds
+            settings[name] = None if value is None else 0 if name in _TEXT_TOKENS else VOCAB_SIZE
+        elif name == "head_dim":
+            settings[name] = 8
+        elif name == "attention_types":  # GPT-Neo
+            settings[name] = [[["global", "local"], _NUM_LAYERS // 2]]
+        elif name in {"initializer_range", "init_std"}:
+            settings[name] = 0.15  # logits far apart
+        elif isinstance(value, int) and not isinstance(value, bool):
+            settings[name] = _size(name, value)
+        elif isinstance(value, list) and value and name.endswith("layer_types"):
+            settings[name] = _kinds(value)
+        elif isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}:
+            settings[name] = _short_rope(value)
+        elif isinstance(value, bool | float | str):
+            settings[name] = value
+    return settings
+
+
+def _with(settings: dict[str, Any], config: PretrainedConfig, name: str, value: int) -> dict[str, Any]:
+    """Return the settings with another value of a field of the text model's configuration."""
+    for part, inner in settings.items():
+        if _is_inner(config, part) and name in inner:
+            return {**settings, part: {**inner, name: value}}
+    return {**settings, name: value}
+
+
+def _rope_fields(text: PretrainedConfig) -> list[tuple[str, Any]]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [field for each in nested or [parameters] for field in each.items()]
+
+
+def _is_inner(config: PretrainedConfig, name: str) -> bool:
+    return name in config.sub_configs and isinstance(getattr(config, name, None), PretrainedConfig)
+
+
+def _is_length(name: str, value: Any) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool) or value < _LONG or _TOKEN.fullmatch(name):
+        return False
+    return not name.startswith("_") and not any(pattern.fullmatch(name) for pattern, _ in _PATTERNS)
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, torch.Size] | None:
+    try:
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, AssertionError):
+        return None
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
+
+
+def _size(name: str, value: int) -> int:
+    for pattern, size in _PATTERNS:
+        if pattern.fullmatch(name):
+            is_exact = "layer" in name  # kinds are laid out over as many layers
+            return value if value <= 0 else size if is_exact else min(value, size)
+    return value
+
+
+def _kinds(layers: list[str]) -> list[str]:
+    """Return as many layers as a miniature has, in which every kind occurs, in the order in which they come."""
+    kinds = list(dict.fromkeys(layers))
+    return [kinds[index % len(kinds)] for index in range(_NUM_LAYERS)]
+
+
+def _short_rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters of rotary positions that change their ways early, with factors for a tiny head."""
+    short: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            short[name] = _short_rope(value)
+        elif name == "original_max_position_embeddings":
+            short[name] = SHORT
+        elif isinstance(value, list):  # a factor for each frequency
+            short[name] = value[:4]
+        else:
+            short[name] = value
+    return short
