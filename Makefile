@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all check pages docs fmt bench bench-quick bench-serve peers picture clean
+  test-autoscaling test-all prove check pages docs fmt bench bench-quick bench-serve peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -82,6 +82,9 @@ test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, a
 test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over an hour on 2 cores
 	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes" -n auto --maxprocesses 4 --dist loadgroup
 	$(BIN)/python -m pytest -m "ray and not gpu"
+
+prove: setup  ## compare every drafter with transformers' own code on the bundled pair: some minutes
+	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove
 
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
 	$(BIN)/ruff check .

@@ -176,6 +176,12 @@ class RunDirectory:
         """Write report.json, in place of an older one."""
         replace_file(self.location.child("report.json"), _to_json(report), self.temporary)
 
+    def add_to_report(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write one more entry into report.json, in place of an older one of that name."""
+        location = self.location.child("report.json")
+        report = json.loads(location.read_bytes()) if location.exists() else {}
+        self.write_report({**report, name: value})
+
     def mark_success(self) -> None:
         """Write _SUCCESS: the run was checked and is complete."""
         replace_file(self.location.child("_SUCCESS"), b"", self.temporary)

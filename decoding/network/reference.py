@@ -1,0 +1,84 @@
+"""Reference: what a model writes alone, by transformers' own code: its attention, its cache, one row, one token a step.
+
+Nothing of what makes the engine fast is used: no slots, no batch, no draft, none of our layers. Only the rule that
+turns logits into a token is shared, with its noise and its margin: where rounding could decide between two tokens, one
+forward without a cache does, here as in the engine. `jobs.prove` compares the engine's texts with these.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from decoding.checkpoint.loading import DType, load_network
+from decoding.device import Device, to_device
+from decoding.noise import GumbelNoise, Stream
+from decoding.sampling.distribution import shape_logits
+from decoding.sampling.judging import verify_rows
+from decoding.sampling.picks import pick_plain
+from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verify import BatchVerdict, Draft
+from decoding.sequence import Sequence
+
+
+class Reference:
+    """A model in transformers' hands."""
+
+    def __init__(self, network: PreTrainedModel, eos_token_ids: frozenset[int], close_call: float) -> None:
+        """Take over `network`, which has its own attention, and the margin that the engine's target has."""
+        self._close_call = close_call
+        self._network, self._eos_token_ids = network.eval().requires_grad_(False), eos_token_ids
+
+    @classmethod
+    def load(cls, path: str, device: Device = "auto", dtype: DType = "auto", close_call: float = 1e-4) -> "Reference":
+        """Load the model at `path`; raise a ValueError saying why it cannot be run."""
+        return cls(*load_network(path, device, dtype), close_call)
+
+    def write(self, sequences: Seq[Sequence]) -> Iterator[Sequence]:
+        """Yield each of these sequences when it is finished, one after the other."""
+        for sequence in sequences:
+            self._finish(sequence)
+            yield sequence
+
+    @torch.inference_mode()
+    def margin(self, sequence: Sequence) -> float:
+        """Return how much better than the second best the best next token of a sequence is, in logits, with noise."""
+        rows, logits_11V = self._rows(sequence), self._logits(sequence.token_ids)[None, None]
+        nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
+        shaped_11V = shape_logits(logits_11V, rows.sampling, rows.history(nothing_10, 0, 1))
+        noise = GumbelNoise.draw(rows.sampling.keys_B, rows.positions(0, 1), logits_11V.shape[-1], Stream.SHARED)
+        picks = pick_plain(shaped_11V, rows.sampling, noise)
+        return float((picks.best_BJ - picks.second_BJ) * rows.sampling.temperature_B)
+
+    @torch.inference_mode()
+    def _finish(self, sequence: Sequence) -> None:
+        cache = DynamicCache(config=self._network.config)
+        fed = sequence.token_ids
+        while not sequence.is_finished:
+            verdict, is_finite = self._verdict(sequence, self._logits(fed, cache))
+            if verdict.first_close_call_B.item() == 0:
+                verdict, is_finite = self._verdict(sequence, self._logits(sequence.token_ids))
+            if not is_finite:
+                return sequence.fail("the logits are not finite")
+            fed = [int(verdict.next_token_B.item())]
+            sequence.commit(fed, num_draft_tokens=0, eos_token_ids=self._eos_token_ids)
+        return None
+
+    def _logits(self, token_ids: Seq[int], cache: DynamicCache | None = None) -> torch.Tensor:
+        """Return logits [V] after these tokens, which follow those in the cache."""
+        tokens_1T = to_device([list(token_ids)], self._network.device)
+        output = self._network(input_ids=tokens_1T, past_key_values=cache, use_cache=cache is not None)
+        logits_V: torch.Tensor = output.logits[0, -1]
+        return logits_V
+
+    def _rows(self, sequence: Sequence) -> Rows:
+        sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)
+        return Rows((sequence,), sampling, (0,), "coupled")
+
+    def _verdict(self, sequence: Sequence, logits_V: torch.Tensor) -> tuple[BatchVerdict, bool]:
+        rows = self._rows(sequence)
+        nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
+        draft = Draft(nothing_10, torch.zeros_like(rows.sampling.keys_B))
+        verdict, is_finite_1 = verify_rows(rows, draft, nothing_10, 0, logits_V[None, None], self._close_call)
+        return verdict, bool(is_finite_1.item())

@@ -1,0 +1,45 @@
+"""ProveConfig: the configuration of `jobs.prove`, which is that of a run and what to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pydantic
+
+from decoding.drafters import DrafterName
+from jobs.config.run import RunConfig
+
+_Positive = Annotated[int, pydantic.Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveSettings:
+    """What to compare with plain decoding."""
+
+    num_prompts: _Positive = 32
+    """Rows of the input that are written again and again, the first ones."""
+    drafters: tuple[DrafterName, ...] = ()
+    """Drafters; unless given, all that the models allow."""
+    draft_lengths: tuple[_Positive, ...] = (1, 4)
+    """Fixed draft lengths; adaptive drafting with engine.num_speculative_tokens comes besides."""
+    num_slots: tuple[_Positive, ...] = (1, 4, 16)
+    """Numbers of slots."""
+    temperatures: tuple[Annotated[float, pydantic.Field(ge=0)], ...] = ()
+    """Temperatures; unless given, sampling.temperature alone."""
+    json_path: str | None = None
+    """File for the result as JSON; it is printed in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveConfig(RunConfig):
+    """Proves on your models, machine and prompts that the drafter changes no token.
+
+    Takes the configuration of a run. The first prompts are written by transformers' own code, one row and one token at
+    a time, and then by the engine with every drafter, draft length and number of slots, in the input's order and
+    shuffled. Exit code 0 if all tokens are the same, 1 if one is not. Nothing of the run is changed, but a run that
+    exists gets the result in its report.json.
+    """
+
+    prove: ProveSettings = field(default_factory=ProveSettings)
+    """What to compare with plain decoding."""

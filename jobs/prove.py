@@ -1,0 +1,166 @@
+"""`python -m jobs.prove --config FILE`: prove that the drafter changes no token, with your models, machine, prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from actors.engine.translation import encode_row
+from actors.workers.loading import load_codec
+from decoding.drafters import NEED_A_MODEL
+from decoding.engine.load import Parts, load_parts
+from decoding.network.reference import Reference
+from decoding.sequence import Sequence as Row
+from jobs.config.prove import ProveConfig
+from jobs.driver.outcome import Exit, run_command
+from jobs.driver.plan import Plan
+from jobs.driver.proof import Difference, Finding, findings, settings_to_try
+from pipeline.errors import ErrorRow
+from pipeline.inputs.rows import InputRow, read_unit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 if no token differs, 1 if one does where none may, 2 for a wrong configuration."""
+    return run_command(ProveConfig, arguments, "python -m jobs.prove", lambda config, plan: Proof(config, plan).run)
+
+
+class Proof:
+    """The models, the prompts and the settings to compare."""
+
+    def __init__(self, config: ProveConfig, plan: Plan) -> None:
+        """Read the prompts and load the models. Raises ValueError or OSError for what cannot be compared."""
+        if config.generator.engine.verification == "rejection":
+            raise ValueError(
+                "engine.verification is 'rejection', which keeps the distribution of the target and not its tokens; "
+                "only 'coupled' can be compared token by token"
+            )
+        self._config, self._console = config, Console()
+        self._plan, self._codec = plan, load_codec(plan.settings)
+        self._inputs = list(islice(_good_rows(plan), config.prove.num_prompts))
+        if not self._inputs:
+            raise ValueError("no row of the input can be read, so there is nothing to compare")
+        models, options = plan.settings.models, plan.settings.engine
+        self._settings = settings_to_try(config.prove, options, models.draft is not None)
+        needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
+        loaded = replace(options, drafter="model" if needs_draft else "none")
+        self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
+        self._reference = Reference.load(models.target, models.device, models.dtype, self._parts.target.close_call)
+
+    def run(self) -> Exit:
+        """Compare, print and record."""
+        started, models = time.monotonic(), self._plan.settings.models
+        self._console.print(f"target {models.target}, {models.dtype} on {self._parts.target.runs_on}")
+        found: list[Finding] = []
+        for temperature in self._config.prove.temperatures or (self._plan.settings.sampling.temperature,):
+            found += self._compared(temperature)
+        differences = [each for finding in found for each in finding.differences]
+        num_tokens = sum(finding.num_tokens for finding in found)
+        is_promised = models.dtype == "float32" or self._parts.target.is_batch_invariant
+        self._console.print(_verdict(num_tokens, len(found), differences, is_promised), style="bold", highlight=False)
+        self._record(found, num_tokens, differences, time.monotonic() - started)
+        return Exit.FAILED if differences and is_promised else Exit.COMPLETE
+
+    def _compared(self, temperature: float) -> list[Finding]:
+        """Return what each setting wrote at this temperature, and print it."""
+        sampling = replace(self._plan.settings.sampling, temperature=temperature)
+        settings = replace(self._plan.settings, sampling=sampling)
+
+        def make_rows() -> list[Row]:
+            encoded = (encode_row(row, ordinal, self._codec, settings) for ordinal, row in enumerate(self._inputs))
+            rows = [row for each in encoded for row in each.sequences]
+            for row in rows:
+                row.max_tokens = min(row.max_tokens, self._parts.max_model_len - len(row.prompt_token_ids))
+            return rows
+
+        expected = [row.output_token_ids for row in self._reference.write(make_rows())]
+        num_tokens = sum(map(len, expected))
+        table = Table(
+            "drafter", "draft length", "slots", "order", "tokens", "accepted", "text", title_justify="left",
+            title=f"temperature {temperature:g}: {len(expected)} rows, {num_tokens:,} tokens by transformers' own code",
+        )  # fmt: skip
+        found = []
+        engine = self._plan.settings.engine
+        for finding in findings(self._parts, engine, self._settings, make_rows, expected, self._reference):
+            found.append(finding)
+            table.add_row(*_cells(finding))
+        self._console.print(table)
+        for finding in found:
+            for difference in finding.differences[:1]:
+                self._console.print(f"first difference of {finding.setting.drafter}: {_told(difference)}")
+        return found
+
+    def _record(self, found: list[Finding], num_tokens: int, differences: list[Difference], seconds: float) -> None:
+        """Write the result where the configuration says, and into the report of a run that exists."""
+        result = {
+            "num_prompts": len(self._inputs),
+            "num_settings": len(found),
+            "num_tokens": num_tokens,
+            "num_different_rows": len(differences),
+            "dtype": self._plan.settings.models.dtype,
+            "device": self._parts.target.runs_on,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "seconds": round(seconds, 1),
+        }
+        if self._config.prove.json_path is not None:
+            whole = {**result, "findings": [finding.to_dict() for finding in found]}
+            Path(self._config.prove.json_path).write_text(json.dumps(whole, indent=2) + "\n")
+        if self._plan.run_directory is not None:
+            self._plan.run_directory.add_to_report("proof", result)
+
+
+def _good_rows(plan: Plan) -> Iterator[InputRow]:
+    for unit in plan.new_units():
+        for row in read_unit(unit, plan.input_options, plan.carried):
+            if not isinstance(row, ErrorRow):
+                yield row
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    setting = finding.setting
+    length = "-" if setting.drafter == "none" else str(setting.num_speculative_tokens)
+    accepted = f"{finding.num_accepted_tokens / finding.num_draft_tokens:.0%}" if finding.num_draft_tokens else "-"
+    text = f"{len(finding.differences)} rows differ" if finding.differences else "identical"
+    return (
+        setting.drafter,
+        f"up to {length}" if setting.draft_length == "adaptive" else length,
+        str(setting.num_slots),
+        "shuffled" if setting.is_shuffled else "input",
+        f"{finding.num_tokens:,}",
+        accepted,
+        text,
+    )
+
+
+def _told(difference: Difference) -> str:
+    where = f"row {difference.row}, token {difference.position}"
+    margin = "" if difference.margin is None else f"; the two best candidates are {difference.margin:.1e} logits apart"
+    return f"{where}: {_token(difference.found)} for {_token(difference.expected)}{margin}"
+
+
+def _token(token_id: int | None) -> str:
+    return "the end" if token_id is None else str(token_id)
+
+
+def _verdict(num_tokens: int, num_settings: int, differences: list[Difference], is_promised: bool) -> str:
+    compared = f"{num_tokens:,} tokens in {num_settings} settings"
+    if not differences:
+        return f"identical: {compared}, 0 different"
+    rate = f"{compared}, {len(differences)} rows differ, one in {num_tokens // len(differences):,} tokens"
+    if is_promised:
+        return f"NOT IDENTICAL: {rate}; please report this with the table above"
+    return f"not identical, as this dtype rounds with the shape of the batch (docs/promise.md): {rate}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

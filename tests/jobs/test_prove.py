@@ -1,0 +1,71 @@
+"""`jobs.prove` compares every setting with transformers' own code, and says what differs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.sampling import judging
+from decoding.sampling.verify import BatchVerdict
+from jobs import prove
+from jobs.driver.proof import first_difference
+from tests.jobs.runs import arguments, prompts, write_jsonl
+
+SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3")
+
+
+@pytest.fixture
+def command(tmp_path: Path, text_pair: tuple[str, str]) -> list[str]:
+    write_jsonl(tmp_path / "in.jsonl", prompts(8))
+    return arguments(tmp_path / "in.jsonl", tmp_path / "out", text_pair, *SMALL)
+
+
+def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "proof.json"
+    more = (f"--prove.json_path={path}", "--prove.temperatures=0", "--prove.temperatures=0.8")
+    assert prove.main([*command, *more]) == 0
+    printed, result = capsys.readouterr().out, json.loads(path.read_text())
+    assert "identical: " in printed
+    assert f"{result['num_tokens']:,} tokens in {result['num_settings']} settings, 0 different" in printed
+    assert {finding["setting"]["drafter"] for finding in result["findings"]} == {
+        "none", "ngram", "suffix", "model", "hybrid",
+    }  # fmt: skip
+    assert result["num_settings"] == 2 * (1 + 4 * 2)
+    assert result["num_tokens"] > 500
+    assert not (tmp_path / "out").exists(), "a proof writes no run"
+
+
+def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = judging.verify_coupled
+
+    def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
+        verdict = real(picks, draft, sampling, close_call)
+        accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
+        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
+
+    monkeypatch.setattr(judging, "verify_coupled", lenient)
+    assert prove.main([*command, "--prove.drafters=ngram", "--sampling.temperature=0"]) == 1
+    printed = capsys.readouterr().out
+    assert "NOT IDENTICAL" in printed
+    assert "first difference of ngram: row" in printed
+    assert "logits apart" in printed
+
+
+def test_rejection_cannot_be_compared_token_by_token(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert prove.main([*command, "--engine.verification=rejection"]) == 2
+    assert "keeps the distribution" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "position"),
+    [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2], [1], 1), ([], [], None), ([5], [], 0)],
+)
+def test_texts_differ_where_a_token_differs_or_one_of_them_ends(
+    found: list[int], expected: list[int], position: int | None
+) -> None:
+    assert first_difference(found, expected) == position
