@@ -126,9 +126,11 @@ def test_the_report_and_the_success_mark_are_written_at_the_end(anywhere: Locati
     assert not run_directory.is_success()
     run_directory.write_report({"rows": 1})
     run_directory.write_report({"rows": 6})
+    run_directory.add_to_report("proof", {"rows": 2})
+    run_directory.add_to_report("proof", {"rows": 3})
     run_directory.mark_success()
     assert RunDirectory.open(anywhere).is_success()
-    assert json.loads(anywhere.child("report.json").read_bytes()) == {"rows": 6}
+    assert json.loads(anywhere.child("report.json").read_bytes()) == {"rows": 6, "proof": {"rows": 3}}
     run_directory.unmark_success()
     run_directory.unmark_success()
     assert not run_directory.is_success()
