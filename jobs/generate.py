@@ -9,6 +9,7 @@ from rich.console import Console
 from actors.resources import describe_placement
 from actors.workers.generator import Generator
 from decoding.checkpoint.footprint import Footprint, footprint_of
+from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
@@ -93,6 +94,8 @@ def print_plan(plan: Plan) -> None:
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
+    if unapplied := _unapplied(plan):
+        console.print(f"  not applied of the model's generation_config.json: {unapplied}", highlight=False)
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
@@ -108,6 +111,16 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
     return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
+
+
+def _unapplied(plan: Plan) -> str:
+    """Name what transformers' `generate` would take from the model's file, and this run does not do."""
+    sampling = plan.settings.sampling
+    ours, others = sampling_of(plan.settings.models.target)
+    if ours.get("temperature") == 0:  # every file that does not say do_sample
+        del ours["temperature"]
+    found = {name: value for name, value in ours.items() if getattr(sampling, name) != value} | others
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.engine.translation import encode_row
+from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
 from decoding.drafters import NEED_A_MODEL
+from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence as Row
@@ -25,7 +27,7 @@ from jobs.config.prove import ProveConfig
 from jobs.driver.outcome import Exit, run_command
 from jobs.driver.plan import Plan
 from jobs.driver.proof import Difference, Finding, findings, settings_to_try
-from pipeline.errors import ErrorRow
+from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, read_unit
 
 
@@ -46,15 +48,44 @@ class Proof:
             )
         self._config, self._console = config, Console()
         self._plan, self._codec = plan, load_codec(plan.settings)
-        self._inputs = list(islice(_good_rows(plan), config.prove.num_prompts))
-        if not self._inputs:
-            raise ValueError("no row of the input can be read, so there is nothing to compare")
         models, options = plan.settings.models, plan.settings.engine
         self._settings = settings_to_try(config.prove, options, models.draft is not None)
         needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
         loaded = replace(options, drafter="model" if needs_draft else "none")
         self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
-        self._reference = Reference.load(models.target, models.device, models.dtype, self._parts.target.close_call)
+        self._plain = self._engine_without_draft()
+        self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
+        if not self._inputs:
+            raise ValueError("no row of the input can be written, so there is nothing to compare")
+        self._reference = Reference.load(
+            models.target, models.device, models.dtype, close_call=self._parts.target.close_call
+        )
+
+    def _engine_without_draft(self) -> Engine:
+        options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
+        return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
+
+    def _good_rows(self) -> Iterator[InputRow]:
+        """Yield the rows that an engine can write, and print why another one cannot be compared."""
+        for unit in self._plan.new_units():
+            for row in read_unit(unit, self._plan.input_options, self._plan.carried):
+                problem = self._problem_with(row)
+                if problem is None and isinstance(row, InputRow):
+                    yield row
+                else:
+                    self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
+
+    def _problem_with(self, row: InputRow | ErrorRow) -> str | None:
+        if isinstance(row, ErrorRow):
+            return row.message
+        try:
+            sequences = self._encoded(row, self._plan.settings)
+        except RowError as error:
+            return str(error)
+        return next(filter(None, map(self._plain.problem_with, sequences)), None)
+
+    def _encoded(self, row: InputRow, settings: GeneratorSettings) -> tuple[Row, ...]:
+        return encode_row(row, row.row_id, self._codec, settings).sequences
 
     def run(self) -> Exit:
         """Compare, print and record."""
@@ -76,17 +107,22 @@ class Proof:
         settings = replace(self._plan.settings, sampling=sampling)
 
         def make_rows() -> list[Row]:
-            encoded = (encode_row(row, ordinal, self._codec, settings) for ordinal, row in enumerate(self._inputs))
-            rows = [row for each in encoded for row in each.sequences]
+            rows = [row for each in self._inputs for row in self._encoded(each, settings)]
             for row in rows:
                 row.max_tokens = min(row.max_tokens, self._parts.max_model_len - len(row.prompt_token_ids))
             return rows
 
-        expected = [row.output_token_ids for row in self._reference.write(make_rows())]
+        alone = make_rows()
+        if is_float32 := self._plan.settings.models.dtype == "float32":
+            list(self._reference.write(alone))
+        else:  # there transformers' code rounds otherwise than any other
+            list(self._plain.stream(alone))
+        expected = [row.output_token_ids for row in alone]
+        whose = "transformers' own code" if is_float32 else "the engine, one row at a time and without a draft"
         num_tokens = sum(map(len, expected))
         table = Table(
             "drafter", "draft length", "slots", "order", "tokens", "accepted", "text", title_justify="left",
-            title=f"temperature {temperature:g}: {len(expected)} rows, {num_tokens:,} tokens by transformers' own code",
+            title=f"temperature {temperature:g}: {len(expected)} rows, {num_tokens:,} tokens by {whose}",
         )  # fmt: skip
         found = []
         engine = self._plan.settings.engine
@@ -113,17 +149,10 @@ class Proof:
             "seconds": round(seconds, 1),
         }
         if self._config.prove.json_path is not None:
-            whole = {**result, "findings": [finding.to_dict() for finding in found]}
+            whole = {**result, "findings": [asdict(finding) for finding in found]}
             Path(self._config.prove.json_path).write_text(json.dumps(whole, indent=2) + "\n")
         if self._plan.run_directory is not None:
             self._plan.run_directory.add_to_report("proof", result)
-
-
-def _good_rows(plan: Plan) -> Iterator[InputRow]:
-    for unit in plan.new_units():
-        for row in read_unit(unit, plan.input_options, plan.carried):
-            if not isinstance(row, ErrorRow):
-                yield row
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class Reference:
         self._network, self._eos_token_ids = network.eval().requires_grad_(False), eos_token_ids
 
     @classmethod
-    def load(cls, path: str, device: Device = "auto", dtype: DType = "auto", close_call: float = 1e-4) -> "Reference":
+    def load(cls, path: str, device: Device, dtype: DType, *, close_call: float) -> "Reference":
         """Load the model at `path`; raise a ValueError saying why it cannot be run."""
         return cls(*load_network(path, device, dtype), close_call)
 

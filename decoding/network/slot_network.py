@@ -8,6 +8,7 @@ size.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -99,7 +100,13 @@ class SlotNetwork(ABC):
         starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
         """
         if self.runs_rows_apart and (len(starts) > 1 or packing is not None):
-            return self._forward_apart(fed_N, starts, width, packing, wanted_BJ, slots, cache)
+            ends = accumulate([width] * len(starts)) if packing is None else packing.row_first[1:].tolist()
+            outputs, first = [], 0
+            for row, end in enumerate(ends):
+                own_N, wanted_1J = fed_N[first:end], wanted_BJ[row : row + 1].clamp(max=end - first - 1)
+                slot, first = row if slots is None else slots[row], end
+                outputs.append(self._forward(own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache))
+            return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
         starts_B = to_device(starts, self.device)
         slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
         positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
@@ -123,27 +130,6 @@ class SlotNetwork(ABC):
             arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
             out = self._run(fed_N[None], positions_N[None], wanted_1J, **arguments)
         return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
-
-    def _forward_apart(
-        self,
-        fed_N: torch.Tensor,
-        starts: Seq[int],
-        width: int,
-        packing: Packing | None,
-        wanted_BJ: torch.Tensor,
-        slots: Seq[int] | None,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        """Run `_forward` for one row after the other."""
-        num_rows = len(starts)
-        first = list(range(0, (num_rows + 1) * width, width)) if packing is None else packing.row_first.tolist()
-        rows = []
-        for row, start in enumerate(starts):
-            own_N = fed_N[first[row] : first[row + 1]]
-            wanted_1J = wanted_BJ[row : row + 1].clamp(max=len(own_N) - 1)
-            slot = row if slots is None else slots[row]
-            rows.append(self._forward(own_N, [start], len(own_N), None, wanted_1J, [slot], cache))
-        return torch.cat(rows, dim=1 if self.vocab_size is None else 0)
 
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None

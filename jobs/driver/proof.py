@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.engine.engine import Engine
@@ -60,10 +59,6 @@ class Finding:
     num_draft_tokens: int
     num_accepted_tokens: int
     differences: tuple[Difference, ...]  # at most one of each row
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON can hold it."""
-        return asdict(self)
 
 
 def settings_to_try(prove: ProveSettings, options: EngineOptions, has_draft: bool) -> list[Setting]:

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import SamplingParams
 from decoding.checkpoint.generation import sampling_of
 from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import build, engine_over, llama_config, outputs, random_prompts, save
+from tests.decoding.tiny import build, engine_over, generated, llama_config, outputs, random_prompts, save
 
 PROMPTS = random_prompts([9, 1, 4, 17])
 
@@ -28,20 +26,9 @@ def _saved(folder: Path, in_config: int | None, in_generation: object) -> str:
     return path
 
 
-def _generated(path: str) -> list[list[int]]:
-    network = AutoModelForCausalLM.from_pretrained(path).eval()
-    settings = GenerationConfig(do_sample=False, max_new_tokens=40, pad_token_id=0)
-    texts = []
-    for prompt in PROMPTS:
-        tokens = torch.tensor([prompt])
-        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
-
-
 def _often(tmp_path: Path) -> list[int]:
     """Return the tokens of greedy texts, the most frequent first."""
-    written = [token for text in _generated(_saved(tmp_path / "free", None, None)) for token in text]
+    written = [token for text in generated(_saved(tmp_path / "free", None, None), PROMPTS, 40) for token in text]
     return sorted(set(written), key=written.count, reverse=True)
 
 
@@ -58,7 +45,7 @@ def test_a_text_ends_where_generate_ends_it(tmp_path, where):
     path = _saved(tmp_path / "model", *named)
     target = LanguageModel.load(path, "cpu")
     written = engine_over(target).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=40))
-    assert outputs(written) == _generated(path)
+    assert outputs(written) == generated(path, PROMPTS, 40)
 
 
 def _folder(tmp_path: Path, **fields: object) -> str:

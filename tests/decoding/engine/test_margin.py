@@ -43,7 +43,7 @@ def _sequences() -> list[Sequence]:
 
 @pytest.mark.parametrize("num_slots", [1, 3, 16])
 def test_a_model_that_rounds_coarsely_writes_the_text_of_the_reference(coarse, coarse_path, num_slots):
-    expected = Reference.load(coarse_path, "cpu", close_call=coarse.close_call).write(_sequences())
+    expected = Reference.load(coarse_path, "cpu", "float32", close_call=coarse.close_call).write(_sequences())
     engine = engine_over(coarse, drafter="ngram", num_slots=num_slots)
     assert outputs(run(engine, _sequences())) == outputs(expected)
     assert num_rechecks(engine) > 0

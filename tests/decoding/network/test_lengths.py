@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding import SamplingParams
 from decoding.cache.kv_cache import KVCache
@@ -12,7 +12,7 @@ from decoding.network import probe
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_lengths, check_model
 from tests.decoding.families import GROUPED
-from tests.decoding.tiny import build, engine_over, llama_config, outputs, random_prompts, save
+from tests.decoding.tiny import build, engine_over, generated, llama_config, outputs, random_prompts, save
 
 LLAMA_4 = {**GROUPED, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
 DOGE = {**GROUPED, "keep_window_size": 2048, "max_position_embeddings": 4096}
@@ -21,17 +21,6 @@ DOGE = {**GROUPED, "keep_window_size": 2048, "max_position_embeddings": 4096}
 def _llama_4(floor_scale: int) -> PretrainedConfig:
     sizes = {"max_position_embeddings": 20_000, "attention_chunk_size": 12, "attn_scale": 2.0}
     return transformers.Llama4TextConfig(**{**LLAMA_4, **sizes, "floor_scale": floor_scale})
-
-
-def _generated(path: str, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    network = AutoModelForCausalLM.from_pretrained(path).eval()
-    settings = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
-    texts = []
-    for prompt in prompts:
-        tokens = torch.tensor([prompt])
-        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
 
 
 @pytest.mark.parametrize(
@@ -47,7 +36,7 @@ def test_a_short_row_beside_one_beyond_the_scale_is_written_as_alone(tmp_path, f
     prompts = random_prompts([9, longest, 3, 20])
     engine = engine_over(target, num_slots=4, max_model_len=longest + 30)
     written = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=16))
-    assert outputs(written) == _generated(path, prompts, 16)
+    assert outputs(written) == generated(path, prompts, 16)
 
 
 def test_a_cache_that_reports_a_neighbours_length_is_caught(tmp_path, monkeypatch):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from decoding import SamplingParams
 from decoding.network.language_model import LanguageModel
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence
-from tests.decoding.tiny import engine_over, outputs, random_prompts
+from tests.decoding.tiny import engine_over, generated, outputs, random_prompts
 
 PROMPTS = random_prompts([9, 1, 40, 17])
 
@@ -20,17 +20,11 @@ def _sequences(**params: object) -> list[Sequence]:
 
 @pytest.fixture(scope="module")
 def reference(folders) -> Reference:
-    return Reference.load(folders.target, "cpu")
+    return Reference.load(folders.target, "cpu", "float32", close_call=1e-4)
 
 
 def test_the_greedy_text_is_that_of_generate(folders, reference):
-    network = AutoModelForCausalLM.from_pretrained(folders.target).eval()
-    settings = GenerationConfig(do_sample=False, max_new_tokens=24, pad_token_id=0)
-    expected = []
-    for prompt in PROMPTS:
-        tokens = torch.tensor([prompt])
-        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
-        expected.append(output[0, len(prompt) :].tolist())
+    expected = generated(folders.target, PROMPTS, 24)
     assert outputs(reference.write(_sequences(temperature=0))) == expected
 
 
