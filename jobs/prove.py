@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.engine.translation import encode_row
-from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
@@ -57,35 +56,32 @@ class Proof:
         self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
         if not self._inputs:
             raise ValueError("no row of the input can be written, so there is nothing to compare")
-        self._reference = Reference.load(
-            models.target, models.device, models.dtype, close_call=self._parts.target.close_call
-        )
+        margin = self._parts.target.close_call
+        self._reference = Reference.load(models.target, models.device, models.dtype, close_call=margin)
 
     def _engine_without_draft(self) -> Engine:
         options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
         return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
 
-    def _good_rows(self) -> Iterator[InputRow]:
-        """Yield the rows that an engine can write, and print why another one cannot be compared."""
+    def _good_rows(self) -> Iterator[tuple[InputRow, int]]:
+        """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
         for unit in self._plan.new_units():
             for row in read_unit(unit, self._plan.input_options, self._plan.carried):
-                problem = self._problem_with(row)
+                ordinal = unit.first_ordinal + unit.row_index(row.row_id)
+                problem = self._problem_with(row, ordinal)
                 if problem is None and isinstance(row, InputRow):
-                    yield row
+                    yield row, ordinal
                 else:
                     self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
 
-    def _problem_with(self, row: InputRow | ErrorRow) -> str | None:
+    def _problem_with(self, row: InputRow | ErrorRow, ordinal: int) -> str | None:
         if isinstance(row, ErrorRow):
             return row.message
         try:
-            sequences = self._encoded(row, self._plan.settings)
+            sequences = encode_row(row, ordinal, self._codec, self._plan.settings).sequences
         except RowError as error:
             return str(error)
         return next(filter(None, map(self._plain.problem_with, sequences)), None)
-
-    def _encoded(self, row: InputRow, settings: GeneratorSettings) -> tuple[Row, ...]:
-        return encode_row(row, row.row_id, self._codec, settings).sequences
 
     def run(self) -> Exit:
         """Compare, print and record."""
@@ -107,7 +103,8 @@ class Proof:
         settings = replace(self._plan.settings, sampling=sampling)
 
         def make_rows() -> list[Row]:
-            rows = [row for each in self._inputs for row in self._encoded(each, settings)]
+            encoded = (encode_row(row, ordinal, self._codec, settings) for row, ordinal in self._inputs)
+            rows = [row for each in encoded for row in each.sequences]
             for row in rows:
                 row.max_tokens = min(row.max_tokens, self._parts.max_model_len - len(row.prompt_token_ids))
             return rows

@@ -56,6 +56,17 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
     assert "logits apart" in printed
 
 
+def test_rows_that_cannot_be_written_are_named_and_left_out(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": "long", "prompt": "word " * 400}, {"id": "none"}, *prompts(3)]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert prove.main([*command, "--prove.drafters=none", "--engine.max_model_len=100"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("is left out: ") == 2
+    assert "identical: " in printed
+
+
 def test_rejection_cannot_be_compared_token_by_token(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert prove.main([*command, "--engine.verification=rejection"]) == 2
     assert "keeps the distribution" in capsys.readouterr().err
