@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -94,8 +95,9 @@ def print_plan(plan: Plan) -> None:
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
     has_model = drafter in NEED_A_MODEL
-    if unapplied := _unapplied(plan):
-        console.print(f"  not applied of the model's generation_config.json: {unapplied}", highlight=False)
+    for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
+        if said:
+            console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
     console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
@@ -113,14 +115,19 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
 
 
-def _unapplied(plan: Plan) -> str:
-    """Name what transformers' `generate` would take from the model's file, and this run does not do."""
-    sampling = plan.settings.sampling
+def _said_by_model(plan: Plan) -> tuple[str, str]:
+    """Name what `generate` would take from the model's file: what this run takes, and what it does not."""
+    chosen, asked = plan.settings.sampling, plan.config.sampling
     ours, others = sampling_of(plan.settings.models.target)
-    if ours.get("temperature") == 0:  # every file that does not say do_sample
+    if ours.get("temperature") == 0 and not asked.from_model:  # every file that does not say do_sample
         del ours["temperature"]
-    found = {name: value for name, value in ours.items() if getattr(sampling, name) != value} | others
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+    taken = {name for name in ours if asked.from_model and name not in asked.names_given}
+    missed = {name: value for name, value in ours.items() if getattr(chosen, name) != value} | others
+    return _listed({name: ours[name] for name in sorted(taken)}), _listed(missed)
+
+
+def _listed(said: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ NUM_POSITIONS = 256
 SHORT = 12  # what lengths become
 _LONG = 40  # numbers from here on may be lengths; a probe's text reaches beyond smaller ones
 _NUM_LAYERS = 4
+_NUM_HEADS = 4
 
 # The first pattern that matches a field's whole name decides. Fields that no pattern matches keep their values.
 _SIZES: tuple[tuple[str, int], ...] = (
     (r".*vocab_size.*", VOCAB_SIZE),
     (r"num_nextn_predict_layers|num_kv_shared_layers|num_mtp.*", 0),
     (r"num_hidden_layers|n_layers?|num_layers|(num_)?(de|en)coder_layers|depth", _NUM_LAYERS),
-    (r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num", 2),
-    (r"(num_|n_)(attention_)?heads?|n_head|num_query_heads|(de|en)coder_attention_heads", 4),
+    (r"(num_|n_)(attention_)?heads?|n_head|num_query_heads|(de|en)coder_attention_heads", _NUM_HEADS),
     (r"(num_linear|linear_num|swa_num)_.*heads|index_n_heads", 2),
     (r"kv_lora_rank|index_head_dim|index_topk|rotary_dim|lora_rank_.*", 8),
     (r"q_lora_rank|o_lora_rank|.*low_rank.*", 16),
@@ -40,6 +40,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length", NUM_POSITIONS),
 )
 _PATTERNS = [(re.compile(pattern), size) for pattern, size in _SIZES]
+_KEY_HEADS = re.compile(r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num")
 _TOKEN = re.compile(r".*_token_(id|index)")
 _TEXT_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
 _LEFT_OUT = {"model_type", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
@@ -78,6 +79,10 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = [[["global", "local"], _NUM_LAYERS // 2]]
         elif name in {"initializer_range", "init_std"}:
             settings[name] = 0.15  # logits far apart
+        elif _KEY_HEADS.fullmatch(name) and value in (None, getattr(config, "num_attention_heads", None)):
+            settings[name] = _NUM_HEADS  # latent attention has no groups of heads
+        elif _KEY_HEADS.fullmatch(name) and value is not None:
+            settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
             settings[name] = _size(name, value)
         elif isinstance(value, list) and value and name.endswith("layer_types"):
@@ -110,7 +115,8 @@ def _is_inner(config: PretrainedConfig, name: str) -> bool:
 def _is_length(name: str, value: Any) -> bool:
     if not isinstance(value, int) or isinstance(value, bool) or value < _LONG or _TOKEN.fullmatch(name):
         return False
-    return not name.startswith("_") and not any(pattern.fullmatch(name) for pattern, _ in _PATTERNS)
+    is_size = _KEY_HEADS.fullmatch(name) or any(pattern.fullmatch(name) for pattern, _ in _PATTERNS)
+    return not is_size and not name.startswith("_")
 
 
 def _shapes(config: PretrainedConfig) -> dict[str, torch.Size] | None:

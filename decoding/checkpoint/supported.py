@@ -39,8 +39,31 @@ def load_config(path: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the configuration of the model at {path!r}: {error}") from error
-    _check_config(config, path)
+    check_config(config, path)
     return config
+
+
+def check_config(config: PretrainedConfig, path: str) -> None:
+    """Raise a ValueError that says why a model of this configuration cannot be run, where that can be told from it."""
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise ValueError(f"{path!r} is an encoder-decoder model ({name}); Dray runs decoder-only language models")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        remote = (
+            " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
+        )
+        raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
+    text_config = config.get_text_config()
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    if foreign or getattr(model_class, "_is_stateful", False):
+        what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
+        raise ValueError(
+            f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "
+            "speculative decoding needs that, so choose a target and a draft with plain attention"
+        )
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
@@ -89,28 +112,6 @@ def _check_files(folder: Path) -> None:
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
         found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
         raise ValueError(f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained")
-
-
-def _check_config(config: PretrainedConfig, path: str) -> None:
-    name = config.model_type
-    if config.is_encoder_decoder:
-        raise ValueError(f"{path!r} is an encoder-decoder model ({name}); Dray runs decoder-only language models")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        remote = (
-            " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
-        )
-        raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
-    text_config = config.get_text_config()
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
-    if foreign or getattr(model_class, "_is_stateful", False):
-        what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
-        raise ValueError(
-            f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "
-            "speculative decoding needs that, so choose a target and a draft with plain attention"
-        )
 
 
 def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:

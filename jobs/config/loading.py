@@ -48,7 +48,6 @@ class _Settings(BaseSettings):
         cli_avoid_json=True,
         cli_enforce_required=False,
         cli_exit_on_error=False,
-        nested_model_default_partial_update=True,
     )
 
     @classmethod
@@ -139,6 +138,8 @@ def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _
         elif flat is None or each.name not in flat.without:
             value = getattr(given, each.name if flat is None else flat.prefix + each.name)
             values[each.name] = _value(each.annotation, value) if each.is_section else _plain(each, value)
+    if hasattr(kind, "names_given"):
+        values["names_given"] = frozenset(given.model_fields_set)
     return kind(**values)
 
 
@@ -242,6 +243,9 @@ def _explain_arguments(message: str, kind: type) -> str:
     if unparsed is not None and any(each.is_section and each.name == unparsed[1] for each in level_fields(kind)):
         first = f"--{_first(kind, unparsed[1])}"
         return f"--{unparsed[1]} is a section; set its fields, such as {first} (--help lists them all)"
+    switch = re.search(r"argument (--\S+)/(--\S+): ignored explicit argument", message)
+    if switch is not None:
+        return f"{switch[1]} takes no value; write {switch[1]} or {switch[2]}"
     flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:

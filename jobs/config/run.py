@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import pydantic
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.generation import sampling_of
+from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
 from pipeline.errors import Stage
 from pipeline.inputs.options import InputOptions
@@ -20,6 +22,26 @@ class InputSettings:
     path: str | list[str]
     """File, folder or glob, or a list of them; local or a URI (s3://, gs://)."""
     options: Annotated[InputOptions, Flat()] = field(default_factory=InputOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """The target's distribution and the text's length."""
+
+    from_model: bool = False
+    """Take what the target's generation_config.json says, as transformers' generate does, for all that is not set."""
+    params: Annotated[SamplingParams, Flat()] = field(default_factory=SamplingParams)
+    names_given: frozenset[str] = field(default=frozenset(), compare=False)  # what the configuration sets
+
+    def of_model(self, target: str) -> SamplingParams:
+        """Return the sampling parameters for the model in this folder. Raises ValueError for what cannot be sampled."""
+        if not self.from_model:
+            return self.params
+        said, _ = sampling_of(target)
+        try:
+            return replace(self.params, **{name: value for name, value in said.items() if name not in self.names_given})
+        except ValueError as error:
+            raise ValueError(f"sampling.from_model takes {said} from generation_config.json: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +90,9 @@ class RunConfig:
     """What to read."""
     output: OutputSettings
     """Where to write."""
-    generator: Annotated[GeneratorSettings, Flat()]
+    generator: Annotated[GeneratorSettings, Flat(without=frozenset({"sampling"}))]
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """The target's distribution and the text's length; a row may override any of it."""
     actors: ActorPool = field(default_factory=ActorPool)
     """The pool of engines."""
     run: RunSettings = field(default_factory=RunSettings)
@@ -78,8 +102,8 @@ class RunConfig:
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
 
     def generator_settings(self) -> GeneratorSettings:
-        """Return what the engines get."""
-        return replace(self.generator, seed=self.run.seed)
+        """Return what the engines get, if the target's own sampling is not asked for."""
+        return replace(self.generator, seed=self.run.seed, sampling=self.sampling.params)
 
     def input_options(self) -> InputOptions:
         """Return what the reader gets."""

@@ -62,6 +62,7 @@ class Plan:
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
     settings, pool = settled(config.generator_settings(), config.actors, config.run.ray_address)
+    settings = replace(settings, sampling=config.sampling.of_model(settings.models.target))
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
     check_models(settings)

@@ -49,7 +49,7 @@ def test_flags_win_over_environment_and_environment_over_file(yaml_file: Path, m
     monkeypatch.setenv("DRAY_ENGINE__NUM_SLOTS", "6")
     monkeypatch.setenv("DRAY_SAMPLING__TOP_K", "9")
     assert load(yaml_file).generator.engine.num_slots == 6
-    settings = load(yaml_file, "--engine.num_slots=7").generator
+    settings = load(yaml_file, "--engine.num_slots=7").generator_settings()
     assert (settings.engine.num_slots, settings.sampling.top_k, settings.sampling.temperature) == (7, 9, 0.5)
 
 
@@ -84,7 +84,7 @@ def test_a_list_may_be_given_as_its_only_string(yaml_file: Path, monkeypatch: py
     monkeypatch.setenv("DRAY_SAMPLING__STOP", "END")
     config = load(yaml_file)
     assert config.input.options.carry_columns == ("kind",)
-    assert config.generator.sampling.stop == ("END",)
+    assert config.sampling.params.stop == ("END",)
 
 
 def test_one_stage_may_be_given_alone_or_stages_as_a_list(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +149,7 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file: Path) -> 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
+        ("--sampling.ignore_eos=true", "takes no value; write --sampling.ignore_eos or --no-sampling.ignore_eos"),
         ("--engine.num_slot=3", "--engine.num_slot is not a flag; did you mean --engine.num_slots"),
         ("--engine.num_slots=x", "engine.num_slots: input should be a valid integer.*got 'x'"),
         ("--engine.num_slots=0", "engine.num_slots must be at least 1, got 0"),

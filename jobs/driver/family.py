@@ -1,0 +1,143 @@
+"""Family: what becomes of a class of transformers' causal language models, tried on a tiny random model of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from decoding.checkpoint.miniature import miniature
+from decoding.checkpoint.supported import check_config
+from decoding.drafters import DRAFTERS
+from decoding.engine.load import Parts, load_parts
+from decoding.engine.options import EngineOptions
+from decoding.network.reference import Reference
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+from jobs.driver.proof import Setting, findings
+
+Verdict = Literal["exact", "refused", "not tried", "wrong", "crash"]
+
+_Result = TypeVar("_Result")
+_PROMPT_LENGTHS = (3, 30, 9, 17)  # tokens; a miniature's windows have 12
+_MAX_TOKENS = 20
+_DISTURBANCE = 0.02  # of the draft's weights, relative to their size, so that some of its tokens are rejected
+_OPTIONS = EngineOptions(drafter="model", draft_length="fixed")
+# What the default configuration of a class leaves open, and its network needs.
+_SETTINGS: dict[str, dict[str, Any]] = {"xmod": {"default_language": "en_XX"}}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model type, its class, and what was found."""
+
+    model_type: str
+    class_name: str
+    verdict: Verdict
+    reason: str = ""  # of every verdict but "exact"
+    num_tokens: int = 0  # that were compared
+    num_accepted_tokens: int = 0
+
+
+def model_types() -> list[str]:
+    """Return the types of all causal language models that the installed transformers knows."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def try_family(model_type: str) -> Family:
+    """Build a tiny random model of this type, and compare what every drafter writes with transformers' own code."""
+    class_name, failed = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), "not tried"
+    with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            config = _default_config(model_type)
+            _or_refused(lambda: check_config(config, model_type))
+            target, draft = _saved_pair(config, Path(folder))
+            failed = "crash"
+            parts = _or_refused(lambda: load_parts(target, draft, _OPTIONS, "cpu", "float32"))
+            return _compared(model_type, class_name, target, parts)
+        except _RefusedError as error:
+            return Family(model_type, class_name, "refused", _in_a_line(error, model_type, folder))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
+            reason = f"{type(error).__name__}: {_in_a_line(error, model_type, folder)}"
+            return Family(model_type, class_name, cast("Verdict", failed), reason)
+
+
+class _RefusedError(Exception):
+    """The engine does not run this model, and says why."""
+
+
+def _or_refused(work: Callable[[], _Result]) -> _Result:
+    try:
+        return work()
+    except ValueError as error:
+        raise _RefusedError(str(error)) from error
+
+
+def _default_config(model_type: str) -> PretrainedConfig:
+    settings = _SETTINGS.get(model_type, {})
+    config = CONFIG_MAPPING[model_type](**settings)
+    if hasattr(config, "is_decoder") and not config.is_encoder_decoder:  # BERT and its kin read both ways otherwise
+        config = CONFIG_MAPPING[model_type](**settings, is_decoder=True)
+    return config
+
+
+def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:
+    """Save a tiny random model and one that is a little different; return their folders."""
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
+    network.float().eval()
+    with torch.inference_mode():
+        network(input_ids=torch.zeros(1, max(_PROMPT_LENGTHS), dtype=torch.long), use_cache=False)
+    network.save_pretrained(folder / "target")
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights += _DISTURBANCE * weights.abs().mean() * torch.randn_like(weights)
+    network.save_pretrained(folder / "draft")
+    return str(folder / "target"), str(folder / "draft")
+
+
+def _compared(model_type: str, class_name: str, target: str, parts: Parts) -> Family:
+    """Compare what every drafter writes with the text of transformers' own code."""
+    reference = Reference.load(target, "cpu", "float32", close_call=parts.target.close_call)
+    num_tokens = num_accepted = 0
+    for temperature, num_slots in ((0.0, 3), (0.8, 1), (0.8, 3)):
+        drafters = DRAFTERS if num_slots > 1 else ("model",)
+        settings = [Setting(name, "fixed", 3, num_slots, is_shuffled=num_slots > 1) for name in drafters]
+
+        def make_rows(temperature: float = temperature) -> list[Sequence]:
+            return _rows(parts.target.vocab_size, temperature)
+
+        alone = make_rows()
+        list(reference.write(alone))
+        expected = [row.output_token_ids for row in alone]
+        for finding in findings(parts, _OPTIONS, settings, make_rows, expected, reference):
+            num_tokens += finding.num_tokens
+            num_accepted += finding.num_accepted_tokens
+            for each in finding.differences:
+                where = f"temperature {temperature:g}, {finding.setting.num_slots} slots, row {each.row}"
+                reason = f"drafter {finding.setting.drafter}, {where}: another token at {each.position}"
+                return Family(model_type, class_name, "wrong", reason, num_tokens, num_accepted)
+    return Family(model_type, class_name, "exact", "", num_tokens, num_accepted)
+
+
+def _rows(vocab_size: int, temperature: float) -> list[Sequence]:
+    generator = random.Random(0)
+    params = SamplingParams(temperature=temperature, max_tokens=_MAX_TOKENS, ignore_eos=True)
+    prompts = [[generator.randrange(1, vocab_size) for _ in range(length)] for length in _PROMPT_LENGTHS]
+    return [Sequence.create(prompt, params, row=index) for index, prompt in enumerate(prompts)]
+
+
+def _in_a_line(error: Exception, model_type: str, folder: str) -> str:
+    """Return an error's message without the name of the model, which stands beside it."""
+    text = " ".join(str(error).split())
+    for name in (f"{folder}/target", f"{folder}/draft", model_type):
+        text = text.replace(f"'{name}' ({model_type})", "the model").replace(f"'{name}'", "the model")
+    return text.replace(f"{folder}/", "")
