@@ -28,6 +28,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"(num_linear|linear_num|swa_num)_.*heads|index_n_heads", 2),
     (r"kv_lora_rank|index_head_dim|index_topk|rotary_dim|lora_rank_.*", 8),
     (r"q_lora_rank|o_lora_rank|.*low_rank.*", 16),
+    (r"qk_head_dim", 16),
     (r".*head_dim(_v)?|head_size|dim_head|d_kv|d_head", 8),
     (r"moe_intermediate_size.*|.*expert_intermediate_size|moe_.*_hidden_size|expert_ffn_.*size", 24),
     (r"intermediate_size.*|.*ffn_dim|n_inner|ffn_(hidden_)?size|dim_ff|d_ff|feed_forward.*size|d_inner", 48),

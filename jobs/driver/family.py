@@ -32,7 +32,16 @@ _MAX_TOKENS = 20
 _DISTURBANCE = 0.02  # of the draft's weights, relative to their size, so that some of its tokens are rejected
 _OPTIONS = EngineOptions(drafter="model", draft_length="fixed")
 # What the default configuration of a class leaves open, and its network needs.
-_SETTINGS: dict[str, dict[str, Any]] = {"xmod": {"default_language": "en_XX"}}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 1e4}},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "reformer": {"axial_pos_embds": False},
+    "xmod": {"default_language": "en_XX"},
+}
 
 
 @dataclass(frozen=True)

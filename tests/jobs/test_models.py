@@ -1,0 +1,74 @@
+"""`jobs.models` decides for a class of models whether it is exact, from a tiny random model of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.sampling import judging
+from decoding.sampling.verify import BatchVerdict
+from jobs import models
+from jobs.driver.family import Family, model_types, try_family
+
+# Latent attention, ALiBi, sinusoids, chunks with experts: `make models` tries all types.
+EXACT = ("deepseek_v3", "mpt", "xglm", "llama4_text")
+REFUSED = {
+    "bart": "the model is an encoder-decoder model (bart)",
+    "mamba": "cannot be rolled back",
+    "doge": "does not compute the same on the slot cache",
+}
+
+
+@pytest.mark.parametrize("model_type", EXACT)
+def test_every_drafter_writes_what_transformers_writes(model_type: str) -> None:
+    family = try_family(model_type)
+    assert (family.verdict, family.reason) == ("exact", "")
+    assert family.num_tokens == 4 * 20 * (5 + 1 + 5)
+    assert 0 < family.num_accepted_tokens < family.num_tokens, "drafts are accepted, and rejected"
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_model_that_cannot_be_exact_is_refused_with_the_reason(model_type: str) -> None:
+    family = try_family(model_type)
+    assert family.verdict == "refused"
+    assert REFUSED[model_type] in family.reason
+    assert "/" not in family.reason.partition("(")[0], "no folder of this machine is named"
+
+
+def test_a_verifier_that_accepts_what_it_must_not_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = judging.verify_coupled
+
+    def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
+        verdict = real(picks, draft, sampling, close_call)
+        accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
+        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
+
+    monkeypatch.setattr(judging, "verify_coupled", lenient)
+    family = try_family("llama")
+    assert family.verdict == "wrong"
+    assert "another token at " in family.reason
+
+
+def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "models.md"
+    assert models.main(["mamba", "bart", "--write", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "refused   mamba " in printed
+    assert ": 2 refused, 0 wrong, 0 crash; 0 tokens compared" in printed
+    assert "| `bart` | the model is an encoder-decoder model (bart)" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("exact", 0), ("refused", 0), ("not tried", 0), ("wrong", 1), ("crash", 1)]
+)
+def test_a_wrong_token_and_a_crash_fail_the_command(verdict: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_tried", lambda types, processes: iter([Family("llama", "Llama", verdict, "why")]))
+    assert models.main(["llama"]) == code
+
+
+def test_a_type_that_transformers_does_not_know_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert models.main(["lama"]) == 2
+    assert "has no causal model 'lama'" in capsys.readouterr().err
+    assert len(model_types()) > 150
