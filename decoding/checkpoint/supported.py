@@ -124,9 +124,9 @@ def _tokens_by_id(path: str) -> dict[int, str] | None:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return None
-    except ImportError as error:
+    except Exception as error:  # those of the tokenizers library have no type of their own
         raise ValueError(
-            f"the tokenizer of {path!r} is needed to compare vocabularies: {in_one_line(error)} Install it, or use "
-            "drafter 'ngram', which needs no second model"
+            f"the tokenizer of {path!r} cannot be loaded to compare vocabularies: {in_one_line(error)}; mend that, or "
+            "use drafter 'ngram', which needs no second model"
         ) from error
     return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
