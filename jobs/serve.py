@@ -141,7 +141,7 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
                 withdraw(drain_timeout_s=0.0)
             raise
         return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
-    except (RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
+    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError, RayServeException) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
     finally:

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -89,6 +89,15 @@ def logs_to(stream: TextIO | None, settings: LogSettings, **context: Any) -> Ite
             logger.setLevel(level)
 
 
+def tell_warnings(tell: Callable[[str, str], object]) -> None:
+    """Call `tell` with the kind and the text of each warning that is a sentence; events are counted elsewhere.
+
+    Warnings of one kind differ in names and numbers. It lasts until `set_up_logs` is called again.
+    """
+    for logger in _loggers():
+        logger.addHandler(_WarningHandler(tell))
+
+
 def _loggers() -> list[logging.Logger]:
     return [logging.getLogger(name) for name in _PACKAGES]
 
@@ -106,6 +115,19 @@ class _StreamHandler(logging.Handler):
             stream = self._stream or sys.stderr
             stream.write(self.format(record) + "\n")
             stream.flush()
+
+
+class _WarningHandler(logging.Handler):
+    """A handler that tells someone else of warnings."""
+
+    def __init__(self, tell: Callable[[str, str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.msg, str):
+            with suppress(Exception):  # as above
+                self._tell(record.msg, record.getMessage())
 
 
 class _JsonFormatter(logging.Formatter):

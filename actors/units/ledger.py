@@ -138,6 +138,7 @@ class Ledger:
         self._num_dead_reported = 0
         self._num_waiting = 0
         self._is_stopping = False
+        self._warnings: dict[str, str] = {}  # the first text of each kind
         self._dismissed: set[str] = set()  # processes that did not die over what they held
 
     def stop(self) -> None:
@@ -251,6 +252,14 @@ class Ledger:
         for unit in self._units.values():
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
+
+    def warn(self, kind: str, text: str) -> None:
+        """Record a warning for the driver, unless a process has given one of its kind before."""
+        self._warnings.setdefault(kind, text)
+
+    def warnings(self) -> list[str]:
+        """Return the first warning of each kind, in the order in which they came."""
+        return list(self._warnings.values())
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""

@@ -19,7 +19,7 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, RowPosition, read_unit, result_or_error
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import LogSettings
+from pipeline.logs import LogSettings, tell_warnings
 from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_table, generations_schema
@@ -57,6 +57,7 @@ class UnitWorker(ABC, Generic[_Row]):
         """Open the run. `ledger` is the actor of its Ledger. The subclass calls `_join` when it is ready."""
         self._reporter = Reporter(run_path, log_settings)
         self._ledger = ledger
+        tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         self._process, self._node = uuid.uuid4().hex, ray.get_runtime_context().get_node_id()
         self._lock = SharedLock()
         self._input_options = input_options

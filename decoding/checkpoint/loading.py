@@ -9,7 +9,7 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding.checkpoint.generation import end_token_ids
-from decoding.checkpoint.supported import load_config, model_folder
+from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line, load_config, model_folder
 from decoding.device import Device, pick_device
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -45,8 +45,8 @@ def load_network(
             output_loading_info=True,
             **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"cannot load the model at {path!r}: {error}") from error
+    except (*LOAD_FAILURES, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"cannot load the model at {path!r}: {in_one_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
         raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")

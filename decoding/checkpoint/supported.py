@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from decoding.checkpoint.model_files import check_kind, check_weights
+
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+# What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
+LOAD_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _LAYER_TYPES_WITH_ROLLBACK = _ATTENTION_TYPES | {"moe", "mlp", "dense", "sparse"}
 _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
@@ -28,19 +33,26 @@ def model_folder(path: str) -> str:
         return str(snapshot_download(path, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ValueError(
-            f"no folder {path!r} here, and no hub model of that name can be downloaded: {error}"
+            f"no folder {path!r} here, and no hub model of that name can be downloaded: {in_one_line(error)}"
         ) from error
 
 
 def load_config(path: str) -> PretrainedConfig:
     """Load the configuration of the causal language model in `path`; raise a ValueError if it cannot be run."""
-    _check_files(Path(path))
+    check_kind(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot read the configuration of the model at {path!r}: {error}") from error
+    except LOAD_FAILURES as error:
+        raise ValueError(f"cannot read the configuration of the model at {path!r}: {in_one_line(error)}") from error
     check_config(config, path)
+    check_weights(Path(path))
     return config
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the first paragraph of an exception's message, after its type where the message may say too little."""
+    said = " ".join(str(error).strip().partition("\n\n")[0].split())
+    return said if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {said}"
 
 
 def check_config(config: PretrainedConfig, path: str) -> None:
@@ -49,9 +61,7 @@ def check_config(config: PretrainedConfig, path: str) -> None:
     if config.is_encoder_decoder:
         raise ValueError(f"{path!r} is an encoder-decoder model ({name}); Dray runs decoder-only language models")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        remote = (
-            " (its own code is never run: trust_remote_code stays off)" if getattr(config, "auto_map", None) else ""
-        )
+        remote = "; Dray never runs a model's own code (auto_map)" if getattr(config, "auto_map", None) else ""
         raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
     text_config = config.get_text_config()
     layer_types = set(getattr(text_config, "layer_types", None) or ())
@@ -105,15 +115,6 @@ def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size:
             )
 
 
-def _check_files(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
-    if not list(folder.glob("*.safetensors")):
-        others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
-        found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
-        raise ValueError(f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained")
-
-
 def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
@@ -121,8 +122,15 @@ def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 def _tokens_by_id(path: str) -> dict[int, str] | None:
+    if not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
+        return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return None
+    except Exception as error:  # those of the tokenizers library have no type of their own
+        raise ValueError(
+            f"the tokenizer of {path!r} cannot be loaded to compare vocabularies: {in_one_line(error)}; mend that, or "
+            "use drafter 'ngram', which needs no second model"
+        ) from error
     return {token_id: token for token, token_id in tokenizer.get_vocab().items()}

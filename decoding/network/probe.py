@@ -13,10 +13,18 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
-from decoding.checkpoint.supported import max_positions
+from decoding.checkpoint.supported import in_one_line, max_positions
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
-from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
+from decoding.network.probe_rows import (
+    FEWEST_POSITIONS,
+    NUM_REAL,
+    RAGGED,
+    SLOTS,
+    ProbeRows,
+    ragged,
+    relative_deviation,
+)
 from decoding.sampling.judging import close_call_margin
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
@@ -43,7 +51,13 @@ def check_model(model: LanguageModel, name: str) -> float:
     try:
         plain = _plain_logits(model, rows)
     except _FAILURES as error:
-        raise ValueError(f"{name!r} cannot run: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{name!r} cannot run: {in_one_line(error)}") from error
+    if not all(logits_JV.isfinite().all() for logits_JV in plain):
+        raise ValueError(
+            f"{name!r} computes logits that are not finite numbers, without the slot cache too: its weights are "
+            f"damaged, or {str(model.dtype).removeprefix('torch.')} is too narrow for it; copy or download it again, "
+            "or choose another dtype"
+        )
     deviation = _checked(model, name, plain, rows)
     packs_rows = model.packs_rows
     model.speed_up()
@@ -66,6 +80,10 @@ def check_model(model: LanguageModel, name: str) -> float:
     return deviation
 
 
+class ArchitectureError(ValueError):
+    """The architecture of a model cannot run, whatever its weights and the lengths of its texts."""
+
+
 class Lengths(NamedTuple):
     """What is known of a model that changes its ways at some length of a text."""
 
@@ -82,6 +100,11 @@ def check_lengths(config: PretrainedConfig, name: str) -> Lengths:
     are wrong beyond one of the lengths.
     """
     limit, lengths = max_positions(config), lengths_in(config)
+    if limit is not None and limit < FEWEST_POSITIONS:
+        raise ValueError(
+            f"{name!r} sees {limit} positions, and a model is measured with {FEWEST_POSITIONS} before it runs; "
+            "use one with a longer context"
+        )
     crossed = [length for length in lengths if limit is None or length < limit]
     if not crossed:
         return Lengths()
@@ -97,6 +120,8 @@ def check_lengths(config: PretrainedConfig, name: str) -> Lengths:
         rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
         _checked(small, name, _plain_logits(small, rows), rows)
         return Lengths(small.runs_rows_apart)
+    except ArchitectureError:
+        raise
     except ValueError as error:
         raise ValueError(f"in texts that are longer than one of its windows, chunks or scales, {error}") from error
 
@@ -105,14 +130,28 @@ def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor], rows: P
     try:
         deviation = _measured(model, plain, rows)
     except _FAILURES as error:
-        raise ValueError(f"{name!r} cannot run on the slot cache: {type(error).__name__}: {error}") from error
+        found = in_one_line(error)
+        _refuse_own_attention(model, name, found)
+        raise ValueError(f"{name!r} cannot run on the slot cache: {found}") from error
     tolerance = TOLERANCE[model.dtype]
     if not deviation <= tolerance:
+        _refuse_own_attention(model, name, "its logits come out wrong")
         raise ValueError(
             f"{name!r} does not compute the same on the slot cache as alone: after a rollback its logits are off by "
             f"{deviation:.1e} of their size, where {tolerance:.0e} is rounding. Its text would not be the target's own"
         )
     return deviation
+
+
+def _refuse_own_attention(model: LanguageModel, name: str, found: str) -> None:
+    """Raise an ArchitectureError if the failure that was `found` is of attention that ours has not replaced."""
+    config = model.network.config.get_text_config()
+    if config._attn_implementation != attention.SLOT_ATTENTION:
+        raise ArchitectureError(
+            f"{name!r} cannot run: its architecture ({config.model_type}) has attention code of its own in "
+            f"transformers, which does not work where rows of different lengths share a cache ({found}); choose a "
+            "model of another architecture"
+        )
 
 
 @torch.inference_mode()

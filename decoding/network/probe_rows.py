@@ -11,6 +11,7 @@ NUM_REAL = 3
 RAGGED = (3, 1, 2)  # the number of real tokens of each row when rows are ragged
 _PROMPT_LENGTHS = (4, 0, 40)  # the last one longer than any block of positions that a kernel takes at once
 _NUM_JUNK = 4
+FEWEST_POSITIONS = _NUM_JUNK + 1  # that a model must see, so that one prompt is longer than another
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,24 @@ class ProbeRows:
 
     @classmethod
     def of(cls, vocab_size: int, reach: int, max_positions: int | None) -> "ProbeRows":
-        """Make the rows for a model of this vocabulary and context; the last prompt is longer by `reach`."""
+        """Make the rows for a model of this vocabulary and context; the last prompt is longer by `reach`.
+
+        Where the context is shorter, prompts are as long as it allows, and still differ in length.
+        """
+        middle, shortest, longest = _PROMPT_LENGTHS
+        longest += reach
         if max_positions is not None:
-            reach = max(0, min(reach, max_positions - max(_PROMPT_LENGTHS) - _NUM_JUNK - 1))
+            assert max_positions >= FEWEST_POSITIONS
+            longest = min(longest, max_positions - _NUM_JUNK)
+        middle = min(middle, longest // 2)
         generator = torch.Generator().manual_seed(0)
 
         def tokens(num_tokens: int) -> list[int]:
             drawn: list[int] = torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()
             return drawn
 
-        *shorter, longest = _PROMPT_LENGTHS
         return cls(
-            prompts=[tokens(length) for length in (*shorter, longest + reach)],
+            prompts=[tokens(length) for length in (middle, shortest, longest)],
             junk=[tokens(_NUM_JUNK) for _ in SLOTS],
             real=[tokens(NUM_REAL) for _ in SLOTS],
         )

@@ -32,7 +32,10 @@ def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str |
 
 
 def start_ray(ray_address: str | None) -> None:
-    """Join the cluster at this address or at RAY_ADDRESS, or start a local one; doing it twice is harmless."""
+    """Join the cluster at this address or at RAY_ADDRESS, or start a local one; doing it twice is harmless.
+
+    Raises ConnectionError where Ray cannot.
+    """
     address = _address(ray_address)
     if ray.is_initialized():
         return
@@ -40,8 +43,16 @@ def start_ray(ray_address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-    with _without_stderr(), keeping_sigterm():
-        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    try:
+        with _without_stderr(), keeping_sigterm():
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    except Exception as error:  # a start that takes too long is a plain Exception of Ray's
+        said = f"({type(error).__name__}: {' '.join(str(error).split())})"
+        if address:
+            what = f"cannot join the Ray cluster at {address} {said}; check the address, and that Ray runs there"
+        else:
+            what = f"cannot start Ray on this machine {said}; if the machine is busy, run the same command again later"
+        raise ConnectionError(what) from error
 
 
 def starts_own_ray(ray_address: str | None) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units
 
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
+_TELL_WITHIN_S = 10.0
 _LOST_FOR_GOOD = (
     ray.exceptions.UnserializableException,
     ray.exceptions.ActorDiedError,
@@ -69,7 +70,7 @@ def execute(
     roster_context = roster_of(settings, run, config.run.logs, pool.num_at_once)
     shortages = watching(watch_for_shortage, pool, ledger, settings)
     orphans = watching(watch_for_orphans) if settings.stages.is_apart else nullcontext()
-    with stop, progress, _published(progress, run), roster_context as roster, shortages, orphans:
+    with stop, progress, _published(progress, run, ledger), roster_context as roster, shortages, orphans:
         given, timeout_s = {**arguments, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
         try:
             for receipt in _receipts(feed, units.num_units, worker, given, pool, timeout_s):
@@ -83,14 +84,22 @@ def execute(
         print(repeats, file=sys.stderr)
 
 
-def _published(progress: Progress, run: str) -> Heartbeat:
-    """Return a context in which metrics tell how much of the run is left, and the driver's storage retries."""
-    metrics = Metrics(run)
+def _published(progress: Progress, run: str, ledger: Any) -> Heartbeat:
+    """Return a context in which metrics tell how much of the run is left, and the driver's storage retries.
+
+    Warnings of the processes, whose own logs are files of Ray, are logged here too, once for all processes.
+    """
+    metrics, told = Metrics(run), set[str]()
 
     def publish() -> None:
         metrics.set(UNITS_LEFT, progress.num_units_left)
         metrics.set(ROWS_LEFT, progress.num_rows_left)
         metrics.add_storage_retries()
+        with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
+            for text in ray.get(ledger.warnings.remote(), timeout=_TELL_WITHIN_S):
+                if text not in told:
+                    _log.warning(text)
+                    told.add(text)
 
     return Heartbeat(publish)
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
+import pyarrow as pa
+
+from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import parquet_size
-from pipeline.inputs.records import file_columns, split_records
+from pipeline.inputs.parquet_rows import parquet_schema, parquet_size
+from pipeline.inputs.records import file_columns, read_records, split_records
 from pipeline.storage.location import Location
 
+_NUM_SAMPLED_ROWS = 100
 _BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
 
 
@@ -80,6 +84,7 @@ def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> I
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
+        _refuse_prompts_of_another_type(location, options)
         ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
         yield from ranges(location, options, rows_per_unit)
 
@@ -123,3 +128,37 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
         wanted |= set(options.template.columns)
     if missing := sorted(wanted - set(present)):
         raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")
+
+
+def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:
+    """Raise ValueError if no prompt of the file is text: by the type of a Parquet column, or by the first JSON lines.
+
+    A Parquet file with messages is taken as it is: its prompts may all be null.
+    """
+    column, found = options.prompt_column, ""
+    if options.prompt_template is not None:
+        return
+    if options.format == "parquet":
+        schema = parquet_schema(location)
+        types = dict(zip(schema.names, schema.types, strict=True))
+        if options.messages_column not in types and column in types and not _holds_text(types[column]):
+            found = f"is of type {types[column]}"
+    elif options.format == "jsonl":
+        records = islice(read_records(location, options), _NUM_SAMPLED_ROWS)
+        prompts = [record.get(column) for record in records if not isinstance(record, RowError)]
+        if prompts and not any(prompt is None or isinstance(prompt, str) for prompt in prompts):
+            found = f"has no text in the first {len(prompts)} rows (the first one has {prompts[0]!r:.80})"
+    if found:
+        raise ValueError(
+            f"{location.name}: a prompt is text, and the column {column!r} {found}; name another prompt_column, or set "
+            f"prompt_template to '{{{column}}}', which makes text of any value"
+        )
+
+
+def _holds_text(type_: pa.DataType) -> bool:
+    if isinstance(type_, pa.DictionaryType):
+        type_ = type_.value_type
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(is_kind(type_) for is_kind in kinds)

@@ -63,7 +63,7 @@ class RunDirectory:
         location = _location(path)
         assert {"identity", "carried"} <= run.keys()
         assert "manifest" not in run
-        _refuse_occupied(location)
+        refuse_occupied(location)
         for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
             location.child(folder).make_folder()
         temporary = location.child("_tmp")
@@ -219,8 +219,9 @@ def _missing_keys(run: Any) -> list[str]:
     return missing
 
 
-def _refuse_occupied(location: Location) -> None:
+def refuse_occupied(path: str | Location) -> None:
     """Raise ValueError if the folder holds any file that an unfinished creation has not written."""
+    location = _location(path)
     if location.child("run.json").exists():
         raise ValueError(f"{location.name} holds a run already; open it, or use a new output directory")
     if location.info().type == fs.FileType.File:

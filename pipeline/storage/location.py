@@ -75,7 +75,16 @@ class Location:
 
     def retrying(self, doing: str, operation: Callable[[], _Result]) -> _Result:
         """Return what `operation` returns, tried again if need be; an error says what it was `doing` ("reading")."""
-        return self.retries.call(f"{doing} {self.name}", operation)
+        try:
+            return self.retries.call(f"{doing} {self.name}", operation)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if not isinstance(self.filesystem, fs.PyFileSystem):
+                raise
+            said = " ".join(str(error).split())  # a filesystem in Python (hf://) raises what its HTTP client raises
+            text = f"{doing} {self.name} failed ({type(error).__name__}: {said}); check the network and the credentials"
+            raise OSError(text) from error
 
     def info(self) -> fs.FileInfo:
         """Return what the filesystem knows of this location: type (also NotFound), size, time of change."""

@@ -65,8 +65,8 @@ class TextCodec:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {error}") from error
+        except Exception as error:
+            raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {_load_failure(error)}") from error
         if chat_template is not None:
             _refuse_bad_template(chat_template)
         taken = _CHAT_NAMES | signature(tokenizer.apply_chat_template).parameters.keys() - {"kwargs"}
@@ -204,6 +204,17 @@ def _whole_characters(text: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError("template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError") from error
     return text
+
+
+def _load_failure(error: Exception) -> str:
+    """Return in one line why a tokenizer does not load; transformers' own text may advise to run foreign code."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return (
+            "it has code of its own (auto_map), which Dray never runs; set models.tokenizer to a folder whose "
+            "tokenizer transformers itself has"
+        )
+    return text if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {text}"
 
 
 @cache

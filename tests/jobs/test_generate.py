@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from safetensors.torch import load_file, save_file
 
 from jobs import generate, verify
 from tests.jobs.conftest import Job
@@ -231,15 +232,68 @@ def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(
     assert (job.output / "_SUCCESS").exists()
 
 
-def test_a_model_that_cannot_load_prints_one_readable_line(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_written(
+    job: Job, tmp_path: Path, dry_run: tuple[str, ...]
+) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     job.read(3)
+    assert job.generate(f"--models.target={broken}", *dry_run) == 2
+    (line,) = job.capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: '{weights}' is cut off or damaged")
+    assert not job.output.exists()
+
+
+def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(job.pair[0], broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"] *= float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    job.read(3)
     assert job.generate(f"--models.target={broken}") == 1
     first_line, *_ = job.capsys.readouterr().err.splitlines()
-    assert first_line.startswith(f"error: cannot load the model at '{broken}'")
+    assert first_line.startswith(f"error: '{broken}' computes logits that are not finite numbers")
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_a_quantized_model_is_refused_by_the_plan(job: Job, tmp_path: Path, dry_run: tuple[str, ...]) -> None:
+    shutil.copytree(job.pair[0], tmp_path / "quantized")
+    config = tmp_path / "quantized/config.json"
+    said = {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | said))
+    job.read(3)
+    assert job.generate(f"--models.target={config.parent}", *dry_run) == 2
+    assert "is quantized (fp8), and Dray runs unquantized checkpoints" in job.printed()
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_an_output_folder_with_other_files_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
+    job.read(3)
+    job.output.mkdir()
+    (job.output / "notes.txt").write_text("mine")
+    assert job.generate(*dry_run) == 2
+    assert "is not empty and is not a run: it has ['notes.txt']" in job.printed()
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_a_prompt_column_of_integers_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
+    job.read([{"id": "a", "kind": "b", "prompt": number} for number in range(5)])
+    assert job.generate(*dry_run) == 2
+    assert "the column 'prompt' has no text in the first 5 rows (the first one has 0)" in job.printed()
+
+
+@pytest.mark.parametrize("flag", ["--input.path", "--output.path"])
+def test_a_hub_path_without_a_network_is_told_in_one_line(job: Job, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    job.read(3)
+    assert job.generate(f"{flag}=hf://datasets/some{flag[2:5]}/rows.jsonl") == 2
+    (line,) = job.capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: OSError: looking at hf://datasets/some{flag[2:5]}/rows.jsonl")
+    assert "check the network" in line
 
 
 def test_duckdb_computes_acceptance_from_the_counts(plain_run: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pipeline.logs import Event, LogFormat, LogSettings, logs_to
+from pipeline.logs import Event, LogFormat, LogSettings, logs_to, tell_warnings
 
 LOG = logging.getLogger("pipeline.somewhere")
 
@@ -76,3 +76,14 @@ def test_a_stream_that_replaces_stderr_later_gets_the_lines(monkeypatch: pytest.
         monkeypatch.setattr(sys, "stderr", bar)
         LOG.warning(Event("storage retry", tries=1))
     assert bar.getvalue().endswith("WARNING storage retry tries=1\n")
+
+
+def test_warnings_that_are_sentences_are_told_by_their_kind_and_events_are_not() -> None:
+    told: list[tuple[str, str]] = []
+    with logs_to(io.StringIO(), LogSettings()):
+        tell_warnings(lambda kind, text: told.append((kind, text)))
+        LOG.warning("%r is off by %.1e", "a", 0.5)
+        LOG.warning(Event("unit repeated", unit=3))
+        LOG.info("all is well")
+    LOG.warning("the block has ended")
+    assert told == [("%r is off by %.1e", "'a' is off by 5.0e-01")]

@@ -133,3 +133,11 @@ def test_the_units_of_dismissed_processes_count_against_no_row() -> None:
     assert ledger.summary()["num_deaths"] == 0
     assert ledger.begin(0, 4, "the last one", "node") is not None
     assert ledger.begin(0, 4, "another one", "node").follows_death, "who came later did die"
+
+
+def test_a_warning_of_each_kind_is_kept_once():
+    ledger = Ledger(units_in_flight=1)
+    ledger.warn("%r is slow", "'a' is slow")
+    ledger.warn("no kernels", "no kernels")
+    ledger.warn("%r is slow", "'b' is slow")
+    assert ledger.warnings() == ["'a' is slow", "no kernels"]

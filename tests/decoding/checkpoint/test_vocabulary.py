@@ -1,5 +1,6 @@
 """Target and draft must mean the same by a token id, and need not know equally many."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,13 @@ def test_a_draft_of_short_context_is_lossless_and_drafts_where_it_sees(models, t
         longest_drafted = max(0, draft_context - len(sequence.prompt_token_ids))
         assert (sequence.num_draft_tokens > 0) == (longest_drafted > 0)
         assert sequence.num_accepted_tokens == sequence.num_draft_tokens
+
+
+def test_a_tokenizer_that_needs_a_missing_package_is_told_in_one_line(tmp_path):
+    target = _save_tokenizer(tmp_path / "t", WORDS)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "vocab.json").write_text(json.dumps({word: token_id for token_id, word in enumerate(WORDS)}))
+    (tmp_path / "d" / "merges.txt").write_text("#version: 0.2\na b 1\n")
+    (tmp_path / "d" / "tokenizer_config.json").write_text('{"tokenizer_class": "BioGptTokenizer"}')
+    with pytest.raises(ValueError, match=r"compare vocabularies: .*install sacremoses.*; mend that, or use"):
+        check_same_vocabulary(target, str(tmp_path / "d"), VOCAB_SIZE, VOCAB_SIZE)

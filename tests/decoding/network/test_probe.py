@@ -1,15 +1,18 @@
 """The probe measures whether a model computes the same on slots as alone, and quotes what it found."""
 
+import re
+
 import pytest
 import torch
 import transformers
 
-from decoding import Engine
+from decoding import Engine, SamplingParams
 from decoding.cache import slot_attention as attention
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from decoding.network.probe_rows import relative_deviation
-from tests.decoding.tiny import build, llama_config, loaded, save
+from decoding.network.probe_rows import FEWEST_POSITIONS, relative_deviation
+from tests.decoding.families import family_network
+from tests.decoding.tiny import build, generated, llama_config, loaded, outputs, random_prompts, save
 
 GPT_NEO = {"vocab_size": 48, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 300}
 LOCAL = {"attention_types": [[["global", "local"], 1]], "initializer_range": 0.15}
@@ -26,12 +29,39 @@ def test_a_llama_deviates_by_rounding_only(target):
 
 
 @pytest.mark.parametrize("window_size", [4, 256])  # 256 is what the published models have
-def test_local_attention_that_slices_its_own_mask_is_caught_with_the_deviation(tmp_path, window_size):
+def test_an_architecture_that_slices_its_own_mask_is_refused_as_one_that_cannot_run(tmp_path, window_size):
     path = save(build(transformers.GPTNeoConfig(**GPT_NEO, **LOCAL, window_size=window_size), seed=3), tmp_path)
-    with pytest.raises(ValueError, match=r"off by [\d.e+-]+ of their size") as caught:
+    with pytest.raises(ValueError, match=r"cannot run: its architecture \(gpt_neo\)") as caught:
         Engine.load(path, device="cpu")
     assert path in str(caught.value)
-    assert float(str(caught.value).split("off by ")[1].split()[0]) > 0.01
+    assert not re.search("comput|off by|windows", str(caught.value))
+
+
+def test_an_architecture_that_adds_tokens_of_its_own_is_refused_as_one_that_cannot_run(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48}
+    network = build(transformers.CpmAntConfig(vocab_size=48, **sizes), seed=3)
+    assert not hasattr(network.config, "eos_token_id")
+    network.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match=r"cannot run: its architecture \(cpmant\) .*RuntimeError") as caught:
+        Engine.load(str(tmp_path), device="cpu")
+    assert "windows" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("context", [FEWEST_POSITIONS, 8, 20, 37, 42])
+def test_a_model_that_sees_less_than_a_probe_is_probed_at_what_it_sees(tmp_path, family, context):
+    name = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    path = save(family_network(family, **{name: context}), tmp_path)
+    prompts = random_prompts([context - 3, 1, context // 2])
+    written = Engine.load(path, device="cpu").generate(prompts, SamplingParams(temperature=0, max_tokens=3))
+    assert outputs(written) == generated(path, prompts, 3)
+
+
+def test_a_model_that_sees_too_little_for_any_probe_is_told_so(tmp_path):
+    path = save(build(llama_config(max_position_embeddings=FEWEST_POSITIONS - 1), seed=1), tmp_path)
+    with pytest.raises(ValueError, match="sees 4 positions, and a model is measured with 5"):
+        Engine.load(path, device="cpu")
 
 
 def _causal_but_one_off(*args: torch.Tensor) -> torch.Tensor:
@@ -96,7 +126,7 @@ def test_logits_that_are_not_numbers_are_refused(tmp_path):
     network = build(llama_config(), seed=1)
     with torch.no_grad():
         network.get_output_embeddings().weight[3] = float("nan")
-    with pytest.raises(ValueError, match="does not compute the same"):
+    with pytest.raises(ValueError, match="logits that are not finite numbers"):
         Engine.load(save(network, tmp_path), device="cpu")
 
 

@@ -1,6 +1,7 @@
 """Logs of a run: which events they hold, where they go, and that they hold no prompt or output."""
 
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -50,6 +51,14 @@ def dies_once(seen: Path) -> type[Generator]:
             await super()._finish(rows)
 
     return Dying
+
+
+class Warned(Generator):
+    """A generator whose engine warns of something, with a number of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        logging.getLogger("decoding.network").warning("process %d is slow", os.getpid())
 
 
 def worker_logs() -> str:
@@ -146,6 +155,19 @@ def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: P
     assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
     assert f"INFO actor loaded target={job.pair[0]}" in worker_logs()
     assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
+
+
+@pytest.mark.parametrize("flags", [(), (JSON,)], ids=["text", "json"])
+def test_a_warning_of_the_engine_reaches_the_driver_once_for_all_actors(
+    job: Job, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    job.read(4)
+    monkeypatch.setattr(generate, "Generator", Warned)
+    assert job.generate("--actors.min_actors=2", "--actors.max_actors=2", *flags) == 0
+    warnings = [line for line in job.capsys.readouterr().err.splitlines() if "is slow" in line]
+    assert len(warnings) == 1
+    assert re.search(r"process \d+ is slow", warnings[0])
+    assert len(set(re.findall(r"process \d+ is slow", worker_logs()))) >= 2
 
 
 def test_an_error_is_an_event_in_json_and_a_line_in_text(job: Job) -> None:

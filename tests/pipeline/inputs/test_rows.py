@@ -263,6 +263,40 @@ def test_a_file_without_the_columns_asked_for_is_refused_at_planning(write: Writ
         list(plan_units(files, InputOptions(format="csv", prompt_column="text", id_column="key"), 1))
 
 
+@pytest.mark.parametrize("type_", [pa.int64(), pa.list_(pa.string()), pa.binary(), pa.dictionary(pa.int8(), pa.int8())])
+def test_a_parquet_prompt_column_of_another_type_is_refused_at_planning(write: Write, type_: pa.DataType) -> None:
+    path = write("p.parquet", to_parquet(pa.table({"prompt": pa.nulls(2, type_)})))
+    with pytest.raises(
+        ValueError, match=r"p\.parquet: a prompt is text, and the column 'prompt' is of type .*prompt_te"
+    ):
+        list(plan_units(list_files(path), InputOptions("parquet"), 9))
+    filled = InputOptions("parquet", prompt_template="{prompt}")
+    assert len(list(plan_units(list_files(path), filled, 9))) == 1
+
+
+@pytest.mark.parametrize("type_", [pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.json_(), pa.null()])
+def test_a_parquet_prompt_column_of_any_kind_of_text_is_planned(write: Write, type_: pa.DataType) -> None:
+    path = write("p.parquet", to_parquet(pa.table({"prompt": pa.nulls(2, type_)})))
+    assert len(list(plan_units(list_files(path), InputOptions("parquet"), 9))) == 1
+
+
+def test_prompts_of_another_type_are_planned_beside_messages(write: Write) -> None:
+    table = pa.table({"prompt": pa.nulls(2, pa.int64()), "messages": ["[]", "[]"]})
+    assert len(list(plan_units(list_files(write("p.parquet", to_parquet(table))), InputOptions("parquet"), 9))) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "is_refused"), [(b'{"prompt": 5}', True), (b'{"prompt": "x"}', False), (b"{}", False)]
+)
+def test_json_lines_are_refused_only_if_none_of_the_first_has_text(write: Write, last: bytes, is_refused: bool) -> None:
+    path = write("p.jsonl", b'{"prompt": 1}\n{broken\n' + last)
+    if not is_refused:
+        assert len(list(plan_units(list_files(path), InputOptions("jsonl"), 9))) == 1
+        return
+    with pytest.raises(ValueError, match=r"has no text in the first 2 rows \(the first one has 1\)"):
+        list(plan_units(list_files(path), InputOptions("jsonl"), 9))
+
+
 def test_a_file_that_changed_since_planning_is_refused_before_reading(write: Write) -> None:
     path = write("p.txt", b"one\ntwo\n")
     (unit,) = plan_units(list_files(path), InputOptions(format="text"), 5)

@@ -101,9 +101,26 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         ValueError, match=r"^no tokenizer in .* \(looked for tokenizer\.json, .*\); set models\.tokenizer$"
     ):
         TextCodec.load(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("damaged")
-    with pytest.raises(ValueError, match="cannot load a tokenizer from"):
+
+
+BAD_TOKENIZERS = {
+    "not JSON": ({"tokenizer.json": "damaged"}, ""),
+    "an empty one": ({"tokenizer.json": '{"model": {}, "added_tokens": []}'}, ""),
+    "code of its own": ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'}, "auto_map"),
+    "a missing package": ({"tokenizer_config.json": '{"tokenizer_class": "BioGptTokenizer"}'}, "sacremoses"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TOKENIZERS)
+def test_a_tokenizer_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+    files, reason = BAD_TOKENIZERS[name]
+    vocabulary = {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\n", "config.json": "{}"}
+    for file, content in {**vocabulary, **files}.items():
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"^cannot load a tokenizer from {tmp_path}: .*{reason}") as caught:
         TextCodec.load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert "trust_remote_code" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

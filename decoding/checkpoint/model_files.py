@@ -1,0 +1,122 @@
+"""The files of a model folder: what is not a model that can run is refused by name, before anything is loaded."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING
+
+_WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
+_LFS_POINTER = b"version https://git-lfs"
+_FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+# A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
+_FIELDS_OF_DRAFT_HEADS = ("speculators_model_type", "eagle_config", "dflash_config", "draft_vocab_size")
+_FIELDS_OF_DRAFT_HEADS += ("medusa_num_heads",)
+_CLASS_OF_DRAFT_HEAD = re.compile(r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel", re.IGNORECASE)
+
+
+def check_kind(folder: Path) -> None:
+    """Raise a ValueError that says what the folder holds, if that is not a model of transformers, complete and exact.
+
+    Adapters, draft heads, quantized checkpoints and models with code of their own are told by their JSON files.
+    """
+    if (folder / "adapter_config.json").is_file():
+        adapter = _read_json(folder / "adapter_config.json")
+        raise ValueError(
+            f"{str(folder)!r} holds a PEFT adapter ({adapter.get('peft_type', 'of no named type')}, of "
+            f"{adapter.get('base_model_name_or_path', 'an unnamed model')}), which is not a model: merge it into its "
+            "base model (PEFT's merge_and_unload, then save_pretrained) and name the folder of the result"
+        )
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
+    config = _read_json(folder / "config.json")
+    if head := _draft_head(config):
+        raise ValueError(
+            f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target; Dray drafts with "
+            "complete models: use a small model of the target's family, or drafter 'ngram', which needs no second model"
+        )
+    if method := _quantization(config):
+        raise ValueError(
+            f"{str(folder)!r} is quantized ({method}), and Dray runs unquantized checkpoints: use the original "
+            "one, or load this one with transformers, dequantize it and save it with save_pretrained"
+        )
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{str(folder)!r} ({config.get('model_type')}) is a model with code of its own (auto_map in config.json), "
+            "which Dray never runs: use a checkpoint of a model type that transformers itself has"
+        )
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(file.name for pattern in _FOREIGN_WEIGHTS for file in folder.glob(pattern))
+        found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
+        raise ValueError(f"no safetensors weights in {str(folder)!r}{found}: convert them with save_pretrained")
+
+
+def check_weights(folder: Path) -> None:
+    """Raise a ValueError for a file of weights that is missing or not whole. Only the head of each file is read."""
+    named = _read_json(folder / "config.json").get("transformers_weights")
+    candidates = [named] if isinstance(named, str) else _WEIGHTS
+    file = next((folder / name for name in candidates if (folder / name).is_file()), None)
+    if file is None:
+        found = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))[:3])
+        raise ValueError(f"{str(folder)!r} has no {' or '.join(candidates)}, only {found}: use save_pretrained")
+    files = [file] if file.suffix != ".json" else _shards(file)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ValueError(
+            f"{str(folder)!r} lacks {len(missing)} of the {len(files)} files that {candidates[-1]} names, first "
+            f"{missing[0]!r}; copy or download the model again"
+        )
+    for file in files:
+        _check_header(file)
+
+
+def _shards(index: Path) -> list[Path]:
+    shards = _read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(f"{str(index)!r} names no files of weights; copy or download it again")
+    return [index.parent / name for name in sorted(set(map(str, shards.values())))]
+
+
+def _check_header(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ValueError(f"{str(file)!r} is a Git LFS pointer, not weights; run git lfs pull in its repository")
+    try:
+        with safe_open(file, "pt"):  # compares what the header says with the size of the file
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
+            "copy or download it again"
+        ) from error
+
+
+def _draft_head(config: dict[str, Any]) -> str | None:
+    """Return what a configuration of a draft head calls itself; None if it is not one."""
+    classes = [str(name) for name in config.get("architectures") or ()]
+    fields = [name for name in _FIELDS_OF_DRAFT_HEADS if config.get(name) is not None]
+    known = [name for name in classes if _CLASS_OF_DRAFT_HEAD.search(name)]
+    if not fields and not known:
+        return None
+    return str(config.get("speculators_model_type") or next(iter(known), None) or f"it has {fields[0]}")
+
+
+def _quantization(config: dict[str, Any]) -> str | None:
+    """Return the name of the method by which a checkpoint is quantized; None if it is not."""
+    for part in (config, *(inner for inner in config.values() if isinstance(inner, dict))):
+        said = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(said, dict):
+            is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
+            return str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
+    return None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot read {str(file)!r}: {error}; copy or download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"cannot read {str(file)!r}: expected a JSON object, got {type(content).__name__}")
+    return content
