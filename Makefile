@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all prove check pages docs fmt bench bench-quick bench-serve peers picture clean
+  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -85,6 +85,14 @@ test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over 
 
 prove: setup  ## compare every drafter with transformers' own code on the bundled pair: some minutes
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove
+
+prove-long: setup  ## the same over more than a million tokens, greedy and sampled: about an hour on 2 cores
+	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 300 \
+	  --prove.num_slots=4 --prove.num_slots=16 --prove.temperatures=0 --prove.temperatures=0.8 --prove.temperatures=1.2 \
+	  --prove.json_path=out/prove.json
+
+models: setup  ## try a tiny model of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
+	$(BIN)/python -m jobs.models --write docs/models.md
 
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ from rich.console import Console
 from jobs.driver.family import Family, model_types, try_family
 
 _WRONG = ("wrong", "crash")
-_MODELS_PER_PROCESS = 8  # some thousand modules of transformers stay in memory otherwise
+_MODELS_AT_ONCE = 32  # then new processes go on: modules and random models stay in memory otherwise
 _STYLES = {"exact": "green", "wrong": "red", "crash": "red"}
 
 
@@ -61,10 +61,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tried(types: Sequence[str], num_processes: int) -> Iterator[Family]:
-    with ProcessPoolExecutor(
-        min(num_processes, len(types)), get_context("spawn"), _begin, max_tasks_per_child=_MODELS_PER_PROCESS
-    ) as processes:
-        yield from processes.map(try_family, types)
+    for start in range(0, len(types), _MODELS_AT_ONCE):
+        some = types[start : start + _MODELS_AT_ONCE]
+        with ProcessPoolExecutor(min(num_processes, len(some)), get_context("spawn"), _begin) as processes:
+            yield from processes.map(try_family, some)
 
 
 def _begin() -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import ray
 import torch
 import transformers
 from rich.console import Console
@@ -24,8 +26,9 @@ from decoding.network.reference import Reference
 from decoding.sequence import Sequence as Row
 from jobs.config.prove import ProveConfig
 from jobs.driver.outcome import Exit, run_command
+from jobs.driver.placed import placed_engine
 from jobs.driver.plan import Plan
-from jobs.driver.proof import Difference, Finding, findings, settings_to_try
+from jobs.driver.proof import Difference, Finding, PlacedInput, Setting, compare, findings, rows_of, settings_to_try
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, read_unit
 
@@ -63,7 +66,7 @@ class Proof:
         options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
         return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
 
-    def _good_rows(self) -> Iterator[tuple[InputRow, int]]:
+    def _good_rows(self) -> Iterator[PlacedInput]:
         """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
         for unit in self._plan.new_units():
             for row in read_unit(unit, self._plan.input_options, self._plan.carried):
@@ -88,8 +91,9 @@ class Proof:
         started, models = time.monotonic(), self._plan.settings.models
         self._console.print(f"target {models.target}, {models.dtype} on {self._parts.target.runs_on}")
         found: list[Finding] = []
-        for temperature in self._config.prove.temperatures or (self._plan.settings.sampling.temperature,):
-            found += self._compared(temperature)
+        with placed_engine(self._plan) as placed:
+            for temperature in self._config.prove.temperatures or (self._plan.settings.sampling.temperature,):
+                found += self._compared(temperature, placed)
         differences = [each for finding in found for each in finding.differences]
         num_tokens = sum(finding.num_tokens for finding in found)
         is_promised = models.dtype == "float32" or self._parts.target.is_batch_invariant
@@ -97,17 +101,13 @@ class Proof:
         self._record(found, num_tokens, differences, time.monotonic() - started)
         return Exit.FAILED if differences and is_promised else Exit.COMPLETE
 
-    def _compared(self, temperature: float) -> list[Finding]:
-        """Return what each setting wrote at this temperature, and print it."""
+    def _compared(self, temperature: float, placed: Any) -> list[Finding]:
+        """Return what each setting wrote at this temperature, and the engine `placed` as in the run; print it."""
         sampling = replace(self._plan.settings.sampling, temperature=temperature)
         settings = replace(self._plan.settings, sampling=sampling)
 
         def make_rows() -> list[Row]:
-            encoded = (encode_row(row, ordinal, self._codec, settings) for row, ordinal in self._inputs)
-            rows = [row for each in encoded for row in each.sequences]
-            for row in rows:
-                row.max_tokens = min(row.max_tokens, self._parts.max_model_len - len(row.prompt_token_ids))
-            return rows
+            return rows_of(self._inputs, self._codec, settings, self._parts.max_model_len)
 
         alone = make_rows()
         if is_float32 := self._plan.settings.models.dtype == "float32":
@@ -118,19 +118,34 @@ class Proof:
         whose = "transformers' own code" if is_float32 else "the engine, one row at a time and without a draft"
         num_tokens = sum(map(len, expected))
         table = Table(
-            "drafter", "draft length", "slots", "order", "tokens", "accepted", "text", title_justify="left",
+            "drafter", "draft length", "slots", "order", "models in", "tokens", "accepted", "text",
+            title_justify="left",
             title=f"temperature {temperature:g}: {len(expected)} rows, {num_tokens:,} tokens by {whose}",
         )  # fmt: skip
         found = []
         engine = self._plan.settings.engine
         for finding in findings(self._parts, engine, self._settings, make_rows, expected, self._reference):
             found.append(finding)
+        if placed is not None:
+            written = ray.get(placed.write.remote(self._inputs, temperature))
+            found.append(compare(self._placed_setting(), written, expected, make_rows, self._reference))
+        for finding in found:
             table.add_row(*_cells(finding))
         self._console.print(table)
         for finding in found:
             for difference in finding.differences[:1]:
                 self._console.print(f"first difference of {finding.setting.drafter}: {_told(difference)}")
         return found
+
+    def _placed_setting(self) -> Setting:
+        settings = self._plan.settings
+        options, stages = settings.engine, settings.stages
+        ranks = f" of {stages.tensor_parallel} processes" if stages.tensor_parallel > 1 else ""
+        where = f"{stages.count} stages{ranks}" if stages.is_apart else ""
+        where = ", ".join(filter(None, (where, "draft actors" if settings.placement == "split" else "")))
+        drafter = options.pick_drafter(settings.models.draft)
+        length = options.num_speculative_tokens
+        return Setting(drafter, options.draft_length, length, options.num_slots, is_shuffled=False, where=where)
 
     def _record(self, found: list[Finding], num_tokens: int, differences: list[Difference], seconds: float) -> None:
         """Write the result where the configuration says, and into the report of a run that exists."""
@@ -162,6 +177,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         f"up to {length}" if setting.draft_length == "adaptive" else length,
         str(setting.num_slots),
         "shuffled" if setting.is_shuffled else "input",
+        setting.where,
         f"{finding.num_tokens:,}",
         accepted,
         text,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+from actors.engine.translation import encode_row
+from actors.settings import GeneratorSettings
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts
@@ -14,8 +16,11 @@ from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from jobs.config.prove import ProveSettings
+from pipeline.inputs.rows import InputRow
+from pipeline.text.codec import TextCodec
 
 _SHUFFLE_SEED = 0
+PlacedInput = tuple[InputRow, int]  # a row and its place in the whole input, which decides its noise
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Setting:
     num_speculative_tokens: int
     num_slots: int
     is_shuffled: bool
+    where: str = "one process"  # the models of the engine are
 
     def options(self, common: EngineOptions) -> EngineOptions:
         """Return the options of such an engine."""
@@ -98,16 +104,27 @@ def findings(
         for row in engine.stream(order):
             if row.finish_reason == "error":
                 raise ValueError(f"a prompt cannot be written: {row.error}")
-        yield _compared(setting, rows, expected, make_rows, reference)
+        yield compare(setting, rows, expected, make_rows, reference)
 
 
-def _compared(
+def rows_of(
+    inputs: Iterable[PlacedInput], codec: TextCodec, settings: GeneratorSettings, max_model_len: int
+) -> list[Sequence]:
+    """Return the sequences that a run would write for these rows of its input."""
+    rows = [row for each, ordinal in inputs for row in encode_row(each, ordinal, codec, settings).sequences]
+    for row in rows:
+        row.max_tokens = min(row.max_tokens, max_model_len - len(row.prompt_token_ids))
+    return rows
+
+
+def compare(
     setting: Setting,
     rows: Seq[Sequence],
     expected: Seq[Seq[int]],
     make_rows: Callable[[], list[Sequence]],
     reference: Reference,
 ) -> Finding:
+    """Return how the rows that a setting wrote differ from the `expected` output tokens of each."""
     num_tokens, differences = 0, []
     for index, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
         position = first_difference(row.output_token_ids, wanted)

@@ -8,7 +8,7 @@ import torch
 
 from decoding.sampling import judging
 from decoding.sampling.verify import BatchVerdict
-from jobs import prove
+from jobs import generate, prove
 from jobs.driver.proof import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
@@ -65,6 +65,40 @@ def test_rows_that_cannot_be_written_are_named_and_left_out(
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("is left out: ") == 2
     assert "identical: " in printed
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        (
+            ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30", "--engine.draft_length=fixed"),
+            "draft actors",
+        ),
+        (("--stages.count=2", "--stages.num_cpus=0.5", "--engine.draft_length=fixed"), "2 stages"),
+    ],
+)
+def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
+    flags: tuple[str, ...], where: str, command: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "proof.json"
+    assert prove.main([*command, *flags, "--prove.drafters=none", f"--prove.json_path={path}"]) == 0
+    *here, placed = json.loads(path.read_text())["findings"]
+    assert [finding["setting"]["where"] for finding in here] == ["one process"]
+    assert placed["setting"]["where"] == where
+    assert placed["num_tokens"] == here[0]["num_tokens"] > 50
+    assert placed["num_draft_tokens"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_path: Path) -> None:
+    run = [word for word in command if not word.startswith("--prove.")]
+    assert generate.main(run) == 0
+    assert prove.main([*command, "--prove.drafters=none"]) == 0
+    proof = json.loads((tmp_path / "out/report.json").read_text())["proof"]
+    assert (proof["num_prompts"], proof["num_different_rows"]) == (5, 0)
 
 
 def test_rejection_cannot_be_compared_token_by_token(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
