@@ -157,13 +157,12 @@ def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: P
     assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
 
 
-@pytest.mark.parametrize("flags", [(), (JSON,)], ids=["text", "json"])
 def test_a_warning_of_the_engine_reaches_the_driver_once_for_all_actors(
-    job: Job, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.read(4)
     monkeypatch.setattr(generate, "Generator", Warned)
-    assert job.generate("--actors.min_actors=2", "--actors.max_actors=2", *flags) == 0
+    assert job.generate("--actors.min_actors=2", "--actors.max_actors=2") == 0
     warnings = [line for line in job.capsys.readouterr().err.splitlines() if "is slow" in line]
     assert len(warnings) == 1
     assert re.search(r"process \d+ is slow", warnings[0])
