@@ -111,7 +111,8 @@ def test_json_lines_are_not_written_to_a_file_named_as_parquet(
 ) -> None:
     file = tmp_path / "out.parquet"
     assert export.main([str(output), str(file), f"--format={form}"]) == 2
-    assert f"error: {file} has the name of a Parquet file, and this command writes JSON lines" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {file} has the name of a Parquet file, and this command writes JSON lines")
     assert not file.exists()
 
 

@@ -71,7 +71,7 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
         ([_user([])], r"messages\[0\].content: expected a string, or a list of text parts$"),
         ([_user(["x"])], r"messages\[0\].content\[0\]: expected an object with type \"text\" and a text$"),
         ([_user([{"type": "text"}])], r"messages\[0\].content\[0\].text: expected a string$"),
-        ([_user([PART, {"type": "image_url"}])], r"content\[1\].type: 'image_url' is not supported, only text parts are$"),
+        ([_user([PART, {"type": "audio"}])], r"content\[1\].type: 'audio' is not supported, only text parts are$"),
         ([_user([{**PART, "cache_control": {}}])], r"content\[0\].cache_control: it is not supported; leave it out$"),
         ([{"role": b"user", "content": "x"}], r"role: expected a string, got b'user'"),
         ([{"role": datetime(2020, 1, 2), "content": "x"}], r"role: expected a string, got datetime"),
