@@ -123,7 +123,7 @@ def generations_schema(carried: Mapping[str, pa.DataType], id_type: pa.DataType 
     if taken := sorted(set(carried) & set(own.names)):
         raise ValueError(
             f"carried columns {taken} have names that the output uses itself "
-            f"({', '.join(own.names)}); rename them in the input or leave them out of carry_columns"
+            f"({', '.join(own.names)}); rename them in the input, or name only others in carry_columns"
         )
     return pa.schema([*own, *(pa.field(name, type_) for name, type_ in carried.items())])
 

@@ -15,7 +15,7 @@ from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.inputs.records import Columns, file_columns, read_records
-from pipeline.schema import generations_schema
+from pipeline.schema import TEXT, generations_schema
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 1000
@@ -47,9 +47,10 @@ def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
     Ids of JSON lines are integers if those of the first 1000 rows are. It is kept in run.json as the types of carried
     columns are.
     """
-    found = _column_types(files, options) if options.id_column and options.format != "openai_batch" else {}
-    types = found.get(options.id_column or "", {})
-    return pa.int64() if types and all(map(_fits_int64, types)) else pa.string()
+    if options.id_column is None or options.format not in ("parquet", "jsonl"):  # the others have text alone
+        return TEXT
+    types = _column_types(files, options).get(options.id_column, {})
+    return pa.int64() if types and all(map(_fits_int64, types)) else TEXT
 
 
 def carry(columns: Columns, types: Mapping[str, pa.DataType], options: InputOptions) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def carry(columns: Columns, types: Mapping[str, pa.DataType], options: InputOpti
         raise RowError(
             "read",
             f"column {late[0]!r} is in none of the first {_NUM_SAMPLED_ROWS} rows, where carry_columns 'all' looks for "
-            "the columns to carry; name the columns there",
+            "the columns to carry; name the ones that you want",
             "KeyError",
         )
     return {name: fit(f"carried column {name!r}", columns.get(name), type_) for name, type_ in types.items()}

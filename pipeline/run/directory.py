@@ -27,7 +27,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
-from pipeline.schema import errors_schema, generations_schema
+from pipeline.schema import TEXT, errors_schema, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file
 
@@ -118,7 +118,7 @@ class RunDirectory:
     @property
     def id_type(self) -> pa.DataType:
         """The type of `id` in data/ and errors/: a string in runs whose run.json does not name one."""
-        return pa.type_for_alias(self.run.get("id_type", "string"))
+        return pa.int64() if self.run.get("id_type") == "int64" else TEXT
 
     @property
     def generations_schema(self) -> pa.Schema:
