@@ -104,7 +104,7 @@ Rows hold counts, never rates. The acceptance rate is accepted / drafted tokens,
 1 + accepted tokens / rounds, over any rows that you sum. A row whose input is bad is an error row, never a missing one.
 """
 _FOLDERS = {
-    "data": "## Generations: `data/`\n\nThe columns that `input.carry_columns` names follow these.",
+    "data": "## Generations: `data/`\n\nThe columns that `input.carry_columns` names (or `all`) follow these.",
     "errors": "## Failed rows: `errors/`",
     "manifest": "## Work units: `manifest/`",
 }

@@ -74,7 +74,12 @@ def _refuse_senseless(options: argparse.Namespace) -> None:
         raise ValueError("--errors is for --format jsonl: in OpenAI batch output a failed row has a line of its own")
     if options.errors is not None and Location.parse(options.errors).name == Location.parse(options.file).name:
         raise ValueError(f"{options.file} is named both for generations and for rows that failed; name two files")
-    Location.parse(options.file)
+    for file in filter(None, (options.file, options.errors)):
+        if Location.parse(file).path.lower().endswith(".parquet"):
+            raise ValueError(
+                f"{file} has the name of a Parquet file, and this command writes JSON lines; name it .jsonl, or write "
+                "few large Parquet files with python -m jobs.compact"
+            )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,11 +17,9 @@ from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import Exit, conclude, run_command, stopped
 from jobs.driver.plan import Plan, worker_arguments
 from pipeline.counts import Counts
-from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters
+from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import Lease, hold_lease
-
-_LONGEST_EXAMPLE = 100  # characters of a message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,9 +95,7 @@ def print_dead_letters(letters: DeadLetters) -> None:
     for heading in ("stage", "error type", "rows", "such as"):
         table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
     for kind, num_rows in letters.num_rows.most_common():
-        first_line = (letters.examples[kind].splitlines() or [""])[0]
-        shown = first_line if len(first_line) <= _LONGEST_EXAMPLE else first_line[:_LONGEST_EXAMPLE] + "..."
-        table.add_row(*(Text(cell) for cell in (*kind, f"{num_rows:,}", shown)))
+        table.add_row(*(Text(cell) for cell in (*kind, f"{num_rows:,}", shown(letters.examples[kind]))))
     console = Console()
     if letters.num_rows:
         console.print(table)

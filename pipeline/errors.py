@@ -60,7 +60,7 @@ class ErrorRow:
     """A dead letter: a row of `errors/part-*.parquet`, whose columns `schema.ERROR_COLUMNS` describes."""
 
     row_id: int
-    id: str | None
+    id: str | int | None
     file: str
     row_number: int
     stage: Stage
@@ -69,6 +69,6 @@ class ErrorRow:
     attempt: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", None if self.id is None else storable(self.id))
+        object.__setattr__(self, "id", storable(self.id) if isinstance(self.id, str) else self.id)
         object.__setattr__(self, "error_type", storable(self.error_type))
         object.__setattr__(self, "message", storable(self.message))

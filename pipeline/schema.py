@@ -20,6 +20,7 @@ class Column(NamedTuple):
     nullable: bool = True
 
 
+TEXT = pa.string()  # the type of an id, unless the ids of the input are integers
 _TOP_LOGPROB = pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())])
 
 GENERATION_COLUMNS = (
@@ -27,7 +28,11 @@ GENERATION_COLUMNS = (
         "row_id", pa.int64(), "Position of the row in the input: unit << 32 | row in the unit, from 0.", nullable=False
     ),
     Column("sample", pa.int32(), "Number of the sample, 0 to n - 1.", nullable=False),
-    Column("id", pa.string(), "The row's own id (`input.id_column`); null without one."),
+    Column(
+        "id",
+        pa.string(),
+        "The row's own id (`input.id_column`), as `int64` if the ids of the input are integers; null without one.",
+    ),
     Column("prompt", pa.string(), "The prompt as text, as it was before tokenization: a chat is rendered."),
     Column("is_chat", pa.bool_(), "Whether the chat template rendered the prompt, special tokens included."),
     Column("text", pa.string(), "The output as text, without special tokens and without the stop string."),
@@ -63,7 +68,7 @@ GENERATION_COLUMNS = (
 
 ERROR_COLUMNS = (
     Column("row_id", pa.int64(), "Position of the row in the input, as in `data/`.", nullable=False),
-    Column("id", pa.string(), "The row's own id, if it was read; null otherwise."),
+    Column("id", pa.string(), "The row's own id, of the type that it has in `data/`, if it was read; null otherwise."),
     Column("file", pa.string(), "The input file.", nullable=False),
     Column(
         "row_number",
@@ -100,28 +105,34 @@ MANIFEST_COLUMNS = (
 COLUMNS = {"data": GENERATION_COLUMNS, "errors": ERROR_COLUMNS, "manifest": MANIFEST_COLUMNS}
 
 
-def _schema(described: Iterable[Column]) -> pa.Schema:
-    return pa.schema([pa.field(column.name, column.type, nullable=column.nullable) for column in described])
+def _schema(described: Iterable[Column], id_type: pa.DataType = TEXT) -> pa.Schema:
+    types = {"id": id_type}
+    fields = (pa.field(each.name, types.get(each.name, each.type), nullable=each.nullable) for each in described)
+    return pa.schema(fields)
 
 
-ERRORS = _schema(ERROR_COLUMNS)
 MANIFEST = _schema(MANIFEST_COLUMNS)
-_GENERATIONS = _schema(GENERATION_COLUMNS)
 
 
-def generations_schema(carried: Mapping[str, pa.DataType]) -> pa.Schema:
+def generations_schema(carried: Mapping[str, pa.DataType], id_type: pa.DataType = TEXT) -> pa.Schema:
     """Return the schema of `data/part-*.parquet`: Dray's own columns, then the carried ones.
 
     Raises ValueError if a carried column has the name of one of Dray's own.
     """
-    if taken := sorted(set(carried) & set(_GENERATIONS.names)):
+    own = _schema(GENERATION_COLUMNS, id_type)
+    if taken := sorted(set(carried) & set(own.names)):
         raise ValueError(
             f"carried columns {taken} have names that the output uses itself "
-            f"({', '.join(_GENERATIONS.names)}); rename them in the input or leave them out of carry_columns"
+            f"({', '.join(own.names)}); rename them in the input, or name only others in carry_columns"
         )
-    return pa.schema([*_GENERATIONS, *(pa.field(name, type_) for name, type_ in carried.items())])
+    return pa.schema([*own, *(pa.field(name, type_) for name, type_ in carried.items())])
 
 
-def errors_table(errors: Iterable[ErrorRow]) -> pa.Table:
-    """Return the error rows as a table with the `ERRORS` schema."""
-    return pa.Table.from_pylist([asdict(error) for error in errors], schema=ERRORS)
+def errors_schema(id_type: pa.DataType = TEXT) -> pa.Schema:
+    """Return the schema of `errors/part-*.parquet`."""
+    return _schema(ERROR_COLUMNS, id_type)
+
+
+def errors_table(errors: Iterable[ErrorRow], id_type: pa.DataType = TEXT) -> pa.Table:
+    """Return the error rows as a table with the schema of `errors_schema`."""
+    return pa.Table.from_pylist([asdict(error) for error in errors], schema=errors_schema(id_type))

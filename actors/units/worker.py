@@ -22,7 +22,7 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings, tell_warnings
 from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import errors_table, generations_schema
+from pipeline.schema import errors_table
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import UnitError, calls_in, outcomes_table
 
@@ -62,7 +62,6 @@ class UnitWorker(ABC, Generic[_Row]):
         self._lock = SharedLock()
         self._input_options = input_options
         self._carried = carried
-        self._schema = generations_schema(carried)
         self._failure: str | None = None  # the reason why no unit can run here, which the first unit reports
         try:
             self._run_directory = RunDirectory.open(run_path)
@@ -203,7 +202,8 @@ class UnitWorker(ABC, Generic[_Row]):
     def _read_rows(self, unit: WorkUnit) -> list[InputRow | ErrorRow]:
         """Return the unit's rows. If the storage fails midway by something that can pass, read again from the start."""
         source = Location.parse(unit.file)
-        return source.retrying("reading", lambda: list(read_unit(unit, self._input_options, self._carried)))
+        types = self._carried, self._run_directory.id_type
+        return source.retrying("reading", lambda: list(read_unit(unit, self._input_options, *types)))
 
     def _commit(
         self, unit: WorkUnit, rows: list[_Row], errors: list[ErrorRow], attempt: int, started: float
@@ -217,13 +217,13 @@ class UnitWorker(ABC, Generic[_Row]):
                 errors.append(decoded)
             else:
                 generations += decoded
-        table = pa.Table.from_pylist(generations, schema=self._schema)
+        table = pa.Table.from_pylist(generations, schema=self._run_directory.generations_schema)
         errors.sort(key=lambda error: error.row_id)
         return self._write(unit, table, errors, attempt, time.monotonic() - started)
 
     def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
         run, counts = self._run_directory, count_generations(table, len(errors))
-        error_rows = errors_table(errors)
+        error_rows = errors_table(errors, run.id_type)
         return commit_part(run, unit, table, error_rows, counts, attempt, seconds=seconds, engine=self._facts())
 
     def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:

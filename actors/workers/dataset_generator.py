@@ -16,7 +16,7 @@ from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from actors.workers.loading import LoadedEngine, publish_engine
-from pipeline.counts import count_generations
+from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import to_rows
@@ -77,12 +77,13 @@ class DatasetGenerator:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the generation rows and error rows of a table of input rows."""
-        missing = sorted(set(self._options.carry_columns) - set(batch.column_names))
+        names = self._options.carried_of(batch.column_names)
+        missing = sorted(set(names) - set(batch.column_names))
         if missing:
             raise ValueError(
                 f"carry_columns {missing} are not in the dataset, which has {', '.join(batch.column_names)}"
             )
-        carried = {name: batch.schema.field(name).type for name in self._options.carry_columns}
+        carried = {name: batch.schema.field(name).type for name in names}
         schema = pa.schema([*(field.with_nullable(True) for field in generations_schema(carried)), *_ERROR_FIELDS])
         rows = [self._encode(record, carried) for record in to_rows(batch)]
         await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
@@ -91,7 +92,7 @@ class DatasetGenerator:
         return table
 
     def _count(self, table: pa.Table) -> None:
-        own = table.drop_columns(list(self._options.carry_columns))  # a filter does not take columns of every type
+        own = table.select([*COUNTED_COLUMNS, "error_stage"])  # a filter does not take columns of every type
         good = own.filter(pc.field("error_stage").is_null())
         stages = Counter(stage for stage in table["error_stage"].to_pylist() if stage is not None)
         self._metrics.add_rows(count_generations(good, stages.total()), stages)

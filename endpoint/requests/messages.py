@@ -9,6 +9,7 @@ from pydantic import PlainValidator
 
 from endpoint.http.errors import shown_name
 from endpoint.requests.fields import Strict, check_text, unsupported, wrong
+from pipeline.text.messages import ContentError, texts_of
 
 _MAX_MESSAGES = 65_536
 _MESSAGE_FIELDS = {"role", "content", "name"}
@@ -47,24 +48,13 @@ def _checked_message(where: str, message: Any) -> dict[str, str]:
 
 
 def _checked_content(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        check_text(where, content)
-        return content
-    if not isinstance(content, list) or not content:
-        raise wrong(where, "expected a string, or a list of text parts")
     texts = []
-    for index, part in enumerate(content):
-        where_part = f"{where}[{index}]"
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong(where_part, 'expected an object with type "text" and a text')
-        if part["type"] != "text":
-            raise unsupported(f"{where_part}.type", "this server takes text only")
-        if not isinstance(part.get("text"), str):
-            raise wrong(f"{where_part}.text", "expected a string")
-        if extra := sorted(part.keys() - {"type", "text"}):
-            raise unsupported(f"{where_part}.{shown_name(extra[0])}")
-        check_text(f"{where_part}.text", part["text"])
-        texts.append(part["text"])
+    try:
+        for where_text, text in texts_of(where, content):
+            check_text(where_text, text)
+            texts.append(text)
+    except ContentError as error:
+        raise (unsupported if error.is_unsupported else wrong)(error.where, error.reason) from error
     return "".join(texts)
 
 

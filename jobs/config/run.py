@@ -21,6 +21,8 @@ class InputSettings:
 
     path: str | list[str]
     """File, folder or glob, or a list of them; local or a URI (s3://, gs://)."""
+    allow_empty: bool = False
+    """Accept an input without rows, which makes an empty corpus; else it is refused."""
     options: Annotated[InputOptions, Flat()] = field(default_factory=InputOptions)
 
 
@@ -67,7 +69,7 @@ class RunSettings:
     hang_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 900.0
     """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
     grace_period_s: Annotated[float, pydantic.Field(ge=0)] = 120.0
-    """Seconds that units in flight get to finish after SIGTERM; then they are dropped."""
+    """Seconds that units in flight get to finish after Ctrl-C or SIGTERM; then they are dropped."""
     lease_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 60.0
     """Seconds without a sign of life after which a driver loses the run to the next one."""
     backup_units: bool = True

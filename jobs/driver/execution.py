@@ -48,7 +48,7 @@ def execute(
     *,
     backups: bool = True,
 ) -> Iterator[Receipt]:
-    """Yield one receipt for each unit as it is committed; fewer if SIGTERM stops the run.
+    """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
 
     Each process of the plan's pool is a `worker` with these arguments, ledger and roster. Without `backups` no unit has
     one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress

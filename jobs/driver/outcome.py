@@ -18,6 +18,7 @@ from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import make_report, print_summary
 from pipeline.counts import Counts
 from pipeline.run.check import check_run
+from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
@@ -118,9 +119,12 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
 def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
     """Raise TooManyErrors if a larger share of these rows failed than the configuration allows."""
     if counts.num_errors > config.run.max_error_rate * counts.num_rows:
+        messages = find_dead_letters(run_directory, Wanted()).messages
+        commonest = [f"; most often ({num_rows} rows): {shown(text)}" for text, num_rows in messages.most_common(1)]
         raise TooManyErrors(
             f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
-            f"{config.run.max_error_rate}; {run_directory.location.child('errors').name} says why. If the cause can be "
+            f"{config.run.max_error_rate}{''.join(commonest)}. All messages are in "
+            f"{run_directory.location.child('errors').name}. If the cause can be "
             "mended without other input or sampling (storage, memory, a fault of ours), mend it, and `python -m "
             "jobs.retry` runs the failed rows again; else mend the input or the configuration and use a new output "
             "directory. Or accept them with a higher run.max_error_rate"

@@ -23,7 +23,7 @@ from decoding.drafters import NEED_A_MODEL
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import pick_device
-from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
+from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -75,7 +75,14 @@ def make_plan(config: RunConfig) -> Plan:
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
         run_directory.refuse_if_changed(identity)
-    return Plan(config, pool, settings, options, carried, files, identity, run_directory)
+    plan = Plan(config, pool, settings, options, carried, files, identity, run_directory)
+    units = run_directory.units() if run_directory else plan.new_units()
+    if not config.input.allow_empty and next(units, None) is None:
+        raise ValueError(
+            f"the input has no rows: {len(files)} files are empty, the first is {files[0].path}; name files with rows "
+            "in input.path, or set input.allow_empty to make an empty corpus"
+        )
+    return plan
 
 
 def create_run(plan: Plan) -> RunDirectory:
@@ -85,6 +92,7 @@ def create_run(plan: Plan) -> RunDirectory:
     run = {
         "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
+        "id_type": str(id_type(plan.files, plan.input_options)),
         "settings": {name: value for name, value in as_dict(plan.config).items() if name != "dry_run"},
         "models": asdict(plan.settings.models),
         "versions": {

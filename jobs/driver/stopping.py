@@ -1,6 +1,6 @@
-"""Stopping by SIGTERM: a command begins no new unit, commits the units in flight, and ends.
+"""Stopping by SIGINT (Ctrl-C) or SIGTERM: a command begins no new unit, commits the units in flight, and ends.
 
-While no unit is in flight, because the run is being planned or verified, it ends at once, as with Ctrl-C.
+While no unit is in flight, because the run is being planned or verified, it ends at once.
 """
 
 import signal
@@ -38,28 +38,26 @@ def keeping_sigterm() -> Iterator[None]:
 
 @contextmanager
 def graceful_stop(stop: Callable[[], None], grace_period_s: float, insist_after_s: float = 10.0) -> Iterator[None]:
-    """Let SIGTERM give units in flight some seconds to finish while the block runs; a second SIGTERM ends it at once.
+    """Let SIGINT (Ctrl-C) or SIGTERM give units in flight some seconds to finish while the block runs.
 
     `stop`, after which no unit begins, is called in a thread: a signal may arrive in the middle of Ray.
-    SIGINT (Ctrl-C) ends the run at once, too, by KeyboardInterrupt. It is raised again after some seconds if it was
-    lost, as happens to exceptions in destructors and in callbacks of other libraries.
+    A second signal of either kind ends the run at once, by KeyboardInterrupt. It is raised again after some seconds if
+    it was lost, as happens to exceptions in destructors and in callbacks of other libraries.
     `ray job stop` and Kubernetes send SIGTERM and, some time later, SIGKILL; what is committed stays then, too.
     """
     asked, interrupted, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def on_sigterm(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
+            interrupted.set()
             raise KeyboardInterrupt
         asked.set()
-
-    def on_sigint(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
 
     def stop_when_asked() -> None:
         asked.wait()
         print(
-            f"\nstopping: what is in flight gets {grace_period_s:g} s to finish, nothing new is begun",
+            f"\nstopping: what is in flight gets {grace_period_s:g} s to finish, nothing new is begun; "
+            "a second Ctrl-C or SIGTERM ends the run at once",
             file=sys.stderr,
             flush=True,
         )
@@ -74,7 +72,7 @@ def graceful_stop(stop: Callable[[], None], grace_period_s: float, insist_after_
 
     for work in (stop_when_asked, insist):
         threading.Thread(target=work, name=work.__name__, daemon=True).start()
-    with _handling({signal.SIGTERM: on_sigterm, signal.SIGINT: on_sigint}):
+    with _handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), on_signal)):
         try:
             yield
         finally:

@@ -22,11 +22,9 @@ from pyarrow import fs
 
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
 from pipeline.export.compacted_file import Cut, RowQueue, write_file
-from pipeline.inputs.carried import types_from_dict
 from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
-from pipeline.schema import ERRORS, generations_schema
 from pipeline.storage.location import Location, file_version
 from pipeline.storage.parquet import open_checked
 from pipeline.storage.whole_file import replacement
@@ -96,10 +94,9 @@ class Compaction:
 
     def files(self) -> Iterator[CompactedFile]:
         """Write the files, and yield each when it is whole. Raises ValueError, naming a damaged part, and OSError."""
-        schema = generations_schema(types_from_dict(self.run_directory.run["carried"]))
-        yield from self._write("data", schema, RowQueue(self._generations()))
+        yield from self._write("data", self.run_directory.generations_schema, RowQueue(self._generations()))
         if self.include_errors and not (errors := RowQueue(self._errors())).is_empty:
-            yield from self._write("errors", ERRORS, errors)
+            yield from self._write("errors", self.run_directory.errors_schema, errors)
 
     def finish(self, files: Sequence[CompactedFile]) -> Totals:
         """Read the files back, mark the compaction as complete, and return what the run and the files both hold.

@@ -53,7 +53,7 @@ def _unit_lines(rows: UnitRows, model: str, codec: TextCodec) -> Iterator[dict[s
 def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"batch_req_{error['row_id']:x}",
-        "custom_id": error["id"],
+        "custom_id": _custom_id(error),
         "response": None,
         "error": {"code": _ERROR_CODES[error["stage"]], "message": error["message"]},
     }
@@ -77,10 +77,15 @@ def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec) 
     }
     return {
         "id": f"batch_req_{first['row_id']:x}",
-        "custom_id": first["id"],
+        "custom_id": _custom_id(first),
         "response": {"status_code": 200, "request_id": f"req_{first['row_id']:x}", "body": body},
         "error": None,
     }
+
+
+def _custom_id(row: Mapping[str, Any]) -> str | None:
+    """Return the row's own id as the API has it: text."""
+    return None if row["id"] is None else str(row["id"])
 
 
 def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Carried columns: the user's own columns, copied to the output. Each has one Arrow type for the whole run."""
+"""The user's own columns in the output: carried ones, and `id`. Each has one Arrow type for the whole run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.inputs.records import Columns, file_columns, read_records
-from pipeline.schema import generations_schema
+from pipeline.schema import TEXT, generations_schema
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 1000
@@ -27,37 +27,68 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
 
     Parquet columns keep the type that they have in the files, which must agree. CSV columns are strings, because a cell
     is text ("007" is not 7). A column of JSON lines gets the type that fits its values in the first 1000 rows: bool,
-    int64, float64 or string, or else JSON text. Raises ValueError for a column that is not in the input, has the name
-    of one of Dray's own, or has different types in two Parquet files.
+    int64, float64 or string, or else JSON text. Where no row can be read, all are strings. Raises ValueError for a
+    column that is not in the input, has the name of one of Dray's own, or has different types in two Parquet files.
     """
-    assert options.format != "auto", "resolve_options settles the format"
-    generations_schema(dict.fromkeys(options.carry_columns, pa.string()))  # refuses the names of Dray's own columns
     if not options.carry_columns:
         return {}
-    first = Location.parse(files[0].path)
-    if options.format == "parquet":
-        types = _parquet_types(files[0])
-        for file in files[1:]:
-            _refuse_other_types(types, files[0].path, file, options)
-    elif options.format == "csv":
-        types = dict.fromkeys(file_columns(first, "csv") or [], pa.string())
-    elif options.format == "text":
-        types = {options.prompt_column: pa.string()}
-    else:
-        types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
-    if missing := sorted(set(options.carry_columns) - set(types)):
-        raise ValueError(
-            f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(types) or 'no readable row'}"
-        )
-    return {name: types[name] for name in options.carry_columns}
+    found = _column_types(files, options)
+    names = options.carried_of(found)
+    if found and (missing := sorted(set(names) - set(found))):
+        raise ValueError(f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(found)}")
+    carried = {name: _only_type(name, found[name]) if found else pa.string() for name in names}
+    generations_schema(carried)  # refuses the names of Dray's own columns
+    return carried
 
 
-def carry(columns: Columns, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
+def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
+    """Return the type of `id`: int64 where the rows' own ids are integers that fit, else string.
+
+    Ids of JSON lines are integers if those of the first 1000 rows are. It is kept in run.json as the types of carried
+    columns are.
+    """
+    if options.id_column is None or options.format not in ("parquet", "jsonl"):  # the others have text alone
+        return TEXT
+    types = _column_types(files, options).get(options.id_column, {})
+    return pa.int64() if types and all(map(_fits_int64, types)) else TEXT
+
+
+def carry(columns: Columns, types: Mapping[str, pa.DataType], options: InputOptions) -> dict[str, Any]:
     """Return the carried values of a row, each fit for the type of its column; absent ones are None.
 
-    Raises RowError (stage "read") for a value that does not fit.
+    Raises RowError (stage "read") for a value that does not fit, or that has no column in the output.
     """
-    return {name: _fit(name, columns.get(name), type_) for name, type_ in types.items()}
+    if late := [name for name in options.carried_of(columns) if name not in types and columns.get(name) is not None]:
+        raise RowError(
+            "read",
+            f"column {late[0]!r} is in none of the first {_NUM_SAMPLED_ROWS} rows, where carry_columns 'all' looks for "
+            "the columns to carry; name the ones that you want",
+            "KeyError",
+        )
+    return {name: fit(f"carried column {name!r}", columns.get(name), type_) for name, type_ in types.items()}
+
+
+def fit(what: str, value: Any, type_: pa.DataType) -> Any:
+    """Return a value that a column of this type can hold. Raises RowError, naming `what` it is, if it does not fit."""
+    if value is None:
+        return None
+    if type_ == JSON_TEXT:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+        except (ValueError, RecursionError) as error:
+            raise RowError("read", f"{what}: no JSON text: {error}", type(error).__name__) from error
+    try:
+        scalar = pa.scalar(value, type=type_)
+        # Arrow silently truncates 1.5 to an integer and takes true for 1.0.
+        loses = (pa.types.is_integer(type_) and scalar.as_py() != value) or (
+            isinstance(value, bool) and not pa.types.is_boolean(type_)
+        )
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        loses = True
+    if loses:
+        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
+        raise RowError("read", f"{what}: expected {type_}, got {shown}", "TypeError")
+    return value
 
 
 def types_to_dict(types: Mapping[str, pa.DataType]) -> dict[str, dict[str, str]]:
@@ -79,42 +110,42 @@ def types_from_dict(values: Mapping[str, Mapping[str, str]]) -> dict[str, pa.Dat
     }
 
 
-def _fit(name: str, value: Any, type_: pa.DataType) -> Any:
-    if value is None:
-        return None
-    if type_ == JSON_TEXT:
-        try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
-        except (ValueError, RecursionError) as error:
-            raise RowError("read", f"carried column {name!r}: no JSON text: {error}", type(error).__name__) from error
-    try:
-        scalar = pa.scalar(value, type=type_)
-        # Arrow silently truncates 1.5 to an integer and takes true for 1.0.
-        loses = (pa.types.is_integer(type_) and scalar.as_py() != value) or (
-            isinstance(value, bool) and not pa.types.is_boolean(type_)
+def _column_types(files: Sequence[InputFile], options: InputOptions) -> dict[str, dict[pa.DataType, str]]:
+    """Return the type of each column, with the first file where it has it; several types are from Parquet files."""
+    assert options.format != "auto", "resolve_options settles the format"
+    if options.format in ("jsonl", "openai_batch"):
+        types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
+        return {name: {type_: files[0].path} for name, type_ in types.items()}
+    found: dict[str, dict[pa.DataType, str]] = {}
+    for file in files:
+        for name, type_ in _table_types(file, options).items():
+            found.setdefault(name, {}).setdefault(type_, file.path)
+    return found
+
+
+def _table_types(file: InputFile, options: InputOptions) -> dict[str, pa.DataType]:
+    """Return the types of the columns that every row of the file has."""
+    location = Location.parse(file.path)
+    with refuse_unreadable(file.path, options.format):
+        if options.format == "parquet":
+            return {field.name: _plain(field.type) for field in parquet_schema(location)}
+        names = [options.prompt_column] if options.format == "text" else file_columns(location, options.format)
+        return dict.fromkeys(names or [], pa.string())
+
+
+def _only_type(name: str, types: Mapping[pa.DataType, str]) -> pa.DataType:
+    """Return the type of a carried column. Raises ValueError if it has several."""
+    if len(types) > 1:
+        (first, file), (other, other_file), *_ = types.items()
+        raise ValueError(
+            f"carried column {name!r} is {first} in {file} and {other} in {other_file}; "
+            "write the files with one type, or leave it out of carry_columns"
         )
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
-        loses = True
-    if loses:
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
-        raise RowError("read", f"carried column {name!r}: expected {type_}, got {shown}", "TypeError")
-    return value
+    return next(iter(types))
 
 
-def _parquet_types(file: InputFile) -> dict[str, pa.DataType]:
-    with refuse_unreadable(file.path, "parquet"):
-        return {field.name: _plain(field.type) for field in parquet_schema(Location.parse(file.path))}
-
-
-def _refuse_other_types(types: Mapping[str, pa.DataType], first: str, other: InputFile, options: InputOptions) -> None:
-    """Raise ValueError for a carried column that has another type in the other file."""
-    other_types = _parquet_types(other)
-    for name in set(options.carry_columns) & types.keys() & other_types.keys():
-        if types[name] != other_types[name]:
-            raise ValueError(
-                f"carried column {name!r} is {types[name]} in {first} and {other_types[name]} in {other.path}; "
-                "write the files with one type, or leave it out of carry_columns"
-            )
+def _fits_int64(type_: pa.DataType) -> bool:
+    return pa.types.is_integer(type_) and type_ != pa.uint64()
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,8 @@ from pipeline.inputs.lines import is_gzip, split_lines
 from pipeline.storage.location import Location
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
+_ALL = ("all",)  # of carry_columns
+_REQUEST_COLUMNS = {"custom_id", "method", "url", "body"}  # of a line of an OpenAI batch
 
 _FORMAT_OF_EXTENSION: dict[str, Format] = {
     "parquet": "parquet",
@@ -97,7 +99,7 @@ class InputOptions:
     override_column: str = "sampling"
     """Column with a row's own sampling parameters, an object or JSON text of one; it need not exist."""
     carry_columns: tuple[str, ...] = ()
-    """Columns copied to the output as they are."""
+    """Columns copied to the output as they are; `all` for every other column than prompt, messages, id and sampling."""
     # The columns that the chat template's variables come from. Where this is set, also to (), Parquet reads them and
     # the columns named above, and no others; None reads all, and a row then fails by any cell that cannot be read.
     template_columns: tuple[str, ...] | None = None
@@ -109,6 +111,15 @@ class InputOptions:
             raise ValueError(f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns")
         if twice := sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1}):
             raise ValueError(f"carry_columns names {twice} more than once")
+
+    def carried_of(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the columns to carry from an input that has these columns."""
+        if self.carry_columns != _ALL:
+            return self.carry_columns
+        used = {self.messages_column, self.override_column, self.id_column}
+        used |= _REQUEST_COLUMNS if self.format == "openai_batch" else set()
+        used |= {self.prompt_column} if self.template is None else set()
+        return tuple(name for name in columns if name not in used)
 
     @cached_property
     def template(self) -> PromptTemplate | None:

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
-from pipeline.inputs.carried import carry
+from pipeline.inputs.carried import carry, fit
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import read_parquet_rows
 from pipeline.inputs.records import Columns, parse_json, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
+from pipeline.schema import TEXT
 from pipeline.storage.location import Location
 
 _Result = TypeVar("_Result")
@@ -32,7 +33,7 @@ class InputRow:
 
     row_id: int
     row_number: int
-    user_id: str | None
+    user_id: str | int | None
     prompt: str | None
     messages: list[Any] | None
     overrides: dict[str, Any]
@@ -48,7 +49,7 @@ class RowPosition:
     file: str
     row_number: int
 
-    def error(self, error: RowError, user_id: str | None) -> ErrorRow:
+    def error(self, error: RowError, user_id: str | int | None) -> ErrorRow:
         """Return the error row of this row."""
         return ErrorRow(
             **vars(self), id=user_id, stage=error.stage, error_type=error.kind, message=error.message, attempt=0
@@ -56,16 +57,20 @@ class RowPosition:
 
 
 def read_row(
-    record: Columns | RowError, position: RowPosition, options: InputOptions, carried: Mapping[str, pa.DataType]
+    record: Columns | RowError,
+    position: RowPosition,
+    options: InputOptions,
+    carried: Mapping[str, pa.DataType],
+    id_type: pa.DataType = TEXT,
 ) -> InputRow | ErrorRow:
     """Return the row to generate from one record, or the error row that says what is wrong with it."""
     user_id = None
     try:
         if isinstance(record, RowError):
             raise record
-        user_id = _user_id(record, options)
+        user_id = _user_id(record, options, id_type)
         prompt, messages, overrides = _request(record, options)
-        fitted = carry(record, carried)
+        fitted = carry(record, carried, options)
     except RowError as error:
         return position.error(error, user_id)
     return InputRow(
@@ -97,19 +102,19 @@ def result_or_error(
 
 
 def read_unit(
-    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType]
+    unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.DataType], id_type: pa.DataType = TEXT
 ) -> Iterator[InputRow | ErrorRow]:
     """Yield the rows of a unit in order, exactly `unit.num_rows` of them, whatever is wrong with one.
 
-    `options` have a settled format (`resolve_options`); `carried` are the types of `carried.carried_types`. Raises
-    ValueError if the file changed since the run was planned.
+    `options` have a settled format (`resolve_options`); `carried` are the types of `carried.carried_types`, and
+    `id_type` is that of `carried.id_type`. Raises ValueError if the file changed since the run was planned.
     """
     assert options.format != "auto", "resolve_options settles the format"
     refuse_changed_file(InputFile(unit.file, unit.file_size, unit.file_version))
     index = 0
     for record in _records(unit, options, carried):
         position = RowPosition(unit.row_id(index), unit.file, unit.row_start + index)
-        yield read_row(record, position, options, carried)
+        yield read_row(record, position, options, carried, id_type)
         index += 1
     if index != unit.num_rows:
         raise ValueError(
@@ -130,10 +135,13 @@ def _records(unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.Dat
     return read_parquet_rows(location, unit.row_start, unit.num_rows, wanted)
 
 
-def _user_id(columns: Columns, options: InputOptions) -> str | None:
+def _user_id(columns: Columns, options: InputOptions, id_type: pa.DataType) -> str | int | None:
     if options.format == "openai_batch":
         return custom_id(columns)
     value = columns.get(options.id_column) if options.id_column else None
+    if id_type != TEXT:
+        number: int | None = fit(f"id column {options.id_column!r}", value, id_type)
+        return number
     if value is None:
         return None
     return storable(value) if isinstance(value, str) else json.dumps(value, default=str)

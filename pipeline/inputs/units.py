@@ -123,7 +123,7 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
             f"{options.messages_column!r}; {found}. Set prompt_column or messages_column"
         )
-    wanted = set(options.carry_columns) | ({options.id_column} if options.id_column else set())
+    wanted = set(options.carried_of(())) | ({options.id_column} if options.id_column else set())
     if options.template is not None:
         wanted |= set(options.template.columns)
     if missing := sorted(wanted - set(present)):

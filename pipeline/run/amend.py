@@ -67,6 +67,6 @@ def amend_part(
         if not failed:
             errors_path.remove()
         elif failed != had_failed or before.num_stale_errors:
-            replace_file(errors_path, to_parquet(errors_table(failed)), run_directory.temporary)
+            replace_file(errors_path, to_parquet(errors_table(failed, run_directory.id_type)), run_directory.temporary)
     num_again = sum(error.row_id in again for error in failed)
     return Receipt(unit.unit_id, count_generations(added, num_again), attempt, seconds=seconds)

@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.counts import Counts, count_generations
-from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.run.unit_rows import without_rows_of
-from pipeline.schema import ERRORS, GENERATION_COLUMNS, generations_schema
+from pipeline.schema import GENERATION_COLUMNS
 from pipeline.storage.parquet import table_of
 
 _MAX_PROBLEMS_PER_UNIT = 20
@@ -102,11 +101,11 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0
-    if not generations.schema.equals(generations_schema(types_from_dict(run_directory.run["carried"]))):
+    if not generations.schema.equals(run_directory.generations_schema):
         return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"], 0
     try:
-        errors = ERRORS.empty_table() if errors_bytes is None else table_of(errors_bytes)
-        if not errors.schema.equals(ERRORS):
+        errors = run_directory.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
+        if not errors.schema.equals(run_directory.errors_schema):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
         return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0

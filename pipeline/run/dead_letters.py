@@ -15,6 +15,9 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead, read_errors
 
+_MAX_MESSAGES = 10_000  # different ones: messages may quote their row
+_LONGEST_SHOWN = 100  # characters of a message
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -32,10 +35,14 @@ class Wanted:
 
 @dataclass
 class DeadLetters:
-    """Counts of failed rows by (stage, error type), a first message for each, and the wanted rows of each unit."""
+    """Counts of failed rows by (stage, error type) and by message, and the wanted rows of each unit.
+
+    `examples` has the first message of each kind. `messages` counts the first thousands of different messages.
+    """
 
     num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    messages: Counter[str] = field(default_factory=Counter)
     num_wanted: Counter[int] = field(default_factory=Counter)
     wanted_ids: dict[int, array[int]] = field(default_factory=dict)  # the row ids of the same, by unit
     wanted_types: set[str] = field(default_factory=set)
@@ -46,6 +53,8 @@ class DeadLetters:
             kind = (error["stage"], error["error_type"])
             self.num_rows[kind] += 1
             self.examples.setdefault(kind, error["message"])
+            if error["message"] in self.messages or len(self.messages) < _MAX_MESSAGES:
+                self.messages[error["message"]] += 1
             if wanted.takes(error):
                 self.num_wanted[unit_id] += 1
                 self.wanted_ids.setdefault(unit_id, array("q")).append(error["row_id"])
@@ -71,6 +80,12 @@ class FailedUnits:
 
     def __iter__(self) -> Iterator[WorkUnit]:
         return (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id in self.num_wanted)
+
+
+def shown(message: str) -> str:
+    """Return the beginning of a message, as one line of a terminal shows it."""
+    first_line = (message.splitlines() or [""])[0]
+    return first_line if len(first_line) <= _LONGEST_SHOWN else first_line[:_LONGEST_SHOWN] + "..."
 
 
 def find_dead_letters(run_directory: RunDirectory, wanted: Wanted) -> DeadLetters:

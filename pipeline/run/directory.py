@@ -20,11 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import fs
 
 from pipeline.id_set import IdSet
+from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
+from pipeline.schema import TEXT, errors_schema, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file
 
@@ -111,6 +114,21 @@ class RunDirectory:
     def manifest(self) -> ManifestSummary:
         """The plan's totals."""
         return ManifestSummary(**self.run["manifest"])
+
+    @property
+    def id_type(self) -> pa.DataType:
+        """The type of `id` in data/ and errors/: a string in runs whose run.json does not name one."""
+        return pa.int64() if self.run.get("id_type") == "int64" else TEXT
+
+    @property
+    def generations_schema(self) -> pa.Schema:
+        """The schema of every part in data/."""
+        return generations_schema(types_from_dict(self.run["carried"]), self.id_type)
+
+    @property
+    def errors_schema(self) -> pa.Schema:
+        """The schema of every file in errors/."""
+        return errors_schema(self.id_type)
 
     @property
     def identity_digest(self) -> str:

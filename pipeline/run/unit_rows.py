@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import ERRORS
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of
 
@@ -47,7 +46,7 @@ def read_unit_rows(
     ValueError, naming the file, if one is damaged, and OSError if the storage does not answer.
     """
     # The error rows are read first, so that a row that a retry moves meanwhile is seen in both files, not in neither.
-    written = read_errors(run_directory, unit.unit_id) if has_errors else ERRORS.empty_table()
+    written = read_errors(run_directory, unit.unit_id) if has_errors else run_directory.errors_schema.empty_table()
     part = run_directory.part_path(unit.unit_id)
     generations = _read(part, columns)
     if not {"row_id", "sample"} <= set(generations.schema.names):
@@ -63,8 +62,8 @@ def read_errors(run_directory: RunDirectory, unit_id: int) -> pa.Table:
     try:
         errors = _read(location, None)
     except FileNotFoundError:
-        return ERRORS.empty_table()
-    if not errors.schema.equals(ERRORS):
+        return run_directory.errors_schema.empty_table()
+    if not errors.schema.equals(run_directory.errors_schema):
         raise ValueError(f"{location.name}: its columns are not those of an errors table: {errors.schema.names}")
     return errors
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -10,10 +9,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import RowError, TemplateError, wrong_type
+from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
+from pipeline.text.messages import checked_messages
 from pipeline.text.text_length import TextLength
 
 # Every tokenizer folder has one of these files.
@@ -22,7 +22,6 @@ _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.b
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
 _MAX_REASON = 300  # characters of a template's own error message that a user is shown
-_ROLE = re.compile(r"[\w .-]+")
 # Parameters that are variables of the template: allowed where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
 
@@ -99,7 +98,7 @@ class TextCodec:
 
         Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
-        messages = _checked_messages(messages)
+        messages = checked_messages(messages)
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         if max_tokens is not None:
@@ -241,22 +240,3 @@ def _refuse_taken_names(option: str, variables: Mapping[str, Any], taken: Set[st
         raise ValueError(
             f"{option} names {clashes}, which the chat template gets from elsewhere; rename or remove them"
         )
-
-
-def _checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return the messages without keys that are null (a Parquet struct has every key). Raises RowError."""
-    if not isinstance(messages, list):
-        raise wrong_type("template", "messages", "a list", messages)
-    if not messages:
-        raise RowError("template", "messages: the list is empty")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise wrong_type("template", where, "an object", message)
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RowError("template", f"{where}.role: expected a string, got {message.get('role')!r}")
-        if not _ROLE.fullmatch(message["role"]):  # templates put it between the halves of a control token
-            raise RowError("template", f"{where}.role: expected a word, got {message['role'][:80]!r}")
-        if not isinstance(message.get("content"), str):
-            raise wrong_type("template", f"{where}.content", "a string", message.get("content"))
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]

@@ -85,14 +85,17 @@ def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(
     assert commits(job.output) == before
 
 
-def test_sigterm_commits_units_in_flight_and_begins_no_new_unit(job: Job, ray_address: str) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_commits_units_in_flight_and_begins_no_new_unit(
+    job: Job, ray_address: str, asked: signal.Signals
+) -> None:
     job.read(96)
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=2")
     undisturbed = job.undisturbed(*slow)
     driver = job.start(ray_address, *slow)
     wait_until(lambda: len(commits(job.output)) >= 2 or driver.poll() is not None)
     at_stop = len(commits(job.output))
-    driver.send_signal(signal.SIGTERM)
+    driver.send_signal(asked)
     _, said = driver.communicate()
     assert driver.returncode == 3, said
     assert "stopping: what is in flight gets 120 s" in said

@@ -128,12 +128,40 @@ def test_only_a_damaged_part_is_generated_again(job: Job, plain_run: Path) -> No
     assert {name for name in before if before[name] != after[name]} == {"part-000000001.parquet"}
 
 
+def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job: Job) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    job.read(
+        [
+            {"id": 7, "kind": "a", "score": 1.5, "messages": [{"role": "user", "content": parts}]},
+            {"id": 8, "kind": "b", "messages": [{"role": "user", "content": "hello"}], "sampling": {"n": 2}},
+            {"id": 9, "kind": "c", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        ]
+    )
+    flags = [flag for flag in job.command("--sampling.temperature=0") if "carry_columns" not in flag]
+    assert generate.main([*flags, "--input.carry_columns=all"]) == 0
+    first, *others = generations(job.output)
+    assert [(row["id"], row["kind"], row["score"]) for row in (first, *others)] == [
+        (7, "a", 1.5),
+        (8, "b", None),
+        (8, "b", None),
+    ]
+    assert {(row["prompt"], *row["token_ids"]) for row in others} == {(first["prompt"], *first["token_ids"])}
+    (dead,) = errors(job.output)
+    assert (dead["id"], dead["stage"]) == (9, "template")
+    assert dead["message"] == "messages[0].content[0].type: 'image_url' is not supported, only text parts are"
+    assert problems(job.output) == []
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_can_be_resumed(job: Job, ray_address: str) -> None:
     job.read(64)
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=2", "--actors.units_in_flight=1")
     driver = job.start(ray_address, *slow)
     wait_until(lambda: bool(commits(job.output)) or driver.poll() is not None)
+    driver.send_signal(signal.SIGINT)
+    assert driver.stderr is not None
+    while "stopping: what is in flight" not in driver.stderr.readline():
+        assert driver.poll() is None
     driver.send_signal(signal.SIGINT)
     _, stderr = driver.communicate(timeout=120)
     assert (driver.returncode, "the same command goes on" in stderr) == (3, True)
@@ -217,7 +245,9 @@ def test_errors_known_in_advance_are_reported_before_anything_is_written(job: Jo
 def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
     job.read([*prompts(3), *["{not json"] * 300])
     assert job.generate("--run.max_error_rate=0.1") == 1
-    assert "more than run.max_error_rate 0.1" in job.printed()
+    said = job.printed()
+    assert "rows failed, more than run.max_error_rate 0.1; most often (" in said
+    assert "rows): not a JSON line: " in said
     assert len(commits(job.output)) < 38, "it went on to the end"
 
 

@@ -94,6 +94,7 @@ def test_plain_lines_go_through_a_pipe_without_failed_rows(output: Path) -> None
         (["--errors=e.jsonl"], "--errors is for --format jsonl"),
         (["--format=jsonl", "--errors=./out.jsonl"], "named both for generations and for rows that failed"),
         (["--format=jsonl", "--errors=what://ever"], "cannot open 'what://ever'"),
+        (["--format=jsonl", "--errors=e.Parquet"], "e.Parquet has the name of a Parquet file"),
     ],
 )
 def test_contradictory_export_options_are_refused(
@@ -102,6 +103,17 @@ def test_contradictory_export_options_are_refused(
     assert export.main([str(output), "out.jsonl", *options]) == 2
     assert message in capsys.readouterr().err
     assert not Path("out.jsonl").exists()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "openai-batch"])
+def test_json_lines_are_not_written_to_a_file_named_as_parquet(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    file = tmp_path / "out.parquet"
+    assert export.main([str(output), str(file), f"--format={form}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {file} has the name of a Parquet file, and this command writes JSON lines")
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(

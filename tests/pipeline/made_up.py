@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import errors_table, generations_schema
+from pipeline.schema import TEXT, errors_table, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file
@@ -72,8 +73,8 @@ def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:
     return {**row, **values}
 
 
-def generations(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=generations_schema({}))
+def generations(rows: list[dict[str, Any]], id_type: pa.DataType = TEXT) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=generations_schema({}, id_type))
 
 
 def error(work_unit: WorkUnit, index: int, message: str = "bad") -> ErrorRow:
@@ -106,9 +107,9 @@ def exit_code_of(function: Callable[..., None], *arguments: Any) -> int | None:
 def commit_rows(
     run_directory: RunDirectory, work_unit: WorkUnit, rows: list[dict[str, Any]], errors: list[ErrorRow]
 ) -> Any:
-    table = generations(rows)
+    table, failed = generations(rows, run_directory.id_type), errors_table(errors, run_directory.id_type)
     counts = count_generations(table, len(errors))
-    return commit_part(run_directory, work_unit, table, errors_table(errors), counts, attempt=1)
+    return commit_part(run_directory, work_unit, table, failed, counts, attempt=1)
 
 
 def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:
@@ -126,6 +127,13 @@ def committed_run(path: str | Path | Location) -> RunDirectory:
     run_directory = RunDirectory.create(path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
+    return run_directory
+
+
+def run_with_integer_ids(path: str) -> RunDirectory:
+    """Make a run of 1 unit of 3 rows, whose ids are 70, 71 and 72; the second and the third are errors."""
+    run_directory = RunDirectory.create(path, {**RUN, "id_type": "int64"}, [unit()])
+    commit_rows(run_directory, unit(), [generation(0, id=70)], [replace(error(unit(), k), id=70 + k) for k in (1, 2)])
     return run_directory
 
 

@@ -21,7 +21,13 @@ ROLES = "expected one of system, developer, user, assistant"
 NO_TOOLS = "this server does not support tools", "unsupported_parameter"
 CONTENT = "expected a string, or a list of text parts"
 PART = 'expected an object with type "text" and a text'
-TEXT_ONLY = "this server takes text only", "unsupported_parameter"
+NO_FIELD = "it is not supported; leave it out", "unsupported_parameter"
+
+
+def no_part(kind: str) -> tuple[str, str]:
+    """Return the message and the code for a part of this type."""
+    return f"'{kind}' is not supported, only text parts are", "unsupported_parameter"
+
 
 BAD_CHATS = [
     *wrong_values(
@@ -58,9 +64,9 @@ BAD_CHATS = [
         ("content", CONTENT, [None, 7, {"text": "a"}, []]),
         ("content[0]", PART, [["a"], [{"text": "a"}]]),
         ("content[0].text", "expected a string", [[{"type": "text"}], [{"type": "text", "text": 1}]]),
-        ("content[0].type", TEXT_ONLY, [[{"type": "image_url", "image_url": {"url": "http://h/"}}]]),
-        ("content[0].type", TEXT_ONLY, [[{"type": "input_audio", "input_audio": {}}]]),
-        ("content[0].cache_control", UNSUPPORTED, [[{"type": "text", "text": "a", "cache_control": {}}]]),
+        ("content[0].type", no_part("image_url"), [[{"type": "image_url", "image_url": {"url": "http://h/"}}]]),
+        ("content[0].type", no_part("\\u20ac"), [[{"type": "\u20ac"}]]),
+        ("content[0].cache_control", NO_FIELD, [[{"type": "text", "text": "a", "cache_control": {}}]]),
         ("name", "expected a string of 1 to 64 characters", [7, "", "n" * 65]),
         ("refusal", UNSUPPORTED, ["no"]),
     ),

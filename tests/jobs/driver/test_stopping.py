@@ -1,4 +1,4 @@
-"""Signals to a command that has no unit in flight."""
+"""Signals to a command: while units are in flight, and while none is."""
 
 import signal
 import subprocess
@@ -15,6 +15,35 @@ from jobs.driver.plan import Plan, make_plan
 from jobs.driver.stopping import graceful_stop
 from tests.jobs.conftest import Job
 
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+def test_the_first_signal_stops_what_is_new_and_the_line_says_what_the_second_does(
+    capsys: pytest.CaptureFixture[str], first: signal.Signals
+) -> None:
+    stopped = threading.Event()
+    with graceful_stop(stopped.set, 60.0):
+        signal.raise_signal(first)
+        assert stopped.wait(30)
+    said = capsys.readouterr().err
+    assert "stopping: what is in flight gets 60 s to finish, nothing new is begun" in said
+    assert "; a second Ctrl-C or SIGTERM ends the run at once\n" in said
+
+
+@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("first", SIGNALS)
+def test_the_second_signal_ends_the_run_at_once(first: signal.Signals, second: signal.Signals) -> None:
+    with graceful_stop(lambda: None, 60.0):
+        signal.raise_signal(first)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(second)
+
+
+def test_units_that_are_not_done_after_the_grace_period_are_dropped() -> None:
+    with pytest.raises(KeyboardInterrupt), graceful_stop(lambda: None, 0.01):
+        _ask_and_wait()
+
 
 def test_a_swallowed_interrupt_is_raised_again() -> None:
     before = signal.getsignal(signal.SIGINT)
@@ -23,15 +52,22 @@ def test_a_swallowed_interrupt_is_raised_again() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_nothing_is_interrupted_after_the_end() -> None:
+@pytest.mark.parametrize("first", SIGNALS)
+def test_nothing_is_interrupted_after_the_end(first: signal.Signals) -> None:
     stopped = threading.Event()
     with graceful_stop(stopped.set, 60.0, insist_after_s=0.001):
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(first)
         assert stopped.wait(30)
     threading.Event().wait(0.05)
 
 
+def _ask_and_wait() -> None:
+    signal.raise_signal(signal.SIGINT)
+    threading.Event().wait(30)
+
+
 def _swallow_one_and_wait() -> None:
+    signal.raise_signal(signal.SIGINT)
     with suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     threading.Event().wait(30)

@@ -21,7 +21,17 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import IncompleteRunError, each_unit
 from pipeline.schema import generations_schema
 from pipeline.storage.location import Location
-from tests.pipeline.made_up import RUN, commit_rows, error, generation, generations, sound_rows, unit, write_errors
+from tests.pipeline.made_up import (
+    RUN,
+    commit_rows,
+    error,
+    generation,
+    generations,
+    run_with_integer_ids,
+    sound_rows,
+    unit,
+    write_errors,
+)
 
 NUM_UNITS = 7
 TEN_ROWS = Cut(max_rows=10)
@@ -378,3 +388,10 @@ def test_a_row_group_never_parts_the_samples_of_an_input_row(num_bytes: int, max
     assert sum(table.num_rows for table in queue.take(num_bytes, max_rows)) == num_taken
     assert sum(table.num_rows for table in queue.take(10**6, 10**6)) == 9 - num_taken
     assert queue.is_empty
+
+
+def test_integer_ids_are_integers_in_a_compaction(tmp_path: Path) -> None:
+    corpus = Corpus(run_with_integer_ids(str(tmp_path / "run")), tmp_path / "out")
+    corpus.compact(include_errors=True)
+    ids = {folder: pq.read_table(corpus.out / folder)["id"].to_pylist() for folder in ("data", "errors")}
+    assert ids == {"data": [70], "errors": [71, 72]}

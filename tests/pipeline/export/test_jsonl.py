@@ -16,8 +16,8 @@ from pipeline.export.jsonl import export_jsonl
 from pipeline.inputs.carried import JSON_TEXT, types_to_dict
 from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import ERRORS, generations_schema
-from tests.pipeline.made_up import RUN, generation, unit
+from pipeline.schema import errors_schema, generations_schema
+from tests.pipeline.made_up import RUN, generation, run_with_integer_ids, unit
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
     run_directory = RunDirectory.create(str(tmp_path / "run"), {**RUN, "carried": types_to_dict(carried)}, [two_rows])
     rows = [generation(0) | values, generation(1) | dict.fromkeys(values)]
     table = pa.Table.from_pylist(rows, schema=generations_schema(carried))
-    commit_part(run_directory, two_rows, table, ERRORS.empty_table(), count_generations(table, 0), attempt=0)
+    commit_part(run_directory, two_rows, table, errors_schema().empty_table(), count_generations(table, 0), attempt=0)
     export_jsonl(run_directory, str(tmp_path / "out.jsonl"), None)
     full, empty = _lines(tmp_path / "out.jsonl")
     assert {name: full[name] for name in carried} == {name: exported for name, (_, _, exported) in columns.items()}
@@ -82,3 +82,10 @@ def test_a_failed_export_writes_no_file_of_failed_rows_either(finished_run: RunD
     with pytest.raises(ValueError, match="damaged"):
         export_jsonl(finished_run, str(tmp_path / "out/a.jsonl"), str(tmp_path / "out/b.jsonl"))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_integer_ids_are_numbers_in_both_files(tmp_path: Path) -> None:
+    out, failed = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
+    export_jsonl(run_with_integer_ids(str(tmp_path / "run")), str(out), str(failed))
+    assert [line["id"] for line in _lines(out)] == [70]
+    assert [line["id"] for line in _lines(failed)] == [71, 72]

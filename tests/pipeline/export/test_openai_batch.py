@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.export.openai_batch import export_batch
 from pipeline.run.directory import RunDirectory
 from pipeline.text.codec import TextCodec
-from tests.pipeline.made_up import RUN, commit_rows, generation, unit
+from tests.pipeline.made_up import RUN, commit_rows, generation, run_with_integer_ids, unit
 
 
 def _export(run_directory: RunDirectory, codec: TextCodec, path: Path) -> list[dict[str, Any]]:
@@ -53,3 +53,8 @@ def test_chat_rows_have_messages_and_logprobs_by_token(codec: TextCodec, tmp_pat
     assert "".join(token["token"] for token in content) == "the"
     assert bytes(byte for token in content for byte in token["bytes"]) == b"the"
     assert content[0]["top_logprobs"][0]["logprob"] == -0.5
+
+
+def test_a_custom_id_is_text_where_ids_are_integers(codec: TextCodec, tmp_path: Path) -> None:
+    lines = _export(run_with_integer_ids(str(tmp_path / "run")), codec, tmp_path / "out.jsonl")
+    assert [line["custom_id"] for line in lines] == ["70", "71", "72"]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ErrorRow, RowError
-from pipeline.inputs.carried import carried_types, types_from_dict, types_to_dict
+from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, PromptTemplate, resolve_options
 from pipeline.inputs.parquet_rows import to_rows
@@ -203,6 +203,74 @@ def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: st
         PromptTemplate.parse(template)
 
 
+def _with_ids(paths: list[str]) -> tuple[pa.DataType, list[InputRow | ErrorRow]]:
+    """Return the type of the ids in the column "key" of these files, and the rows."""
+    files = list_files(paths)
+    options = resolve_options(files, InputOptions(id_column="key"))
+    type_ = id_type(files, options)
+    return type_, [row for unit in plan_units(files, options, 2000) for row in read_unit(unit, options, {}, type_)]
+
+
+def _keys(type_: pa.DataType, *values: object) -> bytes:
+    return to_parquet(pa.table({"prompt": ["x"] * len(values), "key": pa.array(values, type_)}))
+
+
+JSON_KEYS = b'{"prompt": "x", "key": %s}\n'
+INTEGER_KEYS = {
+    "j.jsonl": JSON_KEYS % b"7" + JSON_KEYS % b"null" + b'{"prompt": "x"}\n' + JSON_KEYS % b"-8",
+    "i64.parquet": _keys(pa.int64(), 7, None, None, -8),
+    "i8.parquet": _keys(pa.int8(), 7, None, None, -8),
+    "d.parquet": _keys(pa.dictionary(pa.int8(), pa.int32()), 7, None, None, -8),
+}
+TEXT_KEYS = {
+    "mixed.jsonl": (JSON_KEYS % b"7" + JSON_KEYS % b'"a"', ["7", "a"]),
+    "float.jsonl": (JSON_KEYS % b"7" + JSON_KEYS % b"7.5", ["7", "7.5"]),
+    "bool.jsonl": (JSON_KEYS % b"true", ["true"]),
+    "big.jsonl": (JSON_KEYS % b"9223372036854775808", ["9223372036854775808"]),
+    "list.jsonl": (JSON_KEYS % b"[7]", ["[7]"]),
+    "none.jsonl": (JSON_KEYS % b"null" + b'{"prompt": "x"}\n', [None, None]),
+    "c.csv": (b"prompt,key\nx,007\n", ["007"]),
+    "u.parquet": (_keys(pa.uint64(), 7, 2**64 - 1), ["7", "18446744073709551615"]),
+    "f.parquet": (_keys(pa.float64(), 7.5), ["7.5"]),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER_KEYS)
+def test_an_integer_id_is_an_integer(write: Write, name: str) -> None:
+    type_, rows = _with_ids([write(name, INTEGER_KEYS[name])])
+    assert (type_, [sound(row).user_id for row in rows]) == (pa.int64(), [7, None, None, -8])
+
+
+@pytest.mark.parametrize("name", TEXT_KEYS)
+def test_any_other_id_is_text(write: Write, name: str) -> None:
+    content, ids = TEXT_KEYS[name]
+    type_, rows = _with_ids([write(name, content)])
+    assert (type_, [sound(row).user_id for row in rows]) == (pa.string(), ids)
+
+
+def test_ids_of_parquet_files_are_text_unless_all_are_integers(write: Write) -> None:
+    contents = {"a": _keys(pa.int64(), 1), "b": _keys(pa.int32(), 2), "c": _keys(pa.string(), "three")}
+    paths = [write(f"{name}.parquet", content) for name, content in contents.items()]
+    type_, rows = _with_ids(paths[:2])
+    assert (type_, [sound(row).user_id for row in rows]) == (pa.int64(), [1, 2])
+    type_, rows = _with_ids(paths)
+    assert (type_, [sound(row).user_id for row in rows]) == (pa.string(), ["1", "2", "three"])
+
+
+@pytest.mark.parametrize("value", [b'"seven"', b"1.5", b"true", b"9223372036854775808"])
+def test_an_id_that_is_no_integer_behind_a_thousand_integers_is_an_error_row(write: Write, value: bytes) -> None:
+    *_, bad, good = _with_ids([write("p.jsonl", JSON_KEYS % b"7" * 1000 + JSON_KEYS % value + JSON_KEYS % b"8")])[1]
+    assert (failed(bad).id, failed(bad).stage) == (None, "read")
+    assert failed(bad).message.startswith("id column 'key': expected int64, got ")
+    assert sound(good).user_id == 8
+
+
+def test_the_id_of_an_openai_batch_is_text(write: Write) -> None:
+    request = b'{"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "x"}, "key": 5}\n'
+    type_, (row,) = _with_ids([write("b.jsonl", request)])
+    assert (type_, sound(row).user_id) == (pa.string(), "1")
+
+
 def test_ids_are_strings_and_every_carried_column_has_one_type(write: Write) -> None:
     lines = [{"prompt": "x", "key": i, "score": 1 if i else 0.5, "tags": ["a"], "kind": "k"} for i in range(3)]
     lines.append({"prompt": "x", "key": "seven", "score": 1.5, "tags": "t", "kind": "k"})
@@ -232,6 +300,79 @@ def _carrying(path: str, column: str) -> list[InputRow | ErrorRow]:
     options = resolve_options(files, InputOptions(carry_columns=(column,)))
     (unit,) = plan_units(files, options, 2000)
     return list(read_unit(unit, options, carried_types(files, options)))
+
+
+def _carrying_all(paths: list[str], **more: str) -> tuple[dict[str, pa.DataType], list[InputRow | ErrorRow]]:
+    """Return the types that `carry_columns: all` carries from these files, and the rows."""
+    files = list_files(paths)
+    options = resolve_options(files, InputOptions(id_column="key", carry_columns=("all",), **more))  # type: ignore[arg-type]
+    types = carried_types(files, options)
+    return types, [row for unit in plan_units(files, options, 2000) for row in read_unit(unit, options, types)]
+
+
+ALL_COLUMNS = {"prompt": "x", "messages": None, "sampling": None, "key": "k", "kind": "c", "all": 1}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_all_other_columns_are_carried_under_their_names(write: Write, form: str) -> None:
+    contents = {
+        "jsonl": json.dumps(ALL_COLUMNS).encode(),
+        "parquet": to_parquet(pa.Table.from_pylist([ALL_COLUMNS])),
+        "csv": b"prompt,messages,sampling,key,kind,all\nx,,,k,c,1\n",
+    }
+    types, (row,) = _carrying_all([write(f"p.{form}", contents[form])])
+    number = pa.string() if form == "csv" else pa.int64()
+    assert types == {"kind": pa.string(), "all": number}
+    assert sound(row).carried == {"kind": "c", "all": "1" if form == "csv" else 1}
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_all_columns_are_those_of_all_files(write: Write, form: str) -> None:
+    rows = {"a": {"prompt": "x", "key": "1", "kind": "c"}, "b": {"prompt": "y", "key": "2", "mood": "glad"}}
+    paths = []
+    for name, row in rows.items():
+        text = "\n".join(",".join(cells) for cells in (row.keys(), row.values()))
+        content = text.encode() if form == "csv" else to_parquet(pa.Table.from_pylist([row]))
+        paths.append(write(f"{name}.{form}", content))
+    types, found = _carrying_all(paths)
+    assert types == {"kind": pa.string(), "mood": pa.string()}
+    carried = [{"kind": "c", "mood": None}, {"kind": None, "mood": "glad"}]
+    assert [sound(row).carried for row in found] == carried
+
+
+def test_columns_of_a_prompt_template_are_carried_with_all_others(write: Write) -> None:
+    types, (row,) = _carrying_all([write("p.jsonl", b'{"q": "why", "key": "1"}')], prompt_template="{q}?")
+    assert (types, sound(row).prompt, sound(row).carried) == ({"q": pa.string()}, "why?", {"q": "why"})
+
+
+@pytest.mark.parametrize("line", [b'{"prompt": "x", "text": "y"}', b'{"q": "x", "prompt": "y"}'])
+def test_with_all_columns_one_that_has_the_name_of_an_output_column_is_refused(write: Write, line: bytes) -> None:
+    template = {"prompt_template": "{q}"} if b'"q"' in line else {}
+    with pytest.raises(ValueError, match=r"carried columns \['(text|prompt)'\] have names that the output uses itself"):
+        _carrying_all([write("p.jsonl", line)], **template)
+
+
+def test_a_column_that_first_appears_behind_a_thousand_rows_is_an_error_row(write: Write) -> None:
+    lines = b'{"prompt": "x", "a": 1}\n' * 1000 + b'{"prompt": "x", "b": 1}\n{"prompt": "x", "b": null}\n'
+    types, (*_, bad, null) = _carrying_all([write("p.jsonl", lines)])
+    assert types == {"a": pa.int64()}
+    assert failed(bad).message.startswith("column 'b' is in none of the first 1000 rows")
+    assert sound(null).carried == {"a": None}
+
+
+def test_of_an_openai_batch_all_other_columns_are_those_beside_the_request(write: Write) -> None:
+    request = b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}, "topic": "t"}'
+    types, (row,) = _carrying_all([write("b.jsonl", request)])
+    assert (types, sound(row).carried) == ({"topic": pa.string()}, {"topic": "t"})
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
+def test_named_columns_of_an_empty_input_are_strings_and_all_of_them_none(write: Write, name: str) -> None:
+    files = list_files(write(name, b""))
+    column = "prompt" if name == "p.txt" else "kind"
+    named = resolve_options(files, InputOptions(prompt_column=f"my {column}", carry_columns=(f"my {column}",)))
+    assert carried_types(files, named) == {f"my {column}": pa.string()}
+    assert carried_types(files, replace(named, carry_columns=("all",))) == {}
 
 
 def test_csv_cells_are_carried_as_text(write: Write) -> None:

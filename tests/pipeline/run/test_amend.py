@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ from pipeline.run.unit_rows import read_errors, read_unit_rows
 from pipeline.schema import errors_table, generations_schema
 from pipeline.storage import whole_file
 from pipeline.storage.location import Location
-from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generations, sound_rows, unit
+from tests.pipeline.made_up import (
+    RUN,
+    commit_rows,
+    error,
+    exit_code_of,
+    generation,
+    generations,
+    run_with_integer_ids,
+    sound_rows,
+    unit,
+)
 
 UNIT = unit(1)
 STEPS = ("before part", "at part", "after part", "before errors", "at errors", "after errors")
@@ -219,6 +230,25 @@ def test_a_row_between_others_is_inserted_in_order_with_its_carried_columns(tmp_
     assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
     assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
     assert check_run(run_directory).problems == ["unit 0 (rows 0 on of prompts.jsonl) is missing; run again"]
+
+
+def test_integer_ids_stay_integers_in_both_files(tmp_path: Path) -> None:
+    run_directory = run_with_integer_ids(str(tmp_path))
+    before = read_unit_rows(run_directory, unit())
+    assert (before.generations["id"].to_pylist(), before.errors["id"].to_pylist()) == ([70], [71, 72])
+    again = replace(error(unit(), 2), id=72)
+    amend_part(run_directory, unit(), generations([generation(1, id=71)], pa.int64()), [again])
+    after = read_unit_rows(run_directory, unit())
+    assert (after.generations["id"].to_pylist(), after.errors["id"].to_pylist()) == ([70, 71], [72])
+    assert check_run(run_directory).problems == []
+
+
+def test_a_part_whose_ids_have_another_type_than_the_runs_is_named(tmp_path: Path) -> None:
+    run_directory = run_with_integer_ids(str(tmp_path))
+    path = run_directory.part_path(0).path
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(2, "id", table["id"].cast(pa.string())), path)
+    assert "its columns are not those of a generations table" in check_run(run_directory).problems[0]
 
 
 @pytest.mark.parametrize("moment", ["errors", "data"])

@@ -18,7 +18,7 @@ from pipeline.counts import count_generations
 from pipeline.run.check import check_run
 from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import ERRORS, generations_schema
+from pipeline.schema import errors_schema, generations_schema
 from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generations, sound_rows, unit
 
@@ -165,7 +165,8 @@ def test_carried_columns_follow_the_own_columns() -> None:
 def test_a_part_describes_the_engine_that_generated_it(run_directory: RunDirectory) -> None:
     rows = generations(sound_rows(unit(), [0, 1, 2]))
     facts = {"device": "cpu", "is_batch_invariant": True}
-    commit_part(run_directory, unit(), rows, ERRORS.empty_table(), count_generations(rows, 0), attempt=0, engine=facts)
+    no_errors = errors_schema().empty_table()
+    commit_part(run_directory, unit(), rows, no_errors, count_generations(rows, 0), attempt=0, engine=facts)
     footer = json.loads((pq.read_schema(run_directory.part_path(0).path).metadata or {})[b"dray"])
     assert footer["engine"] == facts
     assert check_run(run_directory).is_complete

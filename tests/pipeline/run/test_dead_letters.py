@@ -57,6 +57,13 @@ def test_only_rows_of_a_wanted_stage_and_type_are_wanted(
     assert letters.num_rows.total() == 4
 
 
+def test_failed_rows_are_counted_by_message(run_directory: RunDirectory) -> None:
+    assert find_dead_letters(run_directory, Wanted()).messages.most_common(1) == [("read of 0", 1)]
+    again = [_error(3, index, "read", "KeyError") for index in range(2)]
+    commit_rows(run_directory, unit(3), [], [*again, replace(again[0], row_id=unit(3).row_id(2))])
+    assert find_dead_letters(run_directory, Wanted()).messages.most_common(1) == [("read of 0", 3)]
+
+
 def test_a_run_in_which_no_row_failed_has_no_dead_letters(tmp_path: Path) -> None:
     assert find_dead_letters(RunDirectory.create(str(tmp_path), RUN, [unit(0)]), Wanted()) == DeadLetters()
 

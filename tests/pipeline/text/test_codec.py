@@ -25,6 +25,11 @@ def chat(*messages: Any, **values: Any) -> Any:
 
 USER = {"role": "user", "content": "hi", "name": None}
 ASSISTANT = {"role": "assistant", "content": "so"}
+PART = {"type": "text", "text": "h", "image_url": None}
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def test_a_plain_prompt_is_unchanged_and_has_no_system_prompt(codec: TextCodec) -> None:
@@ -37,6 +42,12 @@ def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
     assert with_system.prompt(chat(USER))[0] == "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>"
     own = {"role": "system", "content": "own"}
     assert with_system.prompt(chat(own, USER))[0] == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
+
+
+def test_text_parts_are_one_text_in_a_row_and_in_a_request(codec: TextCodec) -> None:
+    parts = [PART, {"type": "text", "text": "i"}]
+    assert codec.prompt(chat(_user(parts))) == codec.prompt(chat(USER))
+    assert codec.chat_prompt([_user(parts)]) == codec.chat_prompt([_user("hi")])
 
 
 def test_a_last_message_of_the_assistant_is_continued(codec: TextCodec) -> None:
@@ -56,8 +67,12 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
         ([], "the list is empty"),
         (["hi"], r"messages\[0\]: expected an object, got str"),
         ([{"content": "x"}], r"messages\[0\].role: expected a string, got None"),
-        ([USER, {"role": "user", "content": None}], r"messages\[1\].content: expected a string, got NoneType"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "content: expected a string, got list"),
+        ([USER, _user(None)], r"messages\[1\].content: expected a string or a list of text parts, got NoneType"),
+        ([_user([])], r"messages\[0\].content: expected a string, or a list of text parts$"),
+        ([_user(["x"])], r"messages\[0\].content\[0\]: expected an object with type \"text\" and a text$"),
+        ([_user([{"type": "text"}])], r"messages\[0\].content\[0\].text: expected a string$"),
+        ([_user([PART, {"type": "audio"}])], r"content\[1\].type: 'audio' is not supported, only text parts are$"),
+        ([_user([{**PART, "cache_control": {}}])], r"content\[0\].cache_control: it is not supported; leave it out$"),
         ([{"role": b"user", "content": "x"}], r"role: expected a string, got b'user'"),
         ([{"role": datetime(2020, 1, 2), "content": "x"}], r"role: expected a string, got datetime"),
         ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),

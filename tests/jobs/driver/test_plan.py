@@ -1,0 +1,66 @@
+"""Plans of runs whose input has no rows, or whose ids are integers; they need no Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.outcome import TooManyErrors, refuse_too_many_errors
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
+from tests.jobs.conftest import Job
+from tests.pipeline.made_up import committed_run
+
+CPU = "--models.device=cpu"
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_an_input_without_rows_is_refused_before_anything_is_written(job: Job, flags: tuple[str, ...]) -> None:
+    job.source.write_text("\n  \n")
+    assert job.generate(CPU, *flags) == 2
+    assert f"error: the input has no rows: 1 files are empty, the first is {job.source};" in job.printed()
+    assert not job.output.exists()
+
+
+def test_an_input_without_rows_makes_an_empty_corpus_where_that_is_allowed(job: Job) -> None:
+    job.source.write_text("")
+    assert job.generate(CPU, "--input.allow_empty", "--dry-run") == 0
+    assert "1 files (jsonl), 0 rows" in job.printed()
+    assert job.generate(CPU, "--input.allow_empty") == 0
+    assert (job.output / "_SUCCESS").exists()
+    assert job.generate(CPU) == 2, "the run that is there has no rows either"
+
+
+def test_a_run_keeps_the_type_of_its_ids(job: Job) -> None:
+    job.read([{"id": 1, "kind": "a", "prompt": "hello"}])
+    job.begin(CPU)
+    assert str(RunDirectory.open(str(job.output)).id_type) == "int64"
+
+
+def test_a_run_that_was_begun_before_ids_had_types_goes_on_with_strings(job: Job) -> None:
+    job.read([{"id": 1, "kind": "a", "prompt": "hello"}])
+    job.begin(CPU)
+    path = job.output / "run.json"
+    run = json.loads(path.read_text())
+    del run["id_type"], run["settings"]["input"]["allow_empty"]
+    _write_as_it_was(path, run)
+    assert str(RunDirectory.open(str(job.output)).id_type) == "string"
+    assert job.generate(CPU, "--dry-run") == 0
+
+
+def test_a_run_that_fails_by_its_error_rate_quotes_the_commonest_error(job: Job, tmp_path: Path) -> None:
+    run_directory = committed_run(tmp_path / "run")
+    config = load(RunConfig, job.command("--run.max_error_rate=0.1"), prog="test")
+    with pytest.raises(TooManyErrors, match=r"^1 of 6 rows failed, .* 0\.1; most often \(1 rows\): bad\. All messages"):
+        refuse_too_many_errors(run_directory, check_run(run_directory).counts, config)
+
+
+def _write_as_it_was(path: Path, run: dict[str, object]) -> None:
+    from pipeline.run import directory
+
+    del run["digest"]
+    path.write_text(json.dumps({**run, "digest": directory._digest(run)}))
