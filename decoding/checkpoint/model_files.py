@@ -12,8 +12,9 @@ _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of
 _LFS_POINTER = b"version https://git-lfs"
 _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 # A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
-_FIELDS_OF_DRAFT_HEADS = ["speculators_model_type", "eagle_config", "dflash_config"]
-_FIELDS_OF_DRAFT_HEADS += ["draft_vocab_size", "medusa_num_heads"]
+_FIELDS_OF_DRAFT_HEADS = [
+    "speculators_model_type", "eagle_config", "dflash_config", "draft_vocab_size", "medusa_num_heads",
+]  # fmt: skip
 _CLASS_OF_DRAFT_HEAD = re.compile(r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel", re.IGNORECASE)
 
 
