@@ -121,7 +121,7 @@ def _said_by_model(plan: Plan) -> tuple[str, str]:
     ours, others = sampling_of(plan.settings.models.target)
     if ours.get("temperature") == 0 and not asked.from_model:  # every file that does not say do_sample
         del ours["temperature"]
-    taken = {name for name in ours if asked.from_model and name not in asked.names_given}
+    taken = {name for name in ours if asked.from_model and not asked.is_given(name)}
     missed = {name: value for name, value in ours.items() if getattr(chosen, name) != value} | others
     return _listed({name: ours[name] for name in sorted(taken)}), _listed(missed)
 

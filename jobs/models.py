@@ -5,7 +5,7 @@ whether the engine may run it, and compares what every drafter writes with trans
 
 exact      no token differs
 refused    the engine says why it does not run this model
-not tried  transformers itself cannot make or run a tiny model of this class from its default configuration
+not tried  no tiny model can be made from the default configuration of the class
 wrong      a token differs
 crash      something else was raised
 
@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if unknown := sorted(set(options.types) - set(model_types())):
         print(f"error: transformers {transformers.__version__} has no causal model {unknown[0]!r}", file=sys.stderr)
+        return 2
+    if options.processes < 1 or (options.write is not None and not Path(options.write).parent.is_dir()):
+        wrong = (
+            f"--processes is {options.processes}; use 1 or more" if options.processes < 1 else "--write names no folder"
+        )
+        print(f"error: {wrong}", file=sys.stderr)
         return 2
     console, found = Console(), []
     for family in _tried(options.types or model_types(), options.processes):
@@ -62,9 +69,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tried(types: Sequence[str], num_processes: int) -> Iterator[Family]:
     for start in range(0, len(types), _MODELS_AT_ONCE):
-        some = types[start : start + _MODELS_AT_ONCE]
-        with ProcessPoolExecutor(min(num_processes, len(some)), get_context("spawn"), _begin) as processes:
-            yield from processes.map(try_family, some)
+        some, num_done = types[start : start + _MODELS_AT_ONCE], 0
+        try:
+            with _processes(min(num_processes, len(some))) as processes:
+                for family in processes.map(try_family, some):
+                    num_done += 1
+                    yield family
+        except BrokenProcessPool:  # one of those that were left killed its process
+            yield from map(_tried_alone, some[num_done:])
+
+
+def _tried_alone(model_type: str) -> Family:
+    try:
+        with _processes(1) as processes:
+            return processes.submit(try_family, model_type).result()
+    except BrokenProcessPool:
+        return Family(model_type, "", "crash", "it killed its process")
+
+
+def _processes(num_processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(num_processes, get_context("spawn"), _begin)
 
 
 def _begin() -> None:
@@ -83,7 +107,7 @@ def _summary(found: Sequence[Family]) -> str:
 _MEANINGS = {
     "exact": "Every drafter writes, token for token, what transformers' own code writes alone.",
     "refused": "The engine refuses them, for the reason that it gives.",
-    "not tried": "transformers makes or runs no tiny model of them from the class's own default configuration.",
+    "not tried": "No tiny model of them can be made from the default configuration of their class.",
     "wrong": "A token differs.",
     "crash": "Something failed otherwise.",
 }

@@ -56,6 +56,7 @@ _SAMPLING = {
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }
+_FILLED_IN = {"top_k": 50}  # by `generate`, where the file leaves it open
 _SHAPES_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effect in a greedy text
 
 
@@ -78,6 +79,7 @@ def sampling_of(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"cannot read generation_config.json of the model at {folder!r}: {error}") from error
     said = {name: getattr(generation, name, None) for name in _WITHOUT_EFFECT}
+    said |= {name: value for name, value in _FILLED_IN.items() if said[name] is None}
     said = {name: value for name, value in said.items() if value not in _WITHOUT_EFFECT[name]}
     if not said.pop("do_sample", False):
         said = {name: value for name, value in said.items() if name not in _SHAPES_OF_SAMPLING} | {"temperature": 0.0}

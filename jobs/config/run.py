@@ -1,6 +1,7 @@
 """RunConfig and RetryConfig: the configurations of the commands that generate."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
@@ -33,17 +34,25 @@ class SamplingSettings:
     from_model: bool = False
     """Take what the target's generation_config.json says, as transformers' generate does, for all that is not set."""
     params: Annotated[SamplingParams, Flat()] = field(default_factory=SamplingParams)
-    names_given: frozenset[str] = field(default=frozenset(), compare=False)  # what the configuration sets
+    names_given: frozenset[str] | None = field(default=None, compare=False)  # of the fields that are set, where known
 
     def of_model(self, target: str) -> SamplingParams:
         """Return the sampling parameters for the model in this folder. Raises ValueError for what cannot be sampled."""
         if not self.from_model:
             return self.params
+        if not (Path(target) / "generation_config.json").is_file():
+            raise ValueError(f"sampling.from_model is set, but {target!r} has no generation_config.json; leave it out")
         said, _ = sampling_of(target)
         try:
-            return replace(self.params, **{name: value for name, value in said.items() if name not in self.names_given})
+            return replace(self.params, **{name: value for name, value in said.items() if not self.is_given(name)})
         except ValueError as error:
             raise ValueError(f"sampling.from_model takes {said} from generation_config.json: {error}") from error
+
+    def is_given(self, name: str) -> bool:
+        """Tell whether the configuration sets this sampling parameter, or a caller in Python to another value."""
+        if self.names_given is None:
+            return bool(getattr(self.params, name) != getattr(SamplingParams(), name))
+        return name in self.names_given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Family: what becomes of a class of transformers' causal language models, tried on a tiny random model of it."""
+"""Family: the verdict on a class of transformers' causal language models, found with a tiny random model of it."""
 
 from __future__ import annotations
 

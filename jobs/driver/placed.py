@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import ray
 
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import roster_of
+from actors.errors import describe
+from actors.resources import shortage
 from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec, load_engine
 from decoding.sequence import Sequence
@@ -20,24 +23,42 @@ from jobs.driver.plan import Plan
 from jobs.driver.proof import PlacedInput, rows_of
 from pipeline.storage.location import Location
 
+_PATIENCE_S = 20.0  # of the cluster's autoscaler
+
 
 class PlacedEngine:
     """An engine with its models where the configuration puts them. An actor."""
 
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
-        """Load it. Raises ValueError if the models cannot be run."""
+        """Load it, or keep the reason why that fails for `failure`."""
         self._settings, self._codec = settings, load_codec(settings)
         self._links = None if roster is None else DraftLinks(settings, roster)
-        self._engine = load_engine(settings, self._links)
+        self._failure = ""
+        try:
+            self._engine = load_engine(settings, self._links)
+        except (ValueError, RuntimeError) as error:
+            self._failure = describe(error)
+
+    def failure(self) -> str:
+        """Return why the engine could not be loaded; an empty text if it is ready."""
+        return self._failure
 
     def write(self, inputs: Seq[PlacedInput], temperature: float) -> list[Sequence]:
-        """Return what the engine writes for these rows of the input, in their order."""
+        """Return what the engine writes for these rows of the input, in their order.
+
+        Raises RuntimeError if its draft actors draft nothing: then the texts prove nothing about them.
+        """
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling)
         rows = rows_of(inputs, self._codec, settings, self._engine.max_model_len)
         list(self._engine.stream(rows))
+        if self._links is not None and not any(row.num_draft_tokens for row in rows):
+            raise RuntimeError(
+                "the draft actors drafted nothing, so there is nothing to compare: they did not start, or were slower "
+                "than drafts.timeout_s, or drafting did not pay (engine.draft_length 'fixed' drafts always)"
+            )
         for row in rows:
-            row.stop_condition = row.tag = None  # they are of this process
+            row.stop_condition = row.tag = None  # neither can leave this process
         return rows
 
 
@@ -53,6 +74,21 @@ def placed_engine(plan: Plan) -> Iterator[Any]:
     with roster_of(settings, run, plan.config.run.logs, 1) as roster:
         engine = ray.remote(PlacedEngine).options(**plan.pool.actor_options).remote(settings, roster)
         try:
+            if failure := _failure(engine, plan):
+                raise ValueError(f"the engine cannot be placed as the run places it: {failure}")
             yield engine
         finally:
             ray.kill(engine)  # its stages end with it
+
+
+def _failure(engine: Any, plan: Plan) -> str:
+    """Wait until the engine is loaded, and return why it cannot be; print what the cluster lacks if it takes long."""
+    reference, timeout_s = engine.failure.remote(), plan.config.run.no_progress_timeout_s
+    if not ray.wait([reference], timeout=_PATIENCE_S)[0]:
+        one = replace(plan.pool, min_actors=1, max_actors=1, initial_actors=None)
+        if lack := shortage(one, ray.nodes(), plan.settings):
+            print(f"waiting for an engine: {lack}", file=sys.stderr, flush=True)
+    try:
+        return str(ray.get(reference, timeout=timeout_s))
+    except ray.exceptions.GetTimeoutError:
+        return f"it was not ready within run.no_progress_timeout_s, {timeout_s:g} seconds"

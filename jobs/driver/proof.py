@@ -32,7 +32,7 @@ class Setting:
     num_speculative_tokens: int
     num_slots: int
     is_shuffled: bool
-    where: str = "one process"  # the models of the engine are
+    where: str = "one process"  # where the engine's models run
 
     def options(self, common: EngineOptions) -> EngineOptions:
         """Return the options of such an engine."""
@@ -101,9 +101,7 @@ def findings(
             random.Random(_SHUFFLE_SEED).shuffle(order)
         draft = parts.draft if setting.drafter in NEED_A_MODEL else None
         engine = Engine.over(replace(parts, drafter_name=setting.drafter, draft=draft), setting.options(options))
-        for row in engine.stream(order):
-            if row.finish_reason == "error":
-                raise ValueError(f"a prompt cannot be written: {row.error}")
+        list(engine.stream(order))
         yield compare(setting, rows, expected, make_rows, reference)
 
 
@@ -125,6 +123,8 @@ def compare(
     reference: Reference,
 ) -> Finding:
     """Return how the rows that a setting wrote differ from the `expected` output tokens of each."""
+    for row in rows:
+        _refuse_failed(row)
     num_tokens, differences = 0, []
     for index, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
         position = first_difference(row.output_token_ids, wanted)
@@ -138,6 +138,11 @@ def compare(
         sum(row.num_accepted_tokens for row in rows),
         tuple(differences),
     )
+
+
+def _refuse_failed(row: Sequence) -> None:
+    if row.finish_reason == "error":
+        raise ValueError(f"a prompt cannot be written: {row.error}")
 
 
 def first_difference(found: Seq[int], expected: Seq[int]) -> int | None:

@@ -61,7 +61,7 @@ def graceful_stop(stop: Callable[[], None], grace_period_s: float, insist_after_
             file=sys.stderr,
             flush=True,
         )
-        stop()
+        threading.Thread(target=stop, name="stop", daemon=True).start()  # it may wait for a cluster that is gone
         if not ended.wait(grace_period_s):
             _interrupt_main()
 

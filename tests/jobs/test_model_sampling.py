@@ -41,7 +41,16 @@ def test_the_file_changes_no_text_unless_that_is_asked_for(command: list[str]) -
 
 def test_what_the_file_says_is_taken_where_the_configuration_says_nothing(command: list[str]) -> None:
     taken = sampling(command, "--sampling.from_model", "--sampling.temperature=1.0")
-    assert taken == SamplingParams(max_tokens=12, temperature=1.0, top_p=0.95, repetition_penalty=1.1)
+    assert taken == SamplingParams(max_tokens=12, temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1)
+
+
+def test_a_model_without_the_file_says_nothing_that_could_be_taken(
+    command: list[str], text_pair: tuple[str, str]
+) -> None:
+    target = Path(next(word for word in command if "models.target" in word).partition("=")[2])
+    (target / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no generation_config\.json"):
+        sampling(command, "--sampling.from_model")
 
 
 def test_a_file_that_does_not_ask_for_samples_means_greedy_texts_as_for_generate(command: list[str]) -> None:

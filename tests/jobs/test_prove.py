@@ -9,6 +9,7 @@ import torch
 from decoding.sampling import judging
 from decoding.sampling.verify import BatchVerdict
 from jobs import generate, prove
+from jobs.driver import placed
 from jobs.driver.proof import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
@@ -89,6 +90,20 @@ def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
     assert placed["setting"]["where"] == where
     assert placed["num_tokens"] == here[0]["num_tokens"] > 50
     assert placed["num_draft_tokens"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--stages.count=2", "--stages.num_cpus=1000", "--run.no_progress_timeout_s=5")
+    monkeypatch.setattr(placed, "_PATIENCE_S", 0.1)
+    assert prove.main([*command, *flags, "--prove.drafters=none"]) == 1
+    printed = capsys.readouterr()
+    assert "identical" not in printed.out
+    assert "error: the engine cannot be placed as the run places it: " in printed.err
+    assert "1000 CPU" in printed.err
 
 
 @pytest.mark.ray
