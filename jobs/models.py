@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(options.types) - set(model_types())):
         print(f"error: transformers {transformers.__version__} has no causal model {unknown[0]!r}", file=sys.stderr)
         return 2
-    if options.processes < 1 or (options.write is not None and not Path(options.write).parent.is_dir()):
-        wrong = (
-            f"--processes is {options.processes}; use 1 or more" if options.processes < 1 else "--write names no folder"
-        )
-        print(f"error: {wrong}", file=sys.stderr)
+    if options.processes < 1:
+        print(f"error: --processes is {options.processes}; use 1 or more", file=sys.stderr)
+        return 2
+    if options.write is not None and not Path(options.write).parent.is_dir():
+        print(f"error: --write {options.write!r} is in no folder that exists", file=sys.stderr)
         return 2
     console, found = Console(), []
     for family in _tried(options.types or model_types(), options.processes):

@@ -45,6 +45,7 @@ _KEY_HEADS = re.compile(r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|k
 _TOKEN = re.compile(r".*_token_(id|index)")
 _TEXT_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
 _LEFT_OUT = {"model_type", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
+_LEFT_OUT |= {"num_layers_per_stack"}  # which follows from the number of layers
 
 
 def lengths_in(config: PretrainedConfig) -> list[int]:

@@ -84,6 +84,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     """
     text_config = config.get_text_config()
     limit: int | None = getattr(text_config, "max_position_embeddings", None)
+    limit = None if limit is not None and limit < 0 else limit  # XLNet's -1
     for parameters in _rope_parameters(text_config):
         if parameters.get("rope_type") in _ROPE_TYPES_THAT_SEE_THE_BATCH:
             original = parameters.get("original_max_position_embeddings")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, to_device
@@ -53,10 +53,12 @@ class Reference:
 
     @torch.inference_mode()
     def _finish(self, sequence: Sequence) -> None:
-        cache = DynamicCache(config=self._network.config)
+        cache: Cache | None = None  # the model makes its own
         fed = sequence.token_ids
         while not sequence.is_finished:
-            verdict, is_finite = self._verdict(sequence, self._logits(fed, cache))
+            output = self._network(input_ids=self._tokens(fed), past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            verdict, is_finite = self._verdict(sequence, output.logits[0, -1])
             if verdict.first_close_call_B.item() == 0:
                 verdict, is_finite = self._verdict(sequence, self._logits(sequence.token_ids))
             if not is_finite:
@@ -65,12 +67,13 @@ class Reference:
             sequence.commit(fed, num_draft_tokens=0, eos_token_ids=self._eos_token_ids)
         return None
 
-    def _logits(self, token_ids: Seq[int], cache: DynamicCache | None = None) -> torch.Tensor:
-        """Return logits [V] after these tokens, which follow those in the cache."""
-        tokens_1T = to_device([list(token_ids)], self._network.device)
-        output = self._network(input_ids=tokens_1T, past_key_values=cache, use_cache=cache is not None)
-        logits_V: torch.Tensor = output.logits[0, -1]
+    def _logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        """Return logits [V] after these tokens, by a forward without a cache."""
+        logits_V: torch.Tensor = self._network(input_ids=self._tokens(token_ids), use_cache=False).logits[0, -1]
         return logits_V
+
+    def _tokens(self, token_ids: Seq[int]) -> torch.Tensor:
+        return to_device([list(token_ids)], self._network.device)
 
     def _rows(self, sequence: Sequence) -> Rows:
         sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)

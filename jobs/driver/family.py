@@ -104,7 +104,7 @@ def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:
     network: PreTrainedModel = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
     network.float().eval()
     with torch.inference_mode():
-        network(input_ids=torch.zeros(1, max(_PROMPT_LENGTHS), dtype=torch.long), use_cache=False)
+        network(input_ids=torch.zeros(1, max(_PROMPT_LENGTHS), dtype=torch.long), use_cache=True)
     network.save_pretrained(folder / "target")
     with torch.no_grad():
         for weights in network.parameters():

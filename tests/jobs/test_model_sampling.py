@@ -44,9 +44,7 @@ def test_what_the_file_says_is_taken_where_the_configuration_says_nothing(comman
     assert taken == SamplingParams(max_tokens=12, temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1)
 
 
-def test_a_model_without_the_file_says_nothing_that_could_be_taken(
-    command: list[str], text_pair: tuple[str, str]
-) -> None:
+def test_a_model_without_the_file_says_nothing_that_could_be_taken(command: list[str]) -> None:
     target = Path(next(word for word in command if "models.target" in word).partition("=")[2])
     (target / "generation_config.json").unlink()
     with pytest.raises(ValueError, match=r"has no generation_config\.json"):
