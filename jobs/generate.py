@@ -24,7 +24,7 @@ from jobs.driver.summary import print_summary
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
 from pipeline.run.check import check_run
-from pipeline.run.directory import RunDirectory
+from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.lease import Lease, hold_lease
 from pipeline.run.missing import MissingUnits
 from pipeline.run.quarantine import quarantine
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _begin(config: RunConfig, plan: Plan) -> Callable[[], Exit]:
+    if plan.run_directory is None:
+        refuse_occupied(config.output.path)
     if config.dry_run:
         print_plan(plan)
         return lambda: Exit.COMPLETE

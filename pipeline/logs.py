@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -90,9 +91,9 @@ def logs_to(stream: TextIO | None, settings: LogSettings, **context: Any) -> Ite
 
 
 def tell_warnings(tell: Callable[[str, str], object]) -> None:
-    """Call `tell` with the kind and the text of each warning that is a sentence; events are counted elsewhere.
+    """Call `tell` with the kind and the text of each warning whose message is text; events are counted elsewhere.
 
-    Warnings of one kind differ in names and numbers. It lasts until `set_up_logs` is called again.
+    Warnings of one kind differ in their digits alone. It lasts until `set_up_logs` is called again.
     """
     for logger in _loggers():
         logger.addHandler(_WarningHandler(tell))
@@ -118,7 +119,7 @@ class _StreamHandler(logging.Handler):
 
 
 class _WarningHandler(logging.Handler):
-    """A handler that tells someone else of warnings."""
+    """A handler that passes warnings on."""
 
     def __init__(self, tell: Callable[[str, str], object]) -> None:
         super().__init__(logging.WARNING)
@@ -126,8 +127,9 @@ class _WarningHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.msg, str):
-            with suppress(Exception):  # as above
-                self._tell(record.msg, record.getMessage())
+            with suppress(Exception):  # a warning that cannot be passed on must not stop the work
+                text = record.getMessage()
+                self._tell(re.sub(r"\d+", "0", text), text)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
@@ -17,6 +18,7 @@ from jobs.driver.plan import Plan, make_plan
 from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import make_report, print_summary
 from pipeline.counts import Counts
+from pipeline.logs import LogSettings
 from pipeline.run.check import check_run
 from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
@@ -119,16 +121,28 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
 def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:
     """Raise TooManyErrors if a larger share of these rows failed than the configuration allows."""
     if counts.num_errors > config.run.max_error_rate * counts.num_rows:
-        messages = find_dead_letters(run_directory, Wanted()).messages
-        commonest = [f"; most often ({num_rows} rows): {shown(text)}" for text, num_rows in messages.most_common(1)]
         raise TooManyErrors(
             f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
-            f"{config.run.max_error_rate}{''.join(commonest)}. All messages are in "
+            f"{config.run.max_error_rate}{_commonest_error(run_directory, config.run.logs)}. All messages are in "
             f"{run_directory.location.child('errors').name}. If the cause can be "
             "mended without other input or sampling (storage, memory, a fault of ours), mend it, and `python -m "
             "jobs.retry` runs the failed rows again; else mend the input or the configuration and use a new output "
             "directory. Or accept them with a higher run.max_error_rate"
         )
+
+
+def _commonest_error(run_directory: RunDirectory, logs: LogSettings) -> str:
+    """Return the commonest error of all rows that failed so far, to follow a text; nothing if it cannot be read."""
+    try:
+        failed = find_dead_letters(run_directory, Wanted())
+    except (ValueError, OSError):  # the error that is being told matters more
+        return ""
+    found = failed.messages
+    if logs.format == "json" and not logs.prompts:  # a message may quote its row
+        found = Counter({f"{error} at stage {stage!r}": num for (stage, error), num in failed.num_rows.items()})
+    return "".join(
+        f"; the commonest error so far (rows: {num:,}) is: {shown(text)}" for text, num in found.most_common(1)
+    )
 
 
 def bad_configuration(error: ValueError | OSError) -> Exit:

@@ -27,7 +27,7 @@ from pipeline.inputs.carried import carried_types, id_type, types_from_dict, typ
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
-from pipeline.run.directory import RunDirectory, refuse_occupied
+from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
@@ -68,8 +68,6 @@ def make_plan(config: RunConfig) -> Plan:
     check_models(settings)
     codec, path = load_codec(settings), config.output.path
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
-    if run_directory is None:
-        refuse_occupied(path)
     carried = types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options)
     identity = run_identity(settings, options, files, codec)
     if run_directory is not None:

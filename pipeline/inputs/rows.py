@@ -140,7 +140,8 @@ def _user_id(columns: Columns, options: InputOptions, id_type: pa.DataType) -> s
         return custom_id(columns)
     value = columns.get(options.id_column) if options.id_column else None
     if id_type != TEXT:
-        number: int | None = fit(f"id column {options.id_column!r}", value, id_type)
+        what = f"id column {options.id_column!r}, which has integers in the rows before (write all ids as text)"
+        number: int | None = fit(what, value, id_type)
         return number
     if value is None:
         return None

@@ -77,12 +77,12 @@ class Location:
         """Return what `operation` returns, tried again if need be; an error says what it was `doing` ("reading")."""
         try:
             return self.retries.call(f"{doing} {self.name}", operation)
-        except FileNotFoundError:
-            raise
         except Exception as error:
-            if not isinstance(self.filesystem, fs.PyFileSystem):
+            # A filesystem in Python (hf://) raises what its HTTP client raises.
+            package = type(error).__module__.partition(".")[0]
+            if not isinstance(self.filesystem, fs.PyFileSystem) or package in ("builtins", "pyarrow"):
                 raise
-            said = " ".join(str(error).split())  # a filesystem in Python (hf://) raises what its HTTP client raises
+            said = " ".join(str(error).split())
             text = f"{doing} {self.name} failed ({type(error).__name__}: {said}); check the network and the credentials"
             raise OSError(text) from error
 

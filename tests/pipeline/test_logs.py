@@ -83,7 +83,11 @@ def test_warnings_that_are_sentences_are_told_by_their_kind_and_events_are_not()
     with logs_to(io.StringIO(), LogSettings()):
         tell_warnings(lambda kind, text: told.append((kind, text)))
         LOG.warning("%r is off by %.1e", "a", 0.5)
+        LOG.warning("%r is off by %.1e", "b", 0.5)
         LOG.warning(Event("unit repeated", unit=3))
         LOG.info("all is well")
     LOG.warning("the block has ended")
-    assert told == [("%r is off by %.1e", "'a' is off by 5.0e-01")]
+    assert told == [
+        ("'a' is off by 0.0e-0", "'a' is off by 5.0e-01"),
+        ("'b' is off by 0.0e-0", "'b' is off by 5.0e-01"),
+    ]
