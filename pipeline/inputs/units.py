@@ -150,8 +150,8 @@ def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -
             found = f"has no text in the first {len(prompts)} rows (the first one has {prompts[0]!r:.80})"
     if found:
         raise ValueError(
-            f"{location.name}: a prompt is text, and the column {column!r} {found}; name another prompt_column, or name "
-            f"it as messages_column if it holds chats, or set prompt_template to '{{{column}}}' to make text of its values"
+            f"{location.name}: a prompt is text, and the column {column!r} {found}; name another prompt_column, name "
+            f"this one as messages_column if it holds chats, or set prompt_template to '{{{column}}}' for its text"
         )
 
 

@@ -247,7 +247,7 @@ def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
     assert job.generate("--run.max_error_rate=0.1") == 1
     said = job.printed()
     assert "rows failed, more than run.max_error_rate 0.1; the commonest error so far (" in said
-    assert "rows): not a JSON line: " in said
+    assert ") is: not a JSON line: " in said
     assert len(commits(job.output)) < 38, "it went on to the end"
 
 

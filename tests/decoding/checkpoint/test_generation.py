@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from decoding import SamplingParams
 from decoding.checkpoint.generation import sampling_of
@@ -69,8 +70,19 @@ def test_without_do_sample_the_text_is_greedy_and_its_distribution_does_not_matt
 
 
 def test_values_that_change_nothing_are_left_out(tmp_path):
-    neutral = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
-    assert sampling_of(_folder(tmp_path, **neutral)) == ({}, {})
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
+    assert sampling_of(_folder(tmp_path, do_sample=True, **neutral)) == ({}, {})
+
+
+def test_what_generate_fills_in_counts_as_said(tmp_path):
+    assert sampling_of(_folder(tmp_path, do_sample=True)) == ({"top_k": 50}, {})
+    filled_in = GenerationConfig._get_default_generation_params()
+    assert {name: filled_in[name] for name in ("temperature", "top_k", "top_p")} == {
+        "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+    }  # fmt: skip
+    assert not {"min_p", "suppress_tokens", "no_repeat_ngram_size"} & {
+        name for name, value in filled_in.items() if value
+    }
 
 
 def test_a_model_without_the_file_says_nothing(tmp_path):
