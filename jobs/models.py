@@ -100,8 +100,8 @@ def _begin() -> None:
 def _summary(found: Sequence[Family]) -> str:
     counts = {name: sum(family.verdict == name for family in found) for name in _MEANINGS}
     num_tokens = sum(family.num_tokens for family in found)
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name in _WRONG)
-    return f"{len(found)} classes of transformers {transformers.__version__}: {told}; {num_tokens:,} tokens compared"
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name in _WRONG)
+    return f"{len(found)} classes of transformers {transformers.__version__}: {listed}; {num_tokens:,} tokens compared"
 
 
 _MEANINGS = {

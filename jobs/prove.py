@@ -134,7 +134,7 @@ class Proof:
         self._console.print(table)
         for finding in found:
             for difference in finding.differences[:1]:
-                self._console.print(f"first difference of {finding.setting.drafter}: {_told(difference)}")
+                self._console.print(f"first difference of {finding.setting.drafter}: {_as_text(difference)}")
         return found
 
     def _placed_setting(self) -> Setting:
@@ -184,7 +184,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _told(difference: Difference) -> str:
+def _as_text(difference: Difference) -> str:
     where = f"row {difference.row}, token {difference.position}"
     margin = "" if difference.margin is None else f"; the two best candidates are {difference.margin:.1e} logits apart"
     return f"{where}: {_token(difference.found)} for {_token(difference.expected)}{margin}"

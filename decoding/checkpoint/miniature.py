@@ -83,7 +83,7 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = 0.15  # logits far apart
         elif _KEY_HEADS.fullmatch(name) and value in (None, getattr(config, "num_attention_heads", None)):
             settings[name] = _NUM_HEADS  # latent attention has no groups of heads
-        elif _KEY_HEADS.fullmatch(name) and value is not None:
+        elif _KEY_HEADS.fullmatch(name):
             settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
             settings[name] = _size(name, value)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from decoding.sampling import judging
+from decoding.sampling.verify import BatchVerdict
 from jobs import generate, retry
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -66,3 +69,16 @@ class Job:
 def job(tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> Job:
     """Return a run to be made, in an empty folder."""
     return Job(tmp_path, text_pair, capsys)
+
+
+@pytest.fixture
+def lenient_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the verifier accept the first drafted token of every row, whatever it is."""
+    real = judging.verify_coupled
+
+    def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
+        verdict = real(picks, draft, sampling, close_call)
+        accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
+        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
+
+    monkeypatch.setattr(judging, "verify_coupled", lenient)

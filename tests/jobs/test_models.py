@@ -3,10 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from decoding.sampling import judging
-from decoding.sampling.verify import BatchVerdict
 from jobs import models
 from jobs.driver.family import Family, model_types, try_family
 
@@ -35,15 +32,8 @@ def test_a_model_that_cannot_be_exact_is_refused_with_the_reason(model_type: str
     assert "/" not in family.reason.partition("(")[0], "no folder of this machine is named"
 
 
-def test_a_verifier_that_accepts_what_it_must_not_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = judging.verify_coupled
-
-    def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
-        verdict = real(picks, draft, sampling, close_call)
-        accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
-        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
-
-    monkeypatch.setattr(judging, "verify_coupled", lenient)
+@pytest.mark.usefixtures("lenient_verifier")
+def test_a_verifier_that_accepts_what_it_must_not_is_found_out() -> None:
     family = try_family("llama")
     assert family.verdict == "wrong"
     assert "another token at " in family.reason

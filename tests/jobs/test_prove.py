@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from decoding.sampling import judging
-from decoding.sampling.verify import BatchVerdict
 from jobs import generate, prove
 from jobs.driver import placed
 from jobs.driver.proof import first_difference
@@ -39,17 +36,10 @@ def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(
     assert not (tmp_path / "out").exists(), "a proof writes no run"
 
 
+@pytest.mark.usefixtures("lenient_verifier")
 def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = judging.verify_coupled
-
-    def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
-        verdict = real(picks, draft, sampling, close_call)
-        accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
-        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
-
-    monkeypatch.setattr(judging, "verify_coupled", lenient)
     assert prove.main([*command, "--prove.drafters=ngram", "--sampling.temperature=0"]) == 1
     printed = capsys.readouterr().out
     assert "NOT IDENTICAL" in printed

@@ -172,3 +172,8 @@ def test_longrope_beyond_its_cap_is_refused_and_below_it_loads(tmp_path):
 
 def test_a_configuration_that_can_run_is_returned(folders):
     assert load_config(folders.target).model_type == "llama"
+
+
+def test_a_negative_number_of_positions_sets_no_limit():
+    assert max_positions(transformers.XLNetConfig()) is None
+    assert transformers.XLNetConfig().max_position_embeddings == -1
