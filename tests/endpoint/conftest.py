@@ -9,13 +9,13 @@ import openai
 import pytest
 from ray import serve
 
-from endpoint.deployment import start
+from endpoint.deployment import deploy, is_deployed, start
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, bundled_server, running_server, settings_of
-from tests.endpoint.on_serve.application import Served, serving
+from tests.endpoint.on_serve.application import Served, served_at, take_away
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
@@ -74,7 +74,15 @@ def serve_port(ray_address: str) -> Iterator[int]:
 
 
 @pytest.fixture(scope="package")
-def deployed(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Served]:
-    """The application on that Serve, with two replicas."""
-    with serving(serve_port, text_pair) as running:
-        yield running
+def two_replicas(serve_port: int, text_pair: tuple[str, str]) -> Iterator[Served]:
+    """The application with two replicas; it is deployed when a test asks for it, and taken away at the end."""
+    yield served_at(serve_port, text_pair)
+    take_away()
+
+
+@pytest.fixture
+def deployed(two_replicas: Served) -> Served:
+    """The application on that Serve, with two replicas, deployed again if another test has taken it away."""
+    if not is_deployed():
+        deploy(two_replicas.application())
+    return two_replicas

@@ -112,15 +112,9 @@ class Served(Running):
         wait_until(lambda: len(replica_pids()) == len(engine_stats()) == self.num_replicas, 180, every_s=0.1)
 
 
-@contextmanager
-def serving(port: int, pair: tuple[str, str], **options: Any) -> Iterator[Served]:
-    """Deploy the endpoint on the Serve at `port`, until the block ends; `options` are the engine's."""
-    running = Served(port, settings_of(pair, **{"num_slots": NUM_SLOTS, "max_model_len": CONTEXT, **options}))
-    deploy(running.application())
-    try:
-        yield running
-    finally:
-        take_away()
+def served_at(port: int, pair: tuple[str, str]) -> Served:
+    """Return the endpoint on the Serve at `port`, which is not deployed yet."""
+    return Served(port, settings_of(pair, num_slots=NUM_SLOTS, max_model_len=CONTEXT))
 
 
 @contextmanager
