@@ -140,7 +140,7 @@ def _built() -> ctypes.CDLL | None:
         output = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
         _log.warning("the CPU kernels could not be built (%s %s): the CPU runs torch's own operations", error, output)
         return None
-    if _num_openmp_runtimes() > 1:  # two thread pools that spin against each other are slower than none
+    if _has_another_openmp(library):  # two thread pools that spin against each other are slower than none
         _log.warning("torch brings an OpenMP runtime other than the compiler's: the CPU runs torch's own operations")
         return None
     return library
@@ -174,9 +174,24 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _num_openmp_runtimes() -> int:
+def _has_another_openmp(library: ctypes.CDLL) -> bool:
+    """Tell whether this library and torch run threads of different OpenMP runtimes; others may be in memory unused."""
+    torchs = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+        runtimes = {_home_of_openmp(library), _home_of_openmp(ctypes.CDLL(str(torchs)))}
     except OSError:
-        return 0
-    return len({path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))})
+        return False
+    return len(runtimes - {None}) > 1
+
+
+def _home_of_openmp(library: ctypes.CDLL) -> str | None:
+    """Return the file in memory whose OpenMP functions a library calls; None if it calls none."""
+    if not hasattr(library, "omp_get_max_threads"):
+        return None
+    address = ctypes.cast(library.omp_get_max_threads, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, file = line.split()
+        start, end = (int(bound, 16) for bound in span.split("-"))
+        if start <= address < end:
+            return file
+    return None

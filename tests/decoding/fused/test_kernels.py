@@ -1,7 +1,10 @@
 """The CPU kernels: built once, found again, and done without where they cannot be had."""
 
+import ctypes
 import math
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +94,13 @@ def test_normalization_passes_on_values_that_are_not_finite(compiler):
     found = functions.rms_norm(x, torch.ones(128, dtype=torch.bfloat16), 1e-5)
     assert found[0].isfinite().all()
     assert found[1].isnan().all()
+
+
+def test_an_openmp_runtime_that_another_package_brings_does_not_count(compiler, tmp_path):
+    (torchs,) = Path(torch.__file__).parent.joinpath("lib").glob("libgomp*.so*")
+    foreign = shutil.copy(torchs, tmp_path / "libgomp-of-another-package.so")
+    other = ctypes.CDLL(str(foreign))
+    library = kernels._built()
+    assert library is not None, "it shares torch's runtime, though another one is in memory"
+    assert not kernels._has_another_openmp(library)
+    assert kernels._has_another_openmp(other), "this one has its own threads"
