@@ -111,8 +111,11 @@ class Sequence:
         num_draft_tokens: int,
         eos_token_ids: frozenset[int],
         logprobs: Seq[TokenLogprobs] = (),
+        num_accepted: int | None = None,
     ) -> None:
         """Append one round's tokens (accepted ones, then next_token), up to an end, and count what was kept.
+
+        `num_accepted` says how many of them are the draft's; unless given, all but the last.
 
         Tokens past an end are not part of the text, so an accepted token among them is not counted as accepted.
         """
@@ -126,7 +129,7 @@ class Sequence:
                 break
         self._finish_at_string(num_before)
         num_kept = len(self.output_token_ids) - num_before
-        num_accepted = min(num_kept, len(token_ids) - 1)
+        num_accepted = min(num_kept, len(token_ids) - 1 if num_accepted is None else num_accepted)
         self.logprobs.extend(logprobs[:num_kept])
         self.num_accepted_tokens += num_accepted
         self.accepted_per_position.extend([0] * (num_accepted - len(self.accepted_per_position)))

@@ -7,7 +7,7 @@ run's configuration says all of it; only the end tokens come from the model (doc
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 # What `generate` does where the file says nothing, for each of its fields that changes a text.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -62,7 +62,20 @@ _SHAPES_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effe
 
 def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
     """Return the token ids at which `generate` ends a text of this model."""
-    ids = None if model.generation_config is None else model.generation_config.eos_token_id
+    return _end_ids(model.generation_config)
+
+
+def end_token_ids_of(folder: str, config: PretrainedConfig) -> frozenset[int]:
+    """Return the token ids at which `generate` ends a text of the model in this folder, without loading it."""
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
+    return _end_ids(generation)
+
+
+def _end_ids(generation: GenerationConfig | None) -> frozenset[int]:
+    ids = None if generation is None else generation.eos_token_id
     return frozenset([ids] if isinstance(ids, int) else ids or ())
 
 

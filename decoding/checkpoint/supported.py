@@ -40,13 +40,18 @@ def model_folder(path: str) -> str:
 def load_config(path: str) -> PretrainedConfig:
     """Load the configuration of the causal language model in `path`; raise a ValueError if it cannot be run."""
     check_kind(Path(path))
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except LOAD_FAILURES as error:
-        raise ValueError(f"cannot read the configuration of the model at {path!r}: {in_one_line(error)}") from error
+    config = read_config(path)
     check_config(config, path)
     check_weights(Path(path))
     return config
+
+
+def read_config(path: str) -> PretrainedConfig:
+    """Read the configuration of the model in `path`, whatever its kind; raise a ValueError if transformers cannot."""
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except LOAD_FAILURES as error:
+        raise ValueError(f"cannot read the configuration of the model at {path!r}: {in_one_line(error)}") from error
 
 
 def in_one_line(error: BaseException) -> str:

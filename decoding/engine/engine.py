@@ -8,7 +8,7 @@ reading prompt and output (docs/adr/0020).
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +18,7 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
 from decoding.engine.lane import Lane, divide_slots
+from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import EngineOptions
@@ -57,6 +58,7 @@ class Engine:
         self.options = options
         self.max_model_len = max_model_len
         self.target = pairs[0][0]
+        self._limits = Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids)
         self._parts: Parts | None = None
         self._scorer: Target | None = None  # the target with a slot for prompts that are only scored
         self._ended: list[Sequence] = []  # the next step returns them
@@ -166,14 +168,14 @@ class Engine:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
                 self._waiting.append(sequence)
 
-    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
+    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Generator[list[TokenLogprobs], None, None]:
         """Yield the log-probability of each token of a prompt but its first, a chunk at a time.
 
         Each is given the tokens before it, and comes with `num_top` others. No sequence is touched. One prompt at a
         time: all share a slot, which is kept from the first time on. Raises PromptError for a prompt that the engine
         cannot read, TargetLostError for one that the target is lost over.
         """
-        if problem := self._problem_with_prompt(prompt_token_ids, self.max_model_len):
+        if problem := self._limits.problem_with_prompt(prompt_token_ids, self.max_model_len):
             raise PromptError(problem)
         size = max(1, min(_MAX_PREFILL_TOKENS[0], _SCORED_AT_ONCE // self.target.vocab_size))
         start, num_losses = 0, 0
@@ -233,6 +235,16 @@ class Engine:
         """Return the waiting sequences that get a slot in the next step."""
         num_free = self.options.num_slots - len(self.in_flight) if self._waiting else 0
         return set(islice(tuple(self._waiting), num_free))
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the target."""
+        return self.target.vocab_size
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can run any more: never, since rows are read again when the target has lost them."""
+        return False
 
     @property
     def has_remote_drafts(self) -> bool:
@@ -305,29 +317,7 @@ class Engine:
 
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
-        params, vocab_size = sequence.params, self.target.vocab_size
-        if problem := self._problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1):
-            return problem
-        stop_ids = sequence.stop_ids(self.target.eos_token_ids)
-        if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
-            return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
-        return self._foreign(params.logit_bias)
-
-    def _problem_with_prompt(self, token_ids: Seq[int], max_tokens: int) -> str | None:
-        if not token_ids:
-            return "the prompt has no tokens; a language model needs at least one to continue"
-        if len(token_ids) > max_tokens:
-            also = ", which must also hold the output" if max_tokens < self.max_model_len else ""
-            return (
-                f"the prompt has {len(token_ids)} tokens and the context is {self.max_model_len}{also}; shorten the "
-                "prompt or raise engine.max_model_len"
-            )
-        return self._foreign(token_ids)
-
-    def _foreign(self, token_ids: Iterable[int]) -> str | None:
-        vocab_size = self.target.vocab_size
-        foreign = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        return None if foreign is None else f"token id {foreign} is outside the target's vocabulary of {vocab_size}"
+        return self._limits.problem_with(sequence)
 
 
 def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:

@@ -1,0 +1,44 @@
+"""Limits: which sequences an engine can run, by the length of its context and its vocabulary."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from decoding.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What every sequence must keep to."""
+
+    max_model_len: int  # tokens of prompt and output
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def problem_with(self, sequence: Sequence) -> str | None:
+        """Return why the engine cannot run this sequence; None if it can."""
+        params, vocab_size = sequence.params, self.vocab_size
+        if problem := self.problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1):
+            return problem
+        stop_ids = sequence.stop_ids(self.eos_token_ids)
+        if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
+            return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
+        return self._foreign(params.logit_bias)
+
+    def problem_with_prompt(self, token_ids: Seq[int], max_tokens: int) -> str | None:
+        """Return why the engine cannot read a prompt of at most `max_tokens`; None if it can."""
+        if not token_ids:
+            return "the prompt has no tokens; a language model needs at least one to continue"
+        if len(token_ids) > max_tokens:
+            also = ", which must also hold the output" if max_tokens < self.max_model_len else ""
+            return (
+                f"the prompt has {len(token_ids)} tokens and the context is {self.max_model_len}{also}; shorten the "
+                "prompt or raise engine.max_model_len"
+            )
+        return self._foreign(token_ids)
+
+    def _foreign(self, token_ids: Iterable[int]) -> str | None:
+        foreign = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        return (
+            None if foreign is None else f"token id {foreign} is outside the target's vocabulary of {self.vocab_size}"
+        )
