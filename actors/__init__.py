@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.settings import ChatSettings, GeneratorSettings, ModelSettings
+    from actors.settings import ChatSettings, EngineSettings, GeneratorSettings, ModelSettings
     from actors.workers.dataset_generator import generate
 
-__all__ = ["ChatSettings", "GeneratorSettings", "ModelSettings", "generate"]
+__all__ = ["ChatSettings", "EngineSettings", "GeneratorSettings", "ModelSettings", "generate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,6 +44,52 @@ class ChatSettings:
     """Template variables whose values come from columns: variable to column."""
 
 
+Backend = Literal["dray", "vllm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(EngineOptions):
+    """Which engine computes the tokens, and how it runs."""
+
+    backend: Backend = "dray"
+    """Engine: dray proves its text; vllm runs what vLLM runs, with the same rows, counts and commits."""
+    vllm: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of vLLM's own engine (EngineArgs), for backend 'vllm'; also lora, the folder of an adapter."""
+    vllm_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that vLLM reads in its process, such as VLLM_BATCH_INVARIANT."""
+    names_given: frozenset[str] | None = field(default=None, compare=False)  # of the fields that are set, where known
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend not in ("dray", "vllm"):
+            raise ValueError(f"engine.backend must be 'dray' or 'vllm', got {self.backend!r}")
+        if self.backend == "dray":
+            for name in ("vllm", "vllm_env"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"engine.{name} is {getattr(self, name)!r}, which only engine.backend 'vllm' reads; drop one"
+                    )
+            return
+        for name, (vllms, instead) in _ONLY_DRAYS.items():
+            value = getattr(self, name)
+            if name in (self.names_given or ()) and value != vllms:
+                raise ValueError(
+                    f"engine.{name} is {value!r}, for Dray's own engine: {instead}; leave it out with backend 'vllm'"
+                )
+        if self.drafter == "hybrid":
+            raise ValueError("engine.drafter 'hybrid' is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix'")
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a row that is written twice has the same tokens both times, whatever drafts for it."""
+        return self.backend == "dray" and self.verification == "coupled"
+
+
+_ONLY_DRAYS: dict[str, tuple[str | None, str]] = {  # the value that says what vLLM does, and why it has no other
+    "verification": ("rejection", "vLLM verifies drafts by rejection, and only Dray's engine has 'coupled'"),
+    "draft_length": ("fixed", "vLLM drafts engine.num_speculative_tokens in every round"),
+    "max_prefill_tokens": (None, "vLLM's is engine.vllm.max_num_batched_tokens"),
+}
 Placement = Literal["colocated", "split"]
 DraftStrategy = Literal["PACK", "SPREAD"]
 
@@ -165,7 +211,7 @@ class GeneratorSettings:
     """How messages become a prompt."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """The target's distribution and the text's length; a row may override any of it."""
-    engine: EngineOptions = field(default_factory=EngineOptions)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     """How an engine runs. In float32 only max_model_len and verification can change a token."""
     placement: Placement = "colocated"
     """Draft model in the engine's process (colocated), or in draft actors (split)."""
@@ -178,6 +224,12 @@ class GeneratorSettings:
     def __post_init__(self) -> None:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
+        if self.engine.backend == "vllm" and (self.placement == "split" or self.stages.is_apart):
+            wanted = "placement 'split'" if self.placement == "split" else "stages.count and stages.tensor_parallel"
+            raise ValueError(
+                f"{wanted} are for Dray's own engine; with engine.backend 'vllm' the draft runs beside the target, and "
+                "engine.vllm.tensor_parallel_size shares out a model over the GPUs of an actor (actors.num_gpus)"
+            )
         if self.placement == "split":
             drafter = self.engine.pick_drafter(self.models.draft)
             if drafter not in NEED_A_MODEL:

@@ -22,7 +22,7 @@ import torch
 from actors.drafts.link import LinkStats
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from actors.settings import DraftSettings, EngineSettings, GeneratorSettings, ModelSettings
 from actors.workers.loading import load_engine
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, generate, make_corpus
@@ -166,9 +166,10 @@ def measure(options: BenchOptions, threads: int, draft_threads: int, lengths: Se
                 name, is_split = f"{placement} {length}", placement == "split"
                 measured = Measured(name, batch, options.num_rows(batch), own_threads, is_split)
                 say(f"loading {name}@{batch} ...")
+                engine = engine_configuration(length).engine_options(batch, corpus.max_model_len)
                 settings = GeneratorSettings(
                     models=models,
-                    engine=engine_configuration(length).engine_options(batch, corpus.max_model_len),
+                    engine=EngineSettings(**vars(engine)),
                     drafts=DraftSettings(num_cpus=draft_threads, timeout_s=60.0),
                     placement="split" if is_split else "colocated",
                 )

@@ -41,7 +41,7 @@ class Ingress:
         set_up_logs(log_settings)
         backend = Replicas(
             replicas,
-            is_repeatable=settings.engine.verification == "coupled",
+            is_repeatable=settings.engine.is_repeatable,
             fingerprint=engine_fingerprint,
             max_requests=max_requests,
         )

@@ -16,6 +16,7 @@ from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from jobs.config.run import RunConfig
+from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
 from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import Exit, conclude, refuse_too_many_errors, run_command, stopped
@@ -100,10 +101,12 @@ def print_plan(plan: Plan) -> None:
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  drafter: {drafter}{f' {models.draft}' if has_model else ''}, {engine.verification}")
+    console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
+    if has_model:
+        console.print(f"  draft:   {models.draft}")
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
-        if model is not None:
+        if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")

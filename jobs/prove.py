@@ -43,6 +43,11 @@ class Proof:
 
     def __init__(self, config: ProveConfig, plan: Plan) -> None:
         """Read the prompts and load the models. Raises ValueError or OSError for what cannot be compared."""
+        if config.generator.engine.backend != "dray":
+            raise ValueError(
+                "engine.backend is 'vllm', whose texts nothing proves; `python -m benchmarks.engines` counts how many "
+                "of them are the exact ones, and jobs.prove compares engine.backend 'dray'"
+            )
         if config.generator.engine.verification == "rejection":
             raise ValueError(
                 "engine.verification is 'rejection', which keeps the distribution of the target and not its tokens; "

@@ -35,9 +35,10 @@ from endpoint.deployment import (
     withdraw,
 )
 from jobs.config.serve import ServeConfig, load_serve_config
+from jobs.driver.backend import describe_engine
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.outcome import Exit, bad_configuration
-from jobs.driver.plan import check_models, settled
+from jobs.driver.plan import check_models, settled, vllm_identity
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
@@ -88,7 +89,7 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
     lines = [
         f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {models.target} ({models.device}, {models.dtype})",
-        f"  drafter: {settings.engine.pick_drafter(models.draft)}, {settings.engine.verification}",
+        f"  engine:  {describe_engine(settings)}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
@@ -185,10 +186,11 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
     tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
     target = quick_model_fingerprint(models.target)
     parts = (target, tokenizer, models.dtype, engine.verification, engine.max_model_len)
-    if engine.verification == "coupled":
+    if engine.is_repeatable:
         return parts  # the text does not depend on the drafts
     draft = models.draft and quick_model_fingerprint(models.draft)
-    return *parts, draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
+    drafting = draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
+    return *parts, *drafting, vllm_identity(settings) if engine.backend == "vllm" else None
 
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ reason, as it does for every row that kills processes.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from traceback import clear_frames
 
 from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.requests import FailedError
+from actors.engine.token_engine import TokenEngine
 from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
-from decoding.engine.engine import Engine, PromptError, TargetLostError
+from decoding.engine.engine import PromptError, TargetLostError
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, failure_event
 
@@ -47,7 +48,7 @@ class EngineStats:
 class EngineLoop:
     """An engine whose sequences can be awaited. Belongs to the event loop that first awaits it."""
 
-    def __init__(self, engine: Engine, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
+    def __init__(self, engine: TokenEngine, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
         """Take over `engine`, which nothing else may step. A step longer than `hang_timeout_s` ends the process."""
         self.engine = engine
         self._watchdog = Watchdog(hang_timeout_s)
@@ -120,7 +121,11 @@ class EngineLoop:
                 num_slots = self.engine.options.num_slots
                 try:
                     return await self._scores(prompt_token_ids, num_top)
-                except (PromptError, TargetLostError):
+                except TargetLostError as error:
+                    if self.engine.is_lost:
+                        end_process(Event("target lost", cause=str(error)))
+                    raise
+                except PromptError:
                     raise
                 except Exception as error:
                     if not is_out_of_memory(error):
@@ -137,11 +142,14 @@ class EngineLoop:
 
     async def _scores(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
         chunks, logprobs = self.engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
-        while True:
-            chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
-            if chunk is None:
-                return logprobs
-            logprobs += chunk
+        try:
+            while True:
+                chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
+                if chunk is None:
+                    return logprobs
+                logprobs += chunk
+        finally:
+            self._thread.submit(chunks.close)  # in the engine's thread, also where the caller has left
 
     async def _make_room(self, num_slots: int, error: Exception) -> bool:
         """Tell whether there are fewer than `num_slots` slots now, so that a prompt may be scored from its start."""
@@ -155,7 +163,7 @@ class EngineLoop:
             await self._fail_all(error)
             return False
 
-    def _next_chunk(self, chunks: Iterator[list[TokenLogprobs]]) -> list[TokenLogprobs] | None:
+    def _next_chunk(self, chunks: Generator[list[TokenLogprobs], None, None]) -> list[TokenLogprobs] | None:
         with self._watchdog:
             return next(chunks, None)
 

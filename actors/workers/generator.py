@@ -9,7 +9,7 @@ from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.units.worker import UnitWorker
-from actors.workers.loading import LoadedEngine, footer_facts, publish_engine
+from actors.workers.loading import LoadedEngine, publish_engine
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import LogSettings
@@ -43,7 +43,7 @@ class Generator(UnitWorker[EncodedRow]):
         self._join()
 
     def _facts(self) -> dict[str, str | bool | int]:
-        return footer_facts(self._loop.engine)
+        return self._engine.footer
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         return encode_row(row, ordinal, self._codec, self._settings)

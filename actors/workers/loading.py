@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -10,6 +10,7 @@ import torch
 from actors import metric_table as metrics
 from actors.drafts.links import DraftLinks
 from actors.engine.loop import EngineLoop
+from actors.engine.token_engine import TokenEngine
 from actors.heartbeat import Heartbeat
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings, ModelSettings, StageSettings
@@ -17,9 +18,13 @@ from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
+from actors.vllm import arguments as vllm_arguments
 from decoding.device import Device
 from decoding.engine.engine import Engine
 from pipeline.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from actors.vllm.engine import VllmEngine
 
 
 class LoadedEngine:
@@ -39,6 +44,17 @@ class LoadedEngine:
         """
         started = time.monotonic()
         self.codec = load_codec(settings)
+        engine: TokenEngine
+        if settings.engine.backend == "vllm":
+            engine = vllm_engine = load_vllm_engine(settings)
+            self.footer, facts = vllm_engine.footer(), vllm_engine.description()
+        else:
+            engine = own_engine = self._load(settings, roster)
+            self.footer, facts = footer_facts(own_engine), load_facts(own_engine, settings.models.draft)
+        self.loop = EngineLoop(engine, hang_timeout_s)
+        self.facts = {**facts, "seconds": round(time.monotonic() - started, 3)}  # for the log
+
+    def _load(self, settings: GeneratorSettings, roster: Any) -> Engine:
         if settings.placement == "split":
             self.links = DraftLinks(settings, roster)
         try:
@@ -48,9 +64,7 @@ class LoadedEngine:
             raise
         if isinstance(engine.target, ShardedModel):
             self._target = engine.target
-        self.loop = EngineLoop(engine, hang_timeout_s)
-        seconds = round(time.monotonic() - started, 3)
-        self.facts = {**load_facts(engine, settings.models.draft), "seconds": seconds}  # for the log
+        return engine
 
     def __del__(self) -> None:
         if ray.is_initialized():
@@ -73,6 +87,15 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
         template_kwargs=chat.template_kwargs,
         template_columns=chat.template_columns,
     )
+
+
+def load_vllm_engine(settings: GeneratorSettings) -> "VllmEngine":
+    """Return vLLM's engine for these settings. Raises ValueError with the reason why it cannot run."""
+    vllm_arguments.check(settings)
+    vllm_arguments.prepare_environment(settings.engine.vllm_env)
+    from actors.vllm.engine import VllmEngine  # it brings vLLM, which needs its environment before
+
+    return VllmEngine(settings)
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:

@@ -86,7 +86,7 @@ class Replica:
         """Return the engine's limits and fingerprint."""
         engine = self._loop.engine
         num_drafted = engine.options.num_speculative_tokens
-        return EngineFacts(engine.max_model_len, engine.target.vocab_size, num_drafted, self._settings.fingerprint)
+        return EngineFacts(engine.max_model_len, engine.vocab_size, num_drafted, self._settings.fingerprint)
 
     def stats(self) -> EngineStats:
         """Return what the engine does now."""

@@ -26,7 +26,7 @@ from ray import serve
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from actors.settings import GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from actors.workers.loading import load_codec, load_engine
 from actors.workers.replica import ReplicaSettings
 from benchmarks.decoder.configurations import engine_configuration
@@ -152,7 +152,7 @@ def _settings(given: argparse.Namespace, pair: Path, corpus: Corpus, folder: Pat
         target=str(target), draft=str(pair / "draft"), tokenizer=tokenizer, device="cpu", dtype=given.dtype
     )
     engine = engine_configuration(given.draft_length).engine_options(given.slots, corpus.max_model_len)
-    return GeneratorSettings(models=models, engine=engine)
+    return GeneratorSettings(models=models, engine=EngineSettings(**vars(engine)))
 
 
 def _save_tokenizer(vocab_size: int, folder: Path) -> str:

@@ -71,8 +71,8 @@ class Replicas:
     def __init__(self, handle: Any, *, is_repeatable: bool, fingerprint: str = "", max_requests: float = inf) -> None:
         """Ask the replicas behind `handle`, at most `max_requests` at once; more are refused here, which is faster.
 
-        `is_repeatable` says that two engines write the same tokens (verification "coupled"), so that another one can
-        continue a text. Only replicas with this `fingerprint` may write; if it is empty, all of them may.
+        `is_repeatable` says that two engines write the same tokens (Dray's, under verification "coupled"), so that
+        another one can continue a text. Only replicas with this `fingerprint` may write; if it is empty, all may.
         """
         self._handle, self._is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
         self._streaming = handle.options(stream=True)

@@ -83,7 +83,7 @@ class RunSettings:
     """Seconds without a sign of life after which a driver loses the run to the next one."""
     backup_units: bool = True
     """At the end, idle actors begin backups of the units that others still work on; the first commit wins. Not under
-    verification 'rejection', where the faster of two texts is no fair draw."""
+    verification 'rejection' and with vLLM, where the faster of two texts is no fair draw."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """Progress: a bar on a terminal, else lines."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)

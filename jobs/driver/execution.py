@@ -61,9 +61,9 @@ def execute(
     # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
-    # Under rejection two attempts write different tokens, and the faster one is no fair draw: it wrote less.
-    is_coupled = config.generator.engine.verification == "coupled"
-    feed = UnitFeed(units, ledger, backups=backups and is_coupled and config.run.backup_units and pool.max_actors > 1)
+    # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
+    has_backups = backups and settings.engine.is_repeatable and config.run.backup_units and pool.max_actors > 1
+    feed = UnitFeed(units, ledger, backups=has_backups)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
     run = Location.parse(config.output.path).short_name

@@ -1,7 +1,7 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,28 +12,32 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-from actors.settings import GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.vllm import arguments as vllm_arguments
 from actors.workers.loading import load_codec
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
-from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder
+from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder, read_config
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
+from jobs.driver.backend import exactness, vllm_version
 from jobs.driver.cluster import pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.directory import RunDirectory
-from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.run.fingerprint import files_digest, model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
 
 _Actors = TypeVar("_Actors", bound=ActorResources)
+# Arguments of vLLM that say how much memory it may take, and not what is computed.
+_ONLY_SPEED = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,9 @@ def create_run(plan: Plan) -> RunDirectory:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "pyarrow": pa.__version__,
+            **({"vllm": vllm_version()} if plan.settings.engine.backend == "vllm" else {}),
         },
+        "exact": exactness(plan.settings),
     }
     return RunDirectory.create(plan.config.output.path, run, plan.new_units())
 
@@ -121,7 +127,7 @@ def run_identity(
 ) -> dict[str, Any]:
     """Return everything that decides which tokens come out, which may not change while a run lasts.
 
-    Machines are not in it. The drafter is in it under rejection alone, where only the distribution is the target's.
+    Machines are not in it. The drafter is in it only where the text may depend on it: under rejection, and with vLLM.
     """
     models, engine = settings.models, settings.engine
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
@@ -137,13 +143,38 @@ def run_identity(
         "verification": engine.verification,
         "max_model_len": engine.max_model_len,
     }
-    if engine.verification == "rejection":
+    if engine.backend == "vllm":
+        identity |= {"verification": "vllm", "engine": vllm_identity(settings)}
+    if not engine.is_repeatable:
         identity["drafter"] = {
             "name": engine.pick_drafter(models.draft),
             "draft": model_fingerprint(models.draft) if models.draft else None,
             "num_speculative_tokens": engine.num_speculative_tokens,
         }
     return identity
+
+
+def vllm_identity(settings: GeneratorSettings) -> dict[str, Any]:
+    """Return what decides vLLM's texts besides the models; an adapter and a draft count by their files."""
+    arguments = {name: value for name, value in settings.engine.vllm.items() if name not in _ONLY_SPEED}
+    if (adapter := arguments.get("lora")) is not None:
+        arguments["lora"] = files_digest(sorted(Path(adapter).glob("adapter_*")))
+    drafting = dict(arguments.get("speculative_config") or {})
+    if Path(str(drafting.get("model", ""))).is_dir() and drafting.get("model"):
+        arguments["speculative_config"] = {**drafting, "model": model_fingerprint(drafting["model"])}
+    return {"backend": "vllm", "vllm": arguments, "vllm_env": dict(settings.engine.vllm_env)}
+
+
+def _absolute(engine: EngineSettings) -> EngineSettings:
+    """Return the engine with absolute folders in vLLM's arguments, as actors may start elsewhere."""
+    arguments = dict(engine.vllm)
+    if isinstance(arguments.get("lora"), str):
+        arguments["lora"] = str(Path(arguments["lora"]).expanduser().absolute())
+    drafting = arguments.get("speculative_config")
+    if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).is_dir():
+        model = str(Path(str(drafting["model"])).expanduser().absolute())
+        arguments["speculative_config"] = {**drafting, "model": model}
+    return replace(engine, vllm=arguments)
 
 
 def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[GeneratorSettings, _Actors]:
@@ -155,7 +186,8 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages = settings.models, settings.stages
     target, dtype = _folder(models.target), models.dtype
     if dtype == "auto":
-        checkpoint = str(getattr(load_model_config(target), "dtype", None) or "float32").removeprefix("torch.")
+        config = (read_config if settings.engine.backend == "vllm" else load_model_config)(target)
+        checkpoint = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
         dtype = "float32" if device == "cpu" else checkpoint  # type: ignore[assignment]
     draft = _folder(models.draft) if models.draft else None
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
@@ -164,7 +196,9 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     if device == "cuda" and not stages.num_gpus:
         stages = replace(stages, num_gpus=1.0)  # for each process
     models = ModelSettings(target=target, draft=draft, tokenizer=tokenizer, device=device, dtype=dtype)
-    return replace(settings, models=models, stages=stages), actors
+    settings = replace(settings, models=models, stages=stages, engine=_absolute(settings.engine))
+    vllm_arguments.check_gpus(settings, actors.section, actors.num_gpus)
+    return settings, actors
 
 
 def _folder(model: str) -> str:
@@ -174,6 +208,9 @@ def _folder(model: str) -> str:
 def check_models(settings: GeneratorSettings) -> None:
     """Check models and settings as the engine does when it loads weights, as far as possible without them."""
     models, engine = settings.models, settings.engine
+    if engine.backend == "vllm":
+        vllm_arguments.check(settings)
+        return
     target_config = load_model_config(models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     _check_limits(settings, target_config, vocab_size)

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jobs.driver.backend import exactness_found
 from jobs.driver.progress import format_length, format_rate, format_seconds
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
@@ -21,10 +22,19 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
         "seconds_of_last_command": round(seconds, 3),
+        "exact": _exactness(run_directory, check),
+        "engines": check.engines,
         "problems": check.problems,
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
     }
+
+
+def _exactness(run_directory: RunDirectory, check: CheckReport) -> str:
+    run, identity = run_directory.run, run_directory.run["identity"]
+    verification = identity.get("verification", "")
+    was_proved = verification == "coupled" and identity.get("dtype") == "float32"  # of runs begun before it was said
+    return exactness_found(run.get("exact", "proved" if was_proved else "no"), verification, check.engines)
 
 
 def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
@@ -43,6 +53,7 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
+    table.add_row("exact", _exactness(run_directory, check))
     if num_new_tokens:
         table.add_row("this command", f"{num_new_tokens:,} tokens, {format_seconds(seconds)}")
     Console().print(table)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.counts import Counts, count_generations
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.commit import receipt_of
+from pipeline.run.commit import engine_of, receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.run.unit_rows import without_rows_of
 from pipeline.schema import GENERATION_COLUMNS
@@ -38,6 +38,7 @@ class CheckReport:
     num_units: int
     num_committed_units: int
     damaged: dict[str, str]
+    engines: list[dict[str, str | bool | int]]  # the different ones that wrote the parts, as their footers say
 
     @property
     def is_complete(self) -> bool:
@@ -58,6 +59,7 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     problems: list[str] = []
     notes: list[str] = []
     damaged: dict[str, str] = {}
+    engines: list[dict[str, str | bool | int]] = []
     counts = Counts()
     for unit in run_directory.units():
         name = f"part-{unit.unit_id:09d}.parquet"
@@ -66,7 +68,9 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
             problems.append(f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again")
             continue
         has_errors = name in names["errors"]
-        unit_counts, unit_problems, num_stale = _check_unit(run_directory, unit, has_errors)
+        unit_counts, unit_problems, num_stale, engine = _check_unit(run_directory, unit, has_errors)
+        if engine and engine not in engines:
+            engines.append(engine)
         counts += unit_counts
         if num_stale:
             notes.append(
@@ -84,11 +88,17 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     damaged |= dict.fromkeys(foreign, "not a part of this run")
     leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
     notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
-    return CheckReport(problems, notes, counts, len(expected), len(expected & names["data"]), damaged)
+    num_committed = len(expected & names["data"])
+    return CheckReport(problems, notes, counts, len(expected), num_committed, damaged, engines)
 
 
-def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -> tuple[Counts, list[str], int]:
-    """Return what a unit's files hold, what is wrong with them, and how many error rows are stale (in data, too)."""
+def _check_unit(
+    run_directory: RunDirectory, unit: WorkUnit, has_errors: bool
+) -> tuple[Counts, list[str], int, dict[str, str | bool | int]]:
+    """Return what a unit's files hold, what is wrong with them, how many error rows are stale, and who wrote them.
+
+    A stale error row is in data, too. The last value is the footer's description of the engine.
+    """
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     where = f"data/{part.path.rpartition('/')[2]}"
     # The bytes are read before they are parsed, so that a store that does not answer is not taken for damage. The error
@@ -100,15 +110,20 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         generations = table_of(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0
+        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0, {}
     if not generations.schema.equals(run_directory.generations_schema):
-        return Counts(), [f"{where}: its columns are not those of a generations table: {generations.schema.names}"], 0
+        return (
+            Counts(),
+            [f"{where}: its columns are not those of a generations table: {generations.schema.names}"],
+            0,
+            {},
+        )
     try:
         errors = run_directory.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
         if not errors.schema.equals(run_directory.errors_schema):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
-        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0
+        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0, {}
     failed = without_rows_of(generations, errors)
     failed_ids = [row_id for row_id in failed["row_id"].to_pylist() if row_id is not None]
     counts = count_generations(generations, len(failed_ids))
@@ -121,7 +136,8 @@ def _check_unit(run_directory: RunDirectory, unit: WorkUnit, has_errors: bool) -
         for name in written
         if written[name] != found[name]
     ]
-    return counts, [f"{where}: {problem}" for problem in problems], errors.num_rows - failed.num_rows
+    num_stale = errors.num_rows - failed.num_rows
+    return counts, [f"{where}: {problem}" for problem in problems], num_stale, engine_of(generations.schema)
 
 
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:

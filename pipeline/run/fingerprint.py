@@ -20,7 +20,7 @@ def model_fingerprint(path: str | Path) -> str:
     Raises ValueError if the folder has no config.json or no *.safetensors.
     """
     configs, weights = _model_files(Path(path))
-    return _files_digest([*configs, *weights])
+    return files_digest([*configs, *weights])
 
 
 def quick_model_fingerprint(path: str | Path) -> str:
@@ -51,7 +51,7 @@ def tokenizer_fingerprint(path: str | Path) -> str:
     files += sorted(folder.glob("chat_templates/*.jinja"))  # the named templates beside the default
     if not files:
         raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
-    return _files_digest(files)
+    return files_digest(files)
 
 
 def text_fingerprint(text: str) -> str:
@@ -71,7 +71,8 @@ def _model_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return configs, weights
 
 
-def _files_digest(files: Iterable[Path]) -> str:
+def files_digest(files: Iterable[Path]) -> str:
+    """Return the digest of files by their names and all their bytes."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from actors.engine.translation import decode_row, encode_row
-from actors.settings import GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
@@ -35,7 +35,7 @@ def settings_of(pair: tuple[str, str], **options: Any) -> GeneratorSettings:
     values = {"num_slots": 4, "num_speculative_tokens": 3, "draft_length": "fixed", "max_model_len": CONTEXT}
     return GeneratorSettings(
         models=ModelSettings(target=pair[0], draft=pair[1], device="cpu", dtype="float32"),
-        engine=EngineOptions(**{**values, **options}),
+        engine=EngineSettings(**{**values, **options}),
     )
 
 

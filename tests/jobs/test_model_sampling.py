@@ -69,5 +69,5 @@ def test_the_plan_names_what_the_run_does_not_follow(command: list[str], capsys:
     for said in ("temperature 0.6", "top_p 0.95", "repetition_penalty 1.1", "no_repeat_ngram_size 3"):
         assert said in without.partition("not applied of the model's generation_config.json:")[2]
     following = printed_plan(command, capsys, "--sampling.from_model")
-    assert "not applied of the model's generation_config.json: no_repeat_ngram_size 3 drafter" in following
+    assert "not applied of the model's generation_config.json: no_repeat_ngram_size 3 engine" in following
     assert "temperature 0.6" in following, "the plan says what is taken"

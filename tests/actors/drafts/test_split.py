@@ -17,7 +17,7 @@ from actors.drafts import roster as draft_roster
 from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.links import DraftLinks
 from actors.drafts.mirror import DraftTerms
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from actors.settings import DraftSettings, EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter
@@ -78,7 +78,7 @@ def test_a_remote_drafter_drafts_like_a_local_one(target: LanguageModel, text_pa
 def settings(text_pair: Pair) -> GeneratorSettings:
     return GeneratorSettings(
         models=ModelSettings(target=text_pair[0], draft=text_pair[1], device="cpu", dtype="float32"),
-        engine=EngineOptions(
+        engine=EngineSettings(
             num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, draft_length="fixed"
         ),
         placement="split",

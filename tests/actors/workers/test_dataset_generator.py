@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 import ray.data
 
-from actors import GeneratorSettings, ModelSettings, generate
+from actors import EngineSettings, GeneratorSettings, ModelSettings, generate
 from actors.workers.dataset_generator import DatasetGenerator
-from decoding import EngineOptions, SamplingParams
+from decoding import SamplingParams
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.streaming.pool import ActorPool
@@ -26,7 +26,7 @@ INPUT = InputOptions(id_column="name", carry_columns=("topic",))
 def settings_of(pair: Pair, **engine: object) -> GeneratorSettings:
     return GeneratorSettings(
         models=ModelSettings(target=pair[0], draft=pair[1]),
-        engine=EngineOptions(**engine),
+        engine=EngineSettings(**engine),
         sampling=SamplingParams(max_tokens=6, n=2),
     )
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from decoding import EngineOptions, SamplingParams
+from actors.settings import EngineSettings
+from decoding import SamplingParams
 from jobs.config.fields import all_fields
 from jobs.config.loading import as_dict
 from jobs.config.loading import load as load_any
@@ -57,7 +58,7 @@ def test_a_config_becomes_the_packages_own_settings(yaml_file: Path) -> None:
     config = load(yaml_file, "--run.seed=3", "--actors.units_in_flight=4")
     settings = config.generator_settings()
     assert settings.sampling == SamplingParams(temperature=0.5, stop=("a", "b"))
-    assert settings.engine == EngineOptions(num_slots=5)
+    assert settings.engine == EngineSettings(num_slots=5)
     assert (settings.seed, config.actors.units_in_flight) == (3, 4)
 
 
@@ -159,8 +160,8 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file: Path) -> 
         ("--input.format=xml", "input.format: input should be 'auto', 'parquet'.*got 'xml'"),
         ("--run.rows_per_unit=0", "run.rows_per_unit: input should be greater than or equal to 1, got '0'"),
         ("--actors.num_cpus=0", "actors.num_cpus must be above 0, got 0"),
-        ("--engine=3", "engine: is a section, whose fields are set one by one, such as engine.drafter"),
-        ("--engine=x", "--engine is a section; set its fields, such as --engine.drafter"),
+        ("--engine=3", "engine: is a section, whose fields are set one by one, such as engine.backend"),
+        ("--engine=x", "--engine is a section; set its fields, such as --engine.backend"),
         ("--actors.initial_actors=5", "initial_actors must lie between min_actors 1 and max_actors 1, got 5"),
         ('--actors.resources={"GPU": 1}', "resources names 'GPU'; that is what actors.num_gpus is for"),
         ('--actors.resources={"nvme": 0}', "'nvme' must be a whole number, or a share between 0 and 1, got 0"),

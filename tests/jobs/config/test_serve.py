@@ -127,7 +127,7 @@ def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsy
     assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
     said = capsys.readouterr().out
     assert "Serving 'target' at http://127.0.0.1:8000/v1" in said
-    assert "drafter: model, coupled" in said
+    assert "engine:  dray, drafter model, coupled" in said
     assert "keys:    none: everyone who can reach the port is answered" in said
 
 
