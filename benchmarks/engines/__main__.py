@@ -1,0 +1,195 @@
+"""`python -m benchmarks.engines --config run.yaml --rows 200`: Dray's engine and vLLM's on your models and prompts.
+
+Each engine is in a process of its own, plain and with the configuration's drafts. They write the same prompts in turn,
+in an order of its own each time, and medians are reported. On GPUs, where they do not fit side by side, each is loaded
+for its own passes. Beside the speed stand the share of rows whose greedy text is the exact one (Dray's, in float32),
+and how much likelier the exact token is where a text first differs.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from actors.engine.translation import encode_row
+from actors.settings import GeneratorSettings
+from actors.workers.loading import load_codec
+from benchmarks.engines.contender import Contender, How, Prompt, Written, without_drafts
+from benchmarks.hardware import describe_machine, versions
+from benchmarks.harness import say, show, write_json
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.plan import Plan, make_plan
+from pipeline.errors import RowError
+from pipeline.inputs.rows import InputRow, read_unit
+
+_HEADINGS = ["engine", "tokens/s", "x plain", "accepted", "by draft position", "= exact", "margin of first difference"]
+
+
+@dataclass
+class Entry:
+    """An engine and what it has shown."""
+
+    name: str
+    how: How
+    settings: GeneratorSettings
+    passes: list[Written] = field(default_factory=list)
+    share_exact: float | None = None  # of greedy rows
+    margins: list[float] = field(default_factory=list)  # of the exact token over the one that was written, where
+    # a greedy text first differs; natural logarithms
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens a second, of the median pass."""
+        return median(written.num_tokens / written.seconds for written in self.passes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and return 0, or 2 if something cannot be measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("--rows", type=int, default=200, help="first rows of the input that are written")
+    parser.add_argument("--repeats", type=int, default=3, help="passes of each engine that are timed")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="fields of the run's configuration, --config first")
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        plan = make_plan(
+            load(RunConfig, [*rest, *options.rest, "--output.path=unused"], "python -m benchmarks.engines")
+        )
+        entries = list(entries_of(plan))
+        prompts = list(islice(prompts_of(plan), options.rows))
+        if plan.settings.models.device == "cpu":
+            _measure_together(entries, prompts, plan, options.repeats)
+        else:
+            _measure_one_by_one(entries, prompts, plan, options.repeats)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _print(entries, plan)
+    if options.json is not None:
+        write_json(options.json, {"machine": describe_machine(), "versions": versions(), "engines": _facts(entries)})
+    return 0
+
+
+def entries_of(plan: Plan) -> Iterator[Entry]:
+    """Yield the engines to compare: both, plain and with drafts where there are any, and vLLM as its users call it."""
+    own = plan.settings.engine
+    dray = replace(plan.settings, engine=replace(own, backend="dray", vllm={}, vllm_env={}))
+    vllm = replace(plan.settings, engine=replace(own, backend="vllm", names_given=None))
+    yield Entry("dray, plain", "dray", without_drafts(dray))
+    yield Entry("vllm, plain", "vllm", without_drafts(vllm))
+    yield Entry("LLM.generate, plain", "LLM.generate", without_drafts(vllm))
+    drafter = own.pick_drafter(plan.settings.models.draft)
+    if drafter != "none":
+        yield Entry(f"dray, {drafter}", "dray", dray)
+        yield Entry(f"vllm, {drafter}", "vllm", vllm)
+        yield Entry(f"LLM.generate, {drafter}", "LLM.generate", vllm)
+
+
+def prompts_of(plan: Plan) -> Iterator[Prompt]:
+    """Yield the tokens of the input's rows that can be written."""
+    codec = load_codec(plan.settings)
+    for unit in plan.new_units():
+        for row in read_unit(unit, plan.input_options, plan.carried):
+            if isinstance(row, InputRow):
+                ordinal = unit.first_ordinal + unit.row_index(row.row_id)
+                try:
+                    yield ordinal, encode_row(row, ordinal, codec, plan.settings).sequences[0].prompt_token_ids
+                except RowError as error:
+                    say(f"row {row.row_number} of {unit.file} is left out: {error}")
+
+
+def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> None:
+    with ExitStack() as stack:
+        contenders = {}
+        for entry in entries:
+            say(f"loading {entry.name}")
+            contenders[entry.name] = stack.enter_context(closing(Contender(entry.name, entry.how, entry.settings)))
+        exact = _exact_texts(contenders[entries[0].name], prompts, plan)
+        for entry in entries:  # this pass warms up, too
+            _compare(entry, contenders[entry.name], contenders[entries[0].name], prompts, plan, exact)
+        for number in range(repeats):
+            for entry in random.Random(number).sample(entries, len(entries)):
+                say(f"pass {number + 1} of {entry.name}")
+                entry.passes.append(contenders[entry.name].write(prompts, plan.settings.sampling))
+
+
+def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> None:
+    exact: list[list[int]] = []
+    greedy = {}
+    for entry in entries:
+        say(f"loading {entry.name}")
+        with closing(Contender(entry.name, entry.how, entry.settings)) as contender:
+            greedy[entry.name] = contender.write(prompts, _greedy(plan)).outputs
+            entry.passes += [contender.write(prompts, plan.settings.sampling) for _ in range(repeats)]
+    exact = greedy[entries[0].name]
+    with closing(Contender(entries[0].name, entries[0].how, entries[0].settings)) as judge:
+        for entry in entries:
+            _judge(entry, greedy[entry.name], judge, prompts, exact)
+
+
+def _greedy(plan: Plan) -> Any:
+    return replace(plan.settings.sampling, temperature=0.0)
+
+
+def _exact_texts(contender: Contender, prompts: list[Prompt], plan: Plan) -> list[list[int]]:
+    return contender.write(prompts, _greedy(plan)).outputs
+
+
+def _compare(
+    entry: Entry, contender: Contender, judge: Contender, prompts: list[Prompt], plan: Plan, exact: list[list[int]]
+) -> None:
+    _judge(entry, contender.write(prompts, _greedy(plan)).outputs, judge, prompts, exact)
+
+
+def _judge(
+    entry: Entry, outputs: list[list[int]], judge: Contender, prompts: list[Prompt], exact: list[list[int]]
+) -> None:
+    """Count the rows whose text is the exact one; at the first difference of the others, ask for the margin."""
+    same = 0
+    for (_, prompt), wanted, found in zip(prompts, exact, outputs, strict=True):
+        at = next((i for i, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), None)
+        same += wanted == found
+        if at is not None:
+            entry.margins.append(judge.score([*prompt, *wanted[: at + 1]], found[at]))
+    entry.share_exact = same / len(prompts)
+
+
+def _print(entries: list[Entry], plan: Plan) -> None:
+    plain = entries[0].tokens_per_second
+    rows = []
+    for entry in entries:
+        last = entry.passes[-1]
+        accepted = last.accepted_per_position
+        rate = f"{sum(accepted) / last.num_drafted:.2f}" if last.num_drafted else "-"
+        positions = " ".join(f"{number / last.num_rounds:.2f}" for number in accepted) if last.num_drafted else "-"
+        margins = f"median {median(entry.margins):.2g}, most {max(entry.margins):.2g}" if entry.margins else "-"
+        share = "-" if entry.share_exact is None else f"{entry.share_exact:.1%}"
+        speed = entry.tokens_per_second
+        rows.append([entry.name, f"{speed:,.0f}", f"{speed / plain:.2f}", rate, positions, share, margins])
+    show(f"{describe_machine()}; {plan.settings.models.dtype}, {plan.settings.engine.num_slots} slots", _HEADINGS, rows)
+
+
+def _facts(entries: list[Entry]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": entry.name,
+            "tokens_per_second": [written.num_tokens / written.seconds for written in entry.passes],
+            "num_drafted": entry.passes[-1].num_drafted,
+            "accepted_per_position": entry.passes[-1].accepted_per_position,
+            "num_rounds": entry.passes[-1].num_rounds,
+            "share_exact": entry.share_exact,
+            "margins": entry.margins,
+        }
+        for entry in entries
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

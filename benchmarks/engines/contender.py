@@ -1,0 +1,170 @@
+"""Contender: an engine in a process of its own, which writes the same prompts when it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from actors.engine.loop import EngineLoop
+from actors.engine.token_engine import TokenEngine
+from actors.settings import GeneratorSettings
+from actors.workers.loading import load_engine, load_vllm_engine
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+
+How = Literal["dray", "vllm", "LLM.generate"]
+Prompt = tuple[int, tuple[int, ...]]  # a row's place in the input, and its tokens
+
+
+@dataclass(frozen=True)
+class Written:
+    """One pass over the prompts."""
+
+    seconds: float
+    outputs: list[list[int]]
+    num_rounds: int = 0
+    num_drafted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all rows."""
+        return sum(map(len, self.outputs))
+
+
+class Contender:
+    """A handle of the process; `name` is what the table calls it. As a context it ends the process."""
+
+    def __init__(self, name: str, how: How, settings: GeneratorSettings) -> None:
+        """Start the process, which loads the models. Raises RuntimeError if it cannot."""
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, how, settings), daemon=True)
+        self._process.start()
+        other.close()
+        self._answer()
+
+    def write(self, prompts: Seq[Prompt], params: SamplingParams) -> Written:
+        """Let it write all prompts, and return what it wrote and how long it took."""
+        written: Written = self._ask("write", list(prompts), params)
+        return written
+
+    def score(self, token_ids: Seq[int], candidate: int) -> float:
+        """Return how much likelier the last of these tokens is than the `candidate`, in natural logarithms."""
+        margin: float = self._ask("score", list(token_ids), candidate)
+        return margin
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(30)
+        self._process.kill()
+
+    def _ask(self, *question: Any) -> Any:
+        self._connection.send(question)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.name}: its process ended; its output says why") from None
+        if isinstance(answer, Exception):
+            raise RuntimeError(f"{self.name}: {answer}")
+        return answer
+
+
+def _serve(connection: Connection, how: How, settings: GeneratorSettings) -> None:
+    try:
+        writer = _LlmGenerate(settings) if how == "LLM.generate" else _Own(how, settings)
+    except Exception as error:  # noqa: BLE001 - told where it is asked for
+        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        return
+    connection.send("loaded")
+    while True:
+        try:
+            name, *values = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(getattr(writer, name)(*values))
+        except Exception as error:  # noqa: BLE001
+            connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+class _Own:
+    """An engine as a worker has it, in an EngineLoop."""
+
+    def __init__(self, how: How, settings: GeneratorSettings) -> None:
+        self._seed = settings.seed
+        engine: TokenEngine = load_vllm_engine(settings) if how == "vllm" else load_engine(settings)
+        self._events = asyncio.new_event_loop()
+        self._loop = EngineLoop(engine)
+
+    def write(self, prompts: Seq[Prompt], params: SamplingParams) -> Written:
+        rows = [Sequence.create(tokens, params, run_seed=self._seed, row=row) for row, tokens in prompts]
+        started = time.perf_counter()
+        self._events.run_until_complete(self._loop.finish(rows))
+        seconds = time.perf_counter() - started
+        if failed := next((row for row in rows if row.error is not None), None):
+            raise RuntimeError(f"a row failed: {failed.error}")
+        accepted = [sum(row) for row in zip_longest(*(row.accepted_per_position for row in rows), fillvalue=0)]
+        return Written(
+            seconds,
+            [row.output_token_ids for row in rows],
+            sum(row.num_rounds for row in rows),
+            sum(row.num_draft_tokens for row in rows),
+            accepted,
+        )
+
+    def score(self, token_ids: Seq[int], candidate: int) -> float:
+        """Return how much likelier the last token is than the candidate; both get the same text before them."""
+        last = []
+        for token in (token_ids[-1], candidate):
+            scores = self._events.run_until_complete(self._loop.prompt_logprobs([*token_ids[:-1], token], 0))
+            last.append(scores[-1].logprob)
+        return last[0] - last[1]
+
+
+class _LlmGenerate:
+    """vLLM as its own documentation uses it offline."""
+
+    def __init__(self, settings: GeneratorSettings) -> None:
+        from actors.vllm.arguments import engine_arguments, prepare_environment
+
+        prepare_environment(settings.engine.vllm_env)
+        import vllm
+
+        from actors.vllm.expansion import mend_expansion
+
+        self._vllm = vllm
+        arguments = engine_arguments(settings, on_processor=settings.models.device == "cpu")
+        self._llm = vllm.LLM(**{**arguments, "per_request_spec_decode_metrics": "none"})
+        mend_expansion()
+
+    def write(self, prompts: Seq[Prompt], params: SamplingParams) -> Written:
+        asked = self._vllm.SamplingParams(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            detokenize=False,
+        )
+        inputs = [{"prompt_token_ids": list(tokens)} for _, tokens in prompts]
+        started = time.perf_counter()
+        outputs = self._llm.generate(inputs, asked, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        return Written(seconds, [list(output.outputs[0].token_ids) for output in outputs])
+
+
+def without_drafts(settings: GeneratorSettings) -> GeneratorSettings:
+    """Return the settings of the target alone."""
+    return replace(settings, engine=replace(settings.engine, drafter="none"))
