@@ -57,7 +57,7 @@ _REFUSED = {
     "runner": "Dray only generates",
     "convert": "Dray only generates",
     "stream_interval": "Dray counts the rounds",
-    "data_parallel_size": "use actors.min_size and actors.max_size",
+    "data_parallel_size": "use actors.min_actors and actors.max_actors",
     "nnodes": "an engine is on one node, in one actor",
     "distributed_executor_backend": "an engine is on one node, in one actor",
 }

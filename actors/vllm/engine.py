@@ -234,7 +234,10 @@ class VllmEngine:
         name, prompt = next(self._names), {"prompt_token_ids": list(prompt_token_ids)}
         self._scoring, self._scores = (name, prompt_token_ids, num_top), None
         try:
-            self._engine.add_request(name, prompt, scoring_params(num_top), lora_request=self._lora)
+            try:
+                self._engine.add_request(name, prompt, scoring_params(num_top), lora_request=self._lora)
+            except ValueError as error:
+                raise PromptError(f"vLLM refuses it: {in_one_line(error)}") from error
             while self._scores is None:
                 self._advance()  # without beginning rows: those who wait for one are told before a step
                 yield []

@@ -121,7 +121,6 @@ def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, r
 
 
 def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> None:
-    exact: list[list[int]] = []
     greedy = {}
     for entry in entries:
         say(f"loading {entry.name}")
