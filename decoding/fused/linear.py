@@ -1,8 +1,8 @@
 """KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/fused/kernels/linear.h`).
 
-It reads its weight at the bandwidth of the memory, while oneDNN takes up to twice as long for one to sixteen lines. The
-result of a line does not depend on the other lines, bit for bit, so the text does not depend on the batch in bfloat16,
-either. `benchmarks/linears.py` prints the times.
+It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
+up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so
+the text does not depend on the batch in bfloat16, either. `benchmarks/linears.py` prints the times.
 
 Shapes: N lines, I inputs, O outputs.
 """
@@ -14,7 +14,6 @@ import torch
 from decoding.cache.huge_pages import HugePages
 from decoding.fused import kernels
 
-_COLUMNS = 32  # outputs of a block, as in linear.h
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
 
 
@@ -35,9 +34,10 @@ class KernelLinear(torch.nn.Module):
         self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = function
         depth = _DEPTHS[weight_OI.dtype]
-        missing = -self.out_features % _COLUMNS
+        columns = kernels.linear_columns()
+        missing = -self.out_features % columns
         weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
-        packed = weight_OI.view(-1, _COLUMNS, self.in_features // depth, depth).transpose(1, 2)
+        packed = weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
         self._packed = packed.contiguous() if memory is None else memory.copy(packed)
         self._linear = self.described()
 

@@ -122,6 +122,14 @@ def load_linear(dtype: torch.dtype) -> LinearFunction | None:
     return function
 
 
+def linear_columns() -> int:
+    """Return the outputs of a block in the layout of the weights that `load_linear`'s functions read."""
+    library = _library()
+    assert library is not None, "only a function of the library needs its layout"
+    library.dray_linear_columns.restype = ctypes.c_int64
+    return int(library.dray_linear_columns())
+
+
 def _library() -> ctypes.CDLL | None:
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
 

@@ -1,7 +1,7 @@
 // The CPU kernels as plain C functions: the operations of a decoder layer, in a handful of calls.
 //
 // No torch headers are included, so it compiles in seconds, with any compiler that knows GCC's vector extensions. The
-// products of linear.h exist only if the processor multiplies bfloat16 (AVX-512).
+// products of linear.h exist only if the processor has AVX2 with FMA, or AVX-512.
 
 #include "attention.h"
 #include "decoder.h"
@@ -26,6 +26,8 @@ void dray_rms_norm_bfloat16(const BFloat16* x, const BFloat16* weight, float eps
 }
 
 #ifdef DRAY_HAS_LINEAR
+
+int64_t dray_linear_columns() { return kColumns; }
 
 void dray_linear_float32(const Linear* linear, const float* x, int64_t lines, const float* added, float* out) {
   run_linear(*linear, x, lines, added, out);

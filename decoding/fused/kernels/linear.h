@@ -7,68 +7,105 @@
 // Every output is one sum over the inputs in their order, so the result of a line does not depend on the number of lines
 // beside it. (oneDNN chooses another kernel, with another order, for another number of lines.)
 //
-// Shapes: N lines, I inputs, O outputs. The weight is stored in blocks of 32 outputs, with zeros behind the last: for
-// each depth of 1 (float32) or 2 (bfloat16) inputs, 32 x depth numbers.
+// Shapes: N lines, I inputs, O outputs. The weight is stored in blocks of kColumns outputs, with zeros behind the last:
+// for each depth of 1 (float32) or 2 (bfloat16) inputs, kColumns x depth numbers.
 
 #pragma once
 
 #include "vectors.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #define DRAY_HAS_LINEAR
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 
 namespace {
 
-constexpr int kColumns = 32;           // of a block: two vectors
-constexpr int kMaxLines = 8;          // multiplied at once: twelve fit into the registers, but are no faster
+// The registers: 32 of 16 numbers with AVX-512, 16 of 8 numbers with AVX2. A block is two of them wide.
+#ifdef __AVX512F__
+constexpr int kWidth = 16, kMaxLines = 8;  // multiplied at once: twelve lines fit, but are no faster
+#else
+constexpr int kWidth = 8, kMaxLines = 6;
+#endif
+constexpr int kColumns = 2 * kWidth;
 constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
 constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
+
+typedef float Register __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 
 // What is prefetched: nothing, the weight that is being read, a bit ahead, or one half of the next block.
 enum Fetch { kNothing, kAheadOfIt, kHalfABlock };
 
-// One depth of inputs of one line, times 16 columns.
+// One depth of inputs of one line, times one register of columns. `Input` is the format in which lines are multiplied.
 template <class T>
 struct Depth;
 
 template <>
 struct Depth<float> {
+  typedef float Input;
+  typedef float Line;
+  typedef Register Weight;
   static constexpr int size = 1;
-  static __m512 broadcast(const float* x) { return _mm512_set1_ps(*x); }
-  static __m512 weight(const float* w) { return _mm512_loadu_ps(w); }
-  static __m512 add(__m512 sum, __m512 x, __m512 w) { return _mm512_fmadd_ps(x, w, sum); }
+  static Line broadcast(const float* x) { return *x; }
+  static Weight weight(const float* w) { return *reinterpret_cast<const Register*>(w); }
+  static Register add(Register sum, Line x, Weight w) { return sum + w * x; }
 };
 
+#ifdef __AVX512BF16__
 template <>
 struct Depth<BFloat16> {
+  typedef BFloat16 Input;
+  typedef __m512bh Line;
+  typedef __m512bh Weight;
   static constexpr int size = 2;
-  static __m512bh broadcast(const BFloat16* x) {
+  static Line broadcast(const BFloat16* x) {
     int32_t pair;
     std::memcpy(&pair, x, sizeof pair);
     return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static __m512bh weight(const BFloat16* w) { return (__m512bh)_mm512_loadu_si512(w); }
-  static __m512 add(__m512 sum, __m512bh x, __m512bh w) { return _mm512_dpbf16_ps(sum, x, w); }
+  static Weight weight(const BFloat16* w) { return (__m512bh)_mm512_loadu_si512(w); }
+  static Register add(Register sum, Line x, Weight w) { return _mm512_dpbf16_ps(sum, x, w); }
 };
+#else
+// Without an instruction for bfloat16, lines are widened to float32 beforehand, and a pair of weights on the way.
+template <>
+struct Depth<BFloat16> {
+  typedef float Input;
+  typedef const float* Line;
+  struct Weight {
+    Register first, second;
+  };
+  static constexpr int size = 2;
+  static Line broadcast(const float* x) { return x; }
+  static Weight weight(const BFloat16* w) {
+    const Bits pairs = *reinterpret_cast<const Bits*>(w);
+    return {(Register)(pairs << 16), (Register)(pairs & 0xffff0000)};
+  }
+  static Register add(Register sum, Line x, Weight w) { return (sum + w.first * x[0]) + w.second * x[1]; }
+};
+#endif
 
-// out[m] = x[m] times one block, [M, 32].
+template <class T>
+using Input = typename Depth<T>::Input;
+
+// out[m] = x[m] times one block, [M, kColumns].
 template <class T, int M, Fetch what>
-void multiply(const T* x, int64_t inputs, const T* block, const char* fetched, float* out) {
+void multiply(const Input<T>* x, int64_t inputs, const T* block, const char* fetched, float* out) {
   using D = Depth<T>;
-  __m512 left[M], right[M];
-  for (int m = 0; m < M; ++m) left[m] = right[m] = _mm512_setzero_ps();
+  Register left[M], right[M];
+  for (int m = 0; m < M; ++m) left[m] = right[m] = Register{};
   const int64_t depths = inputs / D::size;
+  constexpr int64_t bytes = kColumns * sizeof(float);  // of the weight in a depth
   for (int64_t d = 0; d < depths; ++d, block += kColumns * D::size) {
-    if (what == kAheadOfIt) {
-      _mm_prefetch(fetched + d * 128, _MM_HINT_T0);
-      _mm_prefetch(fetched + d * 128 + 64, _MM_HINT_T0);
-    }
-    if (what == kHalfABlock) _mm_prefetch(fetched + d * 64, _MM_HINT_T1);
-    const auto w_left = D::weight(block), w_right = D::weight(block + kLanes * D::size);
+    if (what == kAheadOfIt)
+      for (int64_t line = 0; line < bytes; line += 64) _mm_prefetch(fetched + d * bytes + line, _MM_HINT_T0);
+    if (what == kHalfABlock) _mm_prefetch(fetched + d * bytes / 2, _MM_HINT_T1);
+    const auto w_left = D::weight(block), w_right = D::weight(block + kWidth * D::size);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const auto line = D::broadcast(x + m * inputs + d * D::size);
@@ -77,13 +114,13 @@ void multiply(const T* x, int64_t inputs, const T* block, const char* fetched, f
     }
   }
   for (int m = 0; m < M; ++m) {
-    _mm512_storeu_ps(out + m * kColumns, left[m]);
-    _mm512_storeu_ps(out + m * kColumns + kLanes, right[m]);
+    *reinterpret_cast<Register*>(out + m * kColumns) = left[m];
+    *reinterpret_cast<Register*>(out + m * kColumns + kWidth) = right[m];
   }
 }
 
 template <class T, Fetch what>
-void multiply(int lines, const T* x, int64_t inputs, const T* block, const char* fetched, float* out) {
+void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, const char* fetched, float* out) {
   switch (lines) {
     case 1: return multiply<T, 1, what>(x, inputs, block, fetched, out);
     case 2: return multiply<T, 2, what>(x, inputs, block, fetched, out);
@@ -91,14 +128,16 @@ void multiply(int lines, const T* x, int64_t inputs, const T* block, const char*
     case 4: return multiply<T, 4, what>(x, inputs, block, fetched, out);
     case 5: return multiply<T, 5, what>(x, inputs, block, fetched, out);
     case 6: return multiply<T, 6, what>(x, inputs, block, fetched, out);
+#ifdef __AVX512F__
     case 7: return multiply<T, 7, what>(x, inputs, block, fetched, out);
     case 8: return multiply<T, 8, what>(x, inputs, block, fetched, out);
+#endif
   }
 }
 
 // The same, in one of `passes` over a block. Each of the first two passes prefetches one half of the next block.
 template <class T>
-void multiply(int lines, const T* x, int64_t inputs, const T* block, int64_t pass, int64_t passes, float* out) {
+void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int64_t pass, int64_t passes, float* out) {
   const char* bytes = reinterpret_cast<const char*>(block);
   const int64_t size = inputs * kColumns * sizeof(T);
   if (passes == 1) return multiply<T, kAheadOfIt>(lines, x, inputs, block, bytes + kAhead, out);
@@ -129,8 +168,8 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
 
 // Multiplies `lines` lines with one block of the weight (and of its gate), and stores the finished results.
 template <class T>
-void run_block(const Linear& linear, int64_t block, int lines, const T* x, int64_t pass, int64_t passes, const T* added,
-               T* out) {
+void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x, int64_t pass, int64_t passes,
+               const T* added, T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
   float sums[kMaxLines * kColumns], gate[kMaxLines * kColumns];
   const auto run = [&](const void* weight, float* into) {
@@ -147,9 +186,26 @@ void run_block(const Linear& linear, int64_t block, int lines, const T* x, int64
     }
 }
 
+// Returns the lines in the format in which they are multiplied.
+template <class T>
+const Input<T>* widened(const T* x, int64_t num) {
+  if constexpr (std::is_same<T, Input<T>>::value) {
+    return x;
+  } else {
+    thread_local std::vector<float> wide;
+    wide.resize((num + kLanes - 1) / kLanes * kLanes);
+    for (int64_t i = 0; i < num; i += kLanes) {
+      const int here = static_cast<int>(std::min<int64_t>(kLanes, num - i));
+      store(wide.data() + i, load(x + i, here));
+    }
+    return wide.data();
+  }
+}
+
 // out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` unless it is null.
 template <class T>
-void run_linear(const Linear& linear, const T* x, int64_t num_lines, const T* added, T* out) {
+void run_linear(const Linear& linear, const T* narrow, int64_t num_lines, const T* added, T* out) {
+  const Input<T>* const x = widened(narrow, num_lines * linear.inputs);
   const int64_t num_blocks = (linear.outputs + kColumns - 1) / kColumns;
   for (int64_t first = 0; first < num_lines; first += kLinesAtOnce) {
     const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + kMaxLines - 1) / kMaxLines;

@@ -223,7 +223,7 @@ def test_two_threads_compute_what_one_computes_bit_for_bit():
 )
 def test_in_bfloat16_our_kernels_write_the_targets_text_whatever_drafts_and_batches(drafter, sampling, tmp_path):
     if kernel_function(torch.zeros(2, 2, dtype=torch.bfloat16)) is None:
-        pytest.skip("no compiler here, or no AVX-512 with bfloat16")
+        pytest.skip("no compiler here, or no AVX2")
     target = save(build(llama_config(hidden_size=64, num_hidden_layers=3), seed=1), tmp_path / "target")
     draft = save(build(llama_config(hidden_size=64, num_hidden_layers=1), seed=1), tmp_path / "draft")
     params = SamplingParams(max_tokens=30, n=2, ignore_eos=True, **sampling)
@@ -273,7 +273,7 @@ def test_with_our_kernels_a_token_gets_the_same_logits_bit_for_bit_however_its_r
     model = fused_model(network(name).to(dtype))
     if not model.is_batch_invariant:
         assert kernel_function(torch.zeros(2, 2, dtype=dtype)) is None or name == "small heads"  # left to torch
-        pytest.skip("no compiler here, or no AVX-512 with bfloat16, or other heads")
+        pytest.skip("no compiler here, or no AVX2, or other heads")
     tokens = random_prompts((80,), seed=4)[0]
     others = random_prompts((70, 33, 1), seed=5)
     model.allocate(4, 90)
