@@ -1,7 +1,7 @@
 """GeneratorSettings: everything an engine needs to turn rows into generations, as plain data that travels to actors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from decoding.checkpoint.loading import DType
@@ -238,6 +238,10 @@ class GeneratorSettings:
                     f"placement is 'split', which puts the draft model in actors of its own, but {why}; name "
                     "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
                 )
+
+    def at_temperature(self, temperature: float) -> "GeneratorSettings":
+        """Return these settings with another temperature."""
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def check_hang_timeout(self, name: str, hang_timeout_s: float) -> None:
         """Raise ValueError if the timeout `name` would end a process that waits for drafts or replaces stages."""

@@ -26,7 +26,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from jobs.driver.family import Family, model_types, try_family
+from jobs.proving.family import Family, model_types, try_family
 
 _WRONG = ("wrong", "crash")
 _MODELS_AT_ONCE = 32  # then new processes go on: modules and random models stay in memory otherwise

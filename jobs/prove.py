@@ -5,32 +5,31 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
-import ray
 import torch
 import transformers
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from actors.engine.translation import encode_row
-from actors.workers.loading import load_codec
-from decoding.drafters import NEED_A_MODEL
-from decoding.engine.engine import Engine
-from decoding.engine.load import Parts, load_parts
-from decoding.network.reference import Reference
 from decoding.sequence import Sequence as Row
 from jobs.config.prove import ProveConfig
+from jobs.driver.backend import describe_engine
 from jobs.driver.outcome import Exit, run_command
-from jobs.driver.placed import placed_engine
 from jobs.driver.plan import Plan
-from jobs.driver.proof import Difference, Finding, PlacedInput, Setting, compare, findings, rows_of, settings_to_try
-from pipeline.errors import ErrorRow, RowError
+from jobs.proving.comparison import Difference, Finding, PlacedInput, Setting, refuse_failed
+from jobs.proving.dray_texts import DrayTexts
+from jobs.proving.vllm_texts import VllmTexts
+from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow, read_unit
+
+_Step = TypeVar("_Step")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,129 +37,105 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(ProveConfig, arguments, "python -m jobs.prove", lambda config, plan: Proof(config, plan).run)
 
 
+class Texts(Protocol):
+    """What is compared: an engine in many settings, and how its rows are written without any of them."""
+
+    runs_on: str
+    is_promised: bool  # that all settings write the same
+    written_alone_by: str
+    settings: list[Setting]
+
+    def place(self, resources: ExitStack) -> None:
+        """Load what runs in other processes; `resources` ends it. Raises ValueError if that cannot be done."""
+
+    def problem_with(self, placed: PlacedInput) -> str | None:
+        """Return why the engine cannot write this row of the input; None if it can."""
+
+    def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Row]:
+        """Yield each row of the input as it is written alone, one after the other."""
+
+    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
+        """Yield what each of the settings writes, beside the `expected` output tokens."""
+
+
 class Proof:
-    """The models, the prompts and the settings to compare."""
+    """The prompts and the settings to compare."""
 
     def __init__(self, config: ProveConfig, plan: Plan) -> None:
-        """Read the prompts and load the models. Raises ValueError or OSError for what cannot be compared."""
-        if config.generator.engine.backend != "dray":
-            raise ValueError(
-                "engine.backend is 'vllm', whose texts nothing proves; `python -m benchmarks.engines` counts how many "
-                "of them are the exact ones, and jobs.prove compares engine.backend 'dray'"
-            )
-        if config.generator.engine.verification == "rejection":
-            raise ValueError(
-                "engine.verification is 'rejection', which keeps the distribution of the target and not its tokens; "
-                "only 'coupled' can be compared token by token"
-            )
-        self._config, self._console = config, Console()
-        self._plan, self._codec = plan, load_codec(plan.settings)
-        models, options = plan.settings.models, plan.settings.engine
-        self._settings = settings_to_try(config.prove, options, models.draft is not None)
-        needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
-        loaded = replace(options, drafter="model" if needs_draft else "none")
-        self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
-        self._plain = self._engine_without_draft()
-        self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
-        if not self._inputs:
-            raise ValueError("no row of the input can be written, so there is nothing to compare")
-        margin = self._parts.target.close_call
-        self._reference = Reference.load(models.target, models.device, models.dtype, close_call=margin)
+        """Load what runs in this process. Raises ValueError or OSError for what cannot be compared."""
+        self._config, self._plan, self._console = config, plan, Console()
+        is_vllm = plan.settings.engine.backend == "vllm"
+        self._texts: Texts = VllmTexts(plan, config.prove) if is_vllm else DrayTexts(plan, config.prove)
 
-    def _engine_without_draft(self) -> Engine:
-        options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
-        return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
+    def run(self) -> Exit:
+        """Read the prompts, compare, print and record. Raises ValueError if no prompt can be written."""
+        started, models, prove = time.monotonic(), self._plan.settings.models, self._config.prove
+        texts = self._texts
+        with ExitStack() as resources:
+            texts.place(resources)
+            inputs = list(islice(self._good_rows(texts), prove.num_prompts))
+            if not inputs:
+                raise ValueError("no row of the input can be written, so there is nothing to compare")
+            self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}")
+            found: list[Finding] = []
+            for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
+                found += self._compared(texts, inputs, temperature)
+        differences = [each for finding in found for each in finding.differences]
+        num_tokens = sum(finding.num_tokens for finding in found)
+        verdict = _verdict(num_tokens, len(found), differences, texts.is_promised)
+        self._console.print(verdict, style="bold", highlight=False)
+        self._record(texts, len(inputs), found, num_tokens, time.monotonic() - started)
+        return Exit.FAILED if differences and texts.is_promised else Exit.COMPLETE
 
-    def _good_rows(self) -> Iterator[PlacedInput]:
+    def _good_rows(self, texts: Texts) -> Iterator[PlacedInput]:
         """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
         for unit in self._plan.new_units():
             for row in read_unit(unit, self._plan.input_options, self._plan.carried):
                 ordinal = unit.first_ordinal + unit.row_index(row.row_id)
-                problem = self._problem_with(row, ordinal)
+                problem = row.message if isinstance(row, ErrorRow) else texts.problem_with((row, ordinal))
                 if problem is None and isinstance(row, InputRow):
                     yield row, ordinal
                 else:
                     self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
 
-    def _problem_with(self, row: InputRow | ErrorRow, ordinal: int) -> str | None:
-        if isinstance(row, ErrorRow):
-            return row.message
-        try:
-            sequences = encode_row(row, ordinal, self._codec, self._plan.settings).sequences
-        except RowError as error:
-            return str(error)
-        return next(filter(None, map(self._plain.problem_with, sequences)), None)
-
-    def run(self) -> Exit:
-        """Compare, print and record."""
-        started, models = time.monotonic(), self._plan.settings.models
-        self._console.print(f"target {models.target}, {models.dtype} on {self._parts.target.runs_on}")
-        found: list[Finding] = []
-        with placed_engine(self._plan) as placed:
-            for temperature in self._config.prove.temperatures or (self._plan.settings.sampling.temperature,):
-                found += self._compared(temperature, placed)
-        differences = [each for finding in found for each in finding.differences]
-        num_tokens = sum(finding.num_tokens for finding in found)
-        is_promised = models.dtype == "float32" or self._parts.target.is_batch_invariant
-        self._console.print(_verdict(num_tokens, len(found), differences, is_promised), style="bold", highlight=False)
-        self._record(found, num_tokens, differences, time.monotonic() - started)
-        return Exit.FAILED if differences and is_promised else Exit.COMPLETE
-
-    def _compared(self, temperature: float, placed: Any) -> list[Finding]:
-        """Return what each setting wrote at this temperature, and the engine `placed` as in the run; print it."""
-        sampling = replace(self._plan.settings.sampling, temperature=temperature)
-        settings = replace(self._plan.settings, sampling=sampling)
-
-        def make_rows() -> list[Row]:
-            return rows_of(self._inputs, self._codec, settings, self._parts.max_model_len)
-
-        alone = make_rows()
-        if is_float32 := self._plan.settings.models.dtype == "float32":
-            list(self._reference.write(alone))
-        else:  # there transformers' code rounds otherwise than any other
-            list(self._plain.stream(alone))
+    def _compared(self, texts: Texts, inputs: list[PlacedInput], temperature: float) -> list[Finding]:
+        """Return what each setting wrote at this temperature; print it."""
+        what = f"temperature {temperature:g}"
+        num_rows = len(inputs) * self._plan.settings.sampling.n
+        alone = list(self._shown(texts.alone(inputs, temperature), num_rows, f"{what}: one row at a time"))
+        refuse_failed(alone)
         expected = [row.output_token_ids for row in alone]
-        whose = "transformers' own code" if is_float32 else "the engine, one row at a time and without a draft"
+        findings = texts.findings(inputs, temperature, expected)
+        found = list(self._shown(findings, len(texts.settings), f"{what}: settings"))
+        columns = ["drafter", "draft length", "slots", "order", "tokens", "accepted", "text"]
+        if len({setting.where for setting in texts.settings}) > 1:
+            columns.insert(4, "models in")
         num_tokens = sum(map(len, expected))
-        table = Table(
-            "drafter", "draft length", "slots", "order", "models in", "tokens", "accepted", "text",
-            title_justify="left",
-            title=f"temperature {temperature:g}: {len(expected)} rows, {num_tokens:,} tokens by {whose}",
-        )  # fmt: skip
-        found = []
-        engine = self._plan.settings.engine
-        for finding in findings(self._parts, engine, self._settings, make_rows, expected, self._reference):
-            found.append(finding)
-        if placed is not None:
-            written = ray.get(placed.write.remote(self._inputs, temperature))
-            found.append(compare(self._placed_setting(), written, expected, make_rows, self._reference))
+        title = f"{what}: {len(expected)} rows, {num_tokens:,} tokens by {texts.written_alone_by}"
+        table = Table(*columns, title_justify="left", title=title)
         for finding in found:
-            table.add_row(*_cells(finding))
+            cells = _cells(finding)
+            table.add_row(*(cells[column] for column in columns))
         self._console.print(table)
         for finding in found:
             for difference in finding.differences[:1]:
                 self._console.print(f"first difference of {finding.setting.drafter}: {_as_text(difference)}")
         return found
 
-    def _placed_setting(self) -> Setting:
-        settings = self._plan.settings
-        options, stages = settings.engine, settings.stages
-        ranks = f" of {stages.tensor_parallel} processes" if stages.tensor_parallel > 1 else ""
-        where = f"{stages.count} stages{ranks}" if stages.is_apart else ""
-        where = ", ".join(filter(None, (where, "draft actors" if settings.placement == "split" else "")))
-        drafter = options.pick_drafter(settings.models.draft)
-        length = options.num_speculative_tokens
-        return Setting(drafter, options.draft_length, length, options.num_slots, is_shuffled=False, where=where)
+    def _shown(self, steps: Iterator[_Step], total: int, what: str) -> Iterable[_Step]:
+        """Yield the steps, and show on a terminal how many of `total` are done."""
+        return track(steps, what, total, console=self._console, transient=True, disable=not self._console.is_terminal)
 
-    def _record(self, found: list[Finding], num_tokens: int, differences: list[Difference], seconds: float) -> None:
+    def _record(self, texts: Texts, num_prompts: int, found: list[Finding], num_tokens: int, seconds: float) -> None:
         """Write the result where the configuration says, and into the report of a run that exists."""
         result = {
-            "num_prompts": len(self._inputs),
+            "engine": describe_engine(self._plan.settings),
+            "num_prompts": num_prompts,
             "num_settings": len(found),
             "num_tokens": num_tokens,
-            "num_different_rows": len(differences),
+            "num_different_rows": sum(len(finding.differences) for finding in found),
             "dtype": self._plan.settings.models.dtype,
-            "device": self._parts.target.runs_on,
+            "device": texts.runs_on,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "seconds": round(seconds, 1),
@@ -172,21 +147,21 @@ class Proof:
             self._plan.run_directory.add_to_report("proof", result)
 
 
-def _cells(finding: Finding) -> tuple[str, ...]:
+def _cells(finding: Finding) -> dict[str, str]:
+    """Return the cells of a setting's line, by the names of their columns."""
     setting = finding.setting
     length = "-" if setting.drafter == "none" else str(setting.num_speculative_tokens)
-    accepted = f"{finding.num_accepted_tokens / finding.num_draft_tokens:.0%}" if finding.num_draft_tokens else "-"
-    text = f"{len(finding.differences)} rows differ" if finding.differences else "identical"
-    return (
-        setting.drafter,
-        f"up to {length}" if setting.draft_length == "adaptive" else length,
-        str(setting.num_slots),
-        "shuffled" if setting.is_shuffled else "input",
-        setting.where,
-        f"{finding.num_tokens:,}",
-        accepted,
-        text,
-    )
+    drafted, accepted = finding.num_draft_tokens, finding.num_accepted_tokens
+    return {
+        "drafter": setting.drafter,
+        "draft length": f"up to {length}" if setting.draft_length == "adaptive" else length,
+        "slots": str(setting.num_slots),
+        "order": "shuffled" if setting.is_shuffled else "input",
+        "models in": setting.where,
+        "tokens": f"{finding.num_tokens:,}",
+        "accepted": f"{accepted / drafted:.0%}" if drafted else "-",
+        "text": f"{len(finding.differences)} rows differ" if finding.differences else "identical",
+    }
 
 
 def _as_text(difference: Difference) -> str:
@@ -206,7 +181,7 @@ def _verdict(num_tokens: int, num_settings: int, differences: list[Difference], 
     rate = f"{compared}, {len(differences)} rows differ, one in {num_tokens // len(differences):,} tokens"
     if is_promised:
         return f"NOT IDENTICAL: {rate}; please report this with the table above"
-    return f"not identical, as this dtype rounds with the shape of the batch (docs/promise.md): {rate}"
+    return f"not identical, and not promised to be (docs/promise.md): {rate}"
 
 
 if __name__ == "__main__":

@@ -21,3 +21,15 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write a file that takes all the room that its disk has left."""
+    with pytest.raises(OSError, match="No space left"):
+        _write_without_end(path)
+
+
+def _write_without_end(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

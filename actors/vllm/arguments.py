@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -235,6 +236,12 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}
+
+
+def without_drafts(settings: GeneratorSettings) -> GeneratorSettings:
+    """Return the settings of the target alone, also where engine.vllm says how to draft."""
+    vllm = {name: value for name, value in settings.engine.vllm.items() if name != "speculative_config"}
+    return replace(settings, engine=replace(settings.engine, drafter="none", vllm=vllm))
 
 
 def lora_rank(settings: GeneratorSettings) -> int:

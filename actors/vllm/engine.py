@@ -217,8 +217,10 @@ class VllmEngine:
         return set(islice(tuple(self._waiting), max(0, self.options.num_slots - len(self._running))))
 
     def resize(self, num_slots: int) -> None:
-        """Raise RuntimeError: vLLM keeps the slots that it was loaded with, and makes room by itself."""
-        raise RuntimeError(f"vLLM cannot go on with {num_slots} slots without being loaded again")
+        """Run at most this many rows at once. Raises RuntimeError for more than vLLM was loaded with."""
+        if num_slots > (most := self._arguments["max_num_seqs"]):
+            raise RuntimeError(f"vLLM was loaded with {most} slots, and cannot go on with {num_slots}")
+        self.options = replace(self.options, num_slots=num_slots)
 
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""

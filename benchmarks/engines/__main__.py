@@ -19,13 +19,16 @@ from typing import Any
 
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
+from actors.vllm.arguments import without_drafts
 from actors.workers.loading import load_codec
-from benchmarks.engines.contender import Contender, How, Prompt, Written, without_drafts
+from benchmarks.engines.contender import Contender, How, Prompt, Written
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import say, show, write_json
+from decoding.sampling_params import SamplingParams
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import Plan, make_plan
+from jobs.proving.comparison import first_difference
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow, read_unit
 
@@ -111,9 +114,10 @@ def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, r
         for entry in entries:
             say(f"loading {entry.name}")
             contenders[entry.name] = stack.enter_context(closing(Contender(entry.name, entry.how, entry.settings)))
-        exact = _exact_texts(contenders[entries[0].name], prompts, plan)
+        judge = contenders[entries[0].name]
+        exact = judge.write(prompts, _greedy(plan)).outputs
         for entry in entries:  # this pass warms up, too
-            _compare(entry, contenders[entry.name], contenders[entries[0].name], prompts, plan, exact)
+            _judge(entry, contenders[entry.name].write(prompts, _greedy(plan)).outputs, judge, prompts, exact)
         for number in range(repeats):
             for entry in random.Random(number).sample(entries, len(entries)):
                 say(f"pass {number + 1} of {entry.name}")
@@ -133,18 +137,8 @@ def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan,
             _judge(entry, greedy[entry.name], judge, prompts, exact)
 
 
-def _greedy(plan: Plan) -> Any:
+def _greedy(plan: Plan) -> SamplingParams:
     return replace(plan.settings.sampling, temperature=0.0)
-
-
-def _exact_texts(contender: Contender, prompts: list[Prompt], plan: Plan) -> list[list[int]]:
-    return contender.write(prompts, _greedy(plan)).outputs
-
-
-def _compare(
-    entry: Entry, contender: Contender, judge: Contender, prompts: list[Prompt], plan: Plan, exact: list[list[int]]
-) -> None:
-    _judge(entry, contender.write(prompts, _greedy(plan)).outputs, judge, prompts, exact)
 
 
 def _judge(
@@ -153,9 +147,9 @@ def _judge(
     """Count the rows whose text is the exact one; at the first difference of the others, ask for the margin."""
     same = 0
     for (_, prompt), wanted, found in zip(prompts, exact, outputs, strict=True):
-        at = next((i for i, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), None)
-        same += wanted == found
-        if at is not None:
+        at = first_difference(found, wanted)
+        same += at is None
+        if at is not None and at < min(len(found), len(wanted)):  # where one ends, it has no other token
             entry.margins.append(judge.score([*prompt, *wanted[: at + 1]], found[at]))
     entry.share_exact = same / len(prompts)
 

@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -163,8 +163,3 @@ class _LlmGenerate:
         outputs = self._llm.generate(inputs, asked, use_tqdm=False)
         seconds = time.perf_counter() - started
         return Written(seconds, [list(output.outputs[0].token_ids) for output in outputs])
-
-
-def without_drafts(settings: GeneratorSettings) -> GeneratorSettings:
-    """Return the settings of the target alone."""
-    return replace(settings, engine=replace(settings.engine, drafter="none"))

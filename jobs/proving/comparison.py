@@ -1,21 +1,21 @@
-"""Proof: the same prompts written by the target alone and by the engine in many settings, compared token by token."""
+"""What a proof compares: the settings of an engine, the tokens that each wrote, and where they differ."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import cast
 
+from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
-from decoding.engine.engine import Engine
-from decoding.engine.load import Parts
 from decoding.engine.options import DraftLength, EngineOptions
-from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from jobs.config.prove import ProveSettings
+from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.codec import TextCodec
 
@@ -27,7 +27,7 @@ PlacedInput = tuple[InputRow, int]  # a row and its place in the whole input, wh
 class Setting:
     """How an engine writes the prompts."""
 
-    drafter: DrafterName
+    drafter: str  # a DrafterName, or a method of vLLM's
     draft_length: DraftLength
     num_speculative_tokens: int
     num_slots: int
@@ -38,7 +38,7 @@ class Setting:
         """Return the options of such an engine."""
         return replace(
             common,
-            drafter=self.drafter,
+            drafter=cast("DrafterName", self.drafter),
             draft_length=self.draft_length,
             num_speculative_tokens=self.num_speculative_tokens,
             num_slots=self.num_slots,
@@ -85,24 +85,23 @@ def settings_to_try(prove: ProveSettings, options: EngineOptions, has_draft: boo
     return found
 
 
-def findings(
-    parts: Parts,
-    options: EngineOptions,
-    settings: Iterable[Setting],
-    make_rows: Callable[[], list[Sequence]],
-    expected: Seq[Seq[int]],
-    reference: Reference,
-) -> Iterator[Finding]:
-    """Yield what each setting writes, beside the `expected` output tokens of each row that `make_rows` makes."""
-    for setting in settings:
-        rows = make_rows()
-        order = list(rows)
-        if setting.is_shuffled:
-            random.Random(_SHUFFLE_SEED).shuffle(order)
-        draft = parts.draft if setting.drafter in NEED_A_MODEL else None
-        engine = Engine.over(replace(parts, drafter_name=setting.drafter, draft=draft), setting.options(options))
-        list(engine.stream(order))
-        yield compare(setting, rows, expected, make_rows, reference)
+def in_order(rows: Seq[Sequence], is_shuffled: bool) -> list[Sequence]:
+    """Return the rows as they are, or in another order, which is always the same."""
+    order = list(rows)
+    if is_shuffled:
+        random.Random(_SHUFFLE_SEED).shuffle(order)
+    return order
+
+
+def problem_with_row(
+    placed: PlacedInput, codec: TextCodec, settings: GeneratorSettings, engine: TokenEngine
+) -> str | None:
+    """Return why an engine cannot write this row of the input; None if it can."""
+    try:
+        sequences = encode_row(*placed, codec, settings).sequences
+    except RowError as error:
+        return str(error)
+    return next(filter(None, map(engine.problem_with, sequences)), None)
 
 
 def rows_of(
@@ -119,18 +118,23 @@ def compare(
     setting: Setting,
     rows: Seq[Sequence],
     expected: Seq[Seq[int]],
-    make_rows: Callable[[], list[Sequence]],
-    reference: Reference,
+    margin: Callable[[int, int], float] | None = None,
 ) -> Finding:
-    """Return how the rows that a setting wrote differ from the `expected` output tokens of each."""
-    for row in rows:
-        _refuse_failed(row)
+    """Return how the rows that a setting wrote differ from the `expected` output tokens of each.
+
+    `margin` returns how near a tie the position of a row is, in logits.
+    """
+    refuse_failed(rows)
     num_tokens, differences = 0, []
     for index, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
         position = first_difference(row.output_token_ids, wanted)
         num_tokens += len(wanted) if position is None else position
         if position is not None:
-            differences.append(_described(index, position, row.output_token_ids, wanted, make_rows()[index], reference))
+            written, right = (
+                text[position] if position < len(text) else None for text in (row.output_token_ids, wanted)
+            )
+            near = None if margin is None or None in (written, right) else margin(index, position)
+            differences.append(Difference(index, position, right, written, near))
     return Finding(
         setting,
         num_tokens,
@@ -140,9 +144,11 @@ def compare(
     )
 
 
-def _refuse_failed(row: Sequence) -> None:
-    if row.finish_reason == "error":
-        raise ValueError(f"a prompt cannot be written: {row.error}")
+def refuse_failed(rows: Iterable[Sequence]) -> None:
+    """Raise ValueError if a row could not be written."""
+    for row in rows:
+        if row.finish_reason == "error":
+            raise ValueError(f"a prompt cannot be written: {row.error}")
 
 
 def first_difference(found: Seq[int], expected: Seq[int]) -> int | None:
@@ -151,14 +157,3 @@ def first_difference(found: Seq[int], expected: Seq[int]) -> int | None:
         if one != other:
             return position
     return None if len(found) == len(expected) else min(len(found), len(expected))
-
-
-def _described(
-    index: int, position: int, found: Seq[int], expected: Seq[int], fresh: Sequence, reference: Reference
-) -> Difference:
-    wanted, written = (text[position] if position < len(text) else None for text in (expected, found))
-    if wanted is None or written is None:
-        return Difference(index, position, wanted, written)
-    if position:
-        fresh.commit(expected[:position], num_draft_tokens=0, eos_token_ids=frozenset())
-    return Difference(index, position, wanted, written, reference.margin(fresh))

@@ -22,7 +22,8 @@ from decoding.engine.options import EngineOptions
 from decoding.network.reference import Reference
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from jobs.driver.proof import Setting, findings
+from jobs.proving.comparison import Setting
+from jobs.proving.findings import findings
 
 Verdict = Literal["exact", "refused", "not tried", "wrong", "crash"]
 

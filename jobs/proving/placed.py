@@ -13,14 +13,15 @@ import ray
 
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import roster_of
+from actors.engine.token_engine import TokenEngine
 from actors.errors import describe
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec, load_engine
+from actors.workers.loading import load_codec, load_engine, load_vllm_engine
 from decoding.sequence import Sequence
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
-from jobs.driver.proof import PlacedInput, rows_of
+from jobs.proving.comparison import PlacedInput, in_order, problem_with_row, rows_of
 from pipeline.storage.location import Location
 
 _PATIENCE_S = 20.0  # of the cluster's autoscaler
@@ -35,7 +36,9 @@ class PlacedEngine:
         self._links = None if roster is None else DraftLinks(settings, roster)
         self._failure = ""
         try:
-            self._engine = load_engine(settings, self._links)
+            self._engine: TokenEngine = (
+                load_vllm_engine(settings) if settings.engine.backend == "vllm" else load_engine(settings, self._links)
+            )
         except (ValueError, RuntimeError) as error:
             self._failure = describe(error)
 
@@ -43,15 +46,25 @@ class PlacedEngine:
         """Return why the engine could not be loaded; an empty text if it is ready."""
         return self._failure
 
-    def write(self, inputs: Seq[PlacedInput], temperature: float) -> list[Sequence]:
+    def problem_with(self, placed: PlacedInput) -> str | None:
+        """Return why the engine cannot write this row of the input; None if it can."""
+        return problem_with_row(placed, self._codec, self._settings, self._engine)
+
+    def write(
+        self, inputs: Seq[PlacedInput], temperature: float, num_slots: int | None = None, is_shuffled: bool = False
+    ) -> list[Sequence]:
         """Return what the engine writes for these rows of the input, in their order.
 
-        Raises RuntimeError if its draft actors draft nothing: then the texts prove nothing about them.
+        It has `num_slots`, or as many as it was loaded with, and gets the rows in this order or in another. Raises
+        RuntimeError if its draft actors draft nothing: then the texts prove nothing about them.
         """
-        sampling = replace(self._settings.sampling, temperature=temperature)
-        settings = replace(self._settings, sampling=sampling)
+        settings = self._settings.at_temperature(temperature)
         rows = rows_of(inputs, self._codec, settings, self._engine.max_model_len)
-        list(self._engine.stream(rows))
+        if num_slots is not None:
+            self._engine.resize(num_slots)
+        self._engine.submit(in_order(rows, is_shuffled))
+        while self._engine.has_work:
+            self._engine.step()
         if self._links is not None and not any(row.num_draft_tokens for row in rows):
             raise RuntimeError(
                 "the draft actors drafted nothing, so there is nothing to compare: they did not start, or were slower "
@@ -72,13 +85,20 @@ def placed_engine(plan: Plan) -> Iterator[Any]:
     start_ray(plan.config.run.ray_address)
     run = Location.parse(plan.config.output.path).short_name
     with roster_of(settings, run, plan.config.run.logs, 1) as roster:
-        engine = ray.remote(PlacedEngine).options(**plan.pool.actor_options).remote(settings, roster)
+        engine = new_engine(plan, settings, roster)
         try:
-            if failure := _failure(engine, plan):
-                raise ValueError(f"the engine cannot be placed as the run places it: {failure}")
             yield engine
         finally:
             ray.kill(engine)  # its stages end with it
+
+
+def new_engine(plan: Plan, settings: GeneratorSettings, roster: Any = None) -> Any:
+    """Return the handle of a PlacedEngine with what an actor of the run holds. Raises ValueError if it cannot load."""
+    engine = ray.remote(PlacedEngine).options(**plan.pool.actor_options).remote(settings, roster)
+    if failure := _failure(engine, plan):
+        ray.kill(engine)
+        raise ValueError(f"the engine cannot be placed as the run places it: {failure}")
+    return engine
 
 
 def _failure(engine: Any, plan: Plan) -> str:

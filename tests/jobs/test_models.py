@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs import models
-from jobs.driver.family import Family, model_types, try_family
+from jobs.proving.family import Family, model_types, try_family
 
 # Latent attention, ALiBi, sinusoids, chunks with experts: `make models` tries all types.
 EXACT = ("deepseek_v3", "mpt", "xglm", "llama4_text")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs import generate, prove
-from jobs.driver import placed
-from jobs.driver.proof import first_difference
+from jobs.proving import placed
+from jobs.proving.comparison import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3")

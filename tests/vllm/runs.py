@@ -27,11 +27,12 @@ class VllmRun:
     """A run in a folder, and its commands."""
 
     folder: Path
+    disk: Path | None = None  # of the run directory, if it is another one
 
     @property
     def output(self) -> Path:
         """The run directory."""
-        return self.folder / "out"
+        return (self.disk or self.folder) / "out"
 
     def read(self, rows: list[Any]) -> None:
         """Write the input."""

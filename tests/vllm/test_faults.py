@@ -10,6 +10,7 @@ import pytest
 from actors.workers.generator import Generator
 from jobs import generate
 from tests.jobs.runs import commits, errors, generations, problems, wait_until
+from tests.small_disk import fill, small_disk
 from tests.vllm.runs import VllmRun, good_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def run(tmp_path: Path) -> VllmRun:
-    """A run in an empty folder, over 24 good rows."""
+    """A run in an empty folder, over 60 good rows."""
     run = VllmRun(tmp_path)
-    run.read(good_rows(24))
+    run.read(good_rows(60))
     return run
 
 
@@ -68,7 +69,7 @@ def test_an_actor_that_is_killed_is_replaced_and_committed_parts_stay(run: VllmR
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed
     assert problems(run.output) == []
-    assert len(generations(run.output)) == 24
+    assert len(generations(run.output)) == 60
     assert first.items() <= commits(run.output).items()
     wait_until(lambda: run.processes() == [], 60)
 
@@ -85,6 +86,26 @@ def test_a_driver_that_is_killed_leaves_no_process_and_the_next_one_goes_on(run:
     assert problems(run.output) == []
     assert first.items() <= commits(run.output).items()
     wait_until(lambda: run.processes() == [], 60)
+
+
+def test_a_full_disk_fails_the_run_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        run = VllmRun(tmp_path, disk)
+        run.read(good_rows(120))
+        process = run.start()
+        wait_until(lambda: len(commits(run.output)) >= 1, 400)
+        fill(disk / "ballast")
+        printed, _ = process.communicate(timeout=600)
+        assert process.returncode == 1, printed
+        assert "No space left on device" in printed
+        first = commits(run.output)
+        assert 1 <= len(first) < 20
+        (disk / "ballast").unlink()
+        assert run.generate()[0] == 0
+        assert problems(run.output) == []
+        assert first.items() <= commits(run.output).items()
+        assert len(generations(run.output)) == 120
+        wait_until(lambda: run.processes() == [], 60)
 
 
 def test_sigterm_lets_units_in_flight_finish(run: VllmRun) -> None:

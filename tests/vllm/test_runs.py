@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> VllmRun:
         {"id": "min_p", "kind": "a", "prompt": "x", "sampling": {"min_p": 0.5}},
     ]
     run.read([*rows[:7], *bad, *rows[7:]])
-    code, printed = run.generate("--input.params_column=sampling")
+    code, printed = run.generate()
     assert code == 0, printed
     return run
 
@@ -59,9 +59,9 @@ def test_the_text_of_a_row_is_that_of_its_tokens(run: VllmRun) -> None:
 
 def test_the_same_command_does_nothing_and_another_engine_is_refused(run: VllmRun) -> None:
     before = commits(run.output)
-    code, printed = run.generate("--input.params_column=sampling")
+    code, printed = run.generate()
     assert (code, "Nothing left to do" in printed) == (0, True)
-    code, printed = run.generate("--input.params_column=sampling", "--engine.backend=dray", "--engine.vllm={}")
+    code, printed = run.generate("--engine.backend=dray", "--engine.vllm={}")
     assert code == 2
     assert "verification: was" in printed
     assert commits(run.output) == before
@@ -71,13 +71,13 @@ def test_the_commands_over_a_corpus_work(run: VllmRun, tmp_path: Path) -> None:
     assert run.tool("jobs.verify", str(run.output))[0] == 0
     assert run.tool("jobs.report", str(run.output), "--by", "kind")[0] == 0
     assert run.tool("jobs.export", str(run.output), str(tmp_path / "corpus.jsonl"))[0] == 0
-    assert len((tmp_path / "corpus.jsonl").read_text().splitlines()) == 20
+    assert len((tmp_path / "corpus.jsonl").read_text().splitlines()) == 25  # error rows are lines, too
     assert run.tool("jobs.compact", str(run.output), str(tmp_path / "compacted"))[0] == 0
     assert ds.dataset(tmp_path / "compacted", format="parquet").count_rows() == 20
 
 
 def test_failed_rows_are_tried_again(run: VllmRun) -> None:
-    code, printed = run.generate("--input.params_column=sampling", "--stage=generate", command="retry")
+    code, printed = run.generate("--stage=generate", command="retry")
     assert code == 0, printed
     assert {row["attempt"] for row in errors(run.output) if row["stage"] == "generate"} == {1}
     assert problems(run.output) == []

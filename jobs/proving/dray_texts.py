@@ -1,0 +1,103 @@
+"""DrayTexts: what Dray's engine writes in every setting, and what transformers' own code writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from actors.workers.loading import load_codec
+from decoding.drafters import NEED_A_MODEL
+from decoding.engine.engine import Engine
+from decoding.engine.load import Parts, load_parts
+from decoding.network.reference import Reference
+from decoding.sequence import Sequence
+from jobs.config.prove import ProveSettings
+from jobs.driver.plan import Plan
+from jobs.proving.comparison import (
+    Finding,
+    PlacedInput,
+    Setting,
+    compare,
+    problem_with_row,
+    rows_of,
+    settings_to_try,
+)
+from jobs.proving.findings import findings, margins
+from jobs.proving.placed import placed_engine
+
+
+class DrayTexts:
+    """The models in this process, and the engine as the run places it if the configuration puts models elsewhere."""
+
+    def __init__(self, plan: Plan, prove: ProveSettings) -> None:
+        """Load the models. Raises ValueError or OSError for what cannot be compared."""
+        if plan.settings.engine.verification == "rejection":
+            raise ValueError(
+                "engine.verification is 'rejection', which keeps the distribution of the target and not its tokens; "
+                "only 'coupled' can be compared token by token"
+            )
+        self._plan, self._codec = plan, load_codec(plan.settings)
+        models, options = plan.settings.models, plan.settings.engine
+        self.settings = settings_to_try(prove, options, models.draft is not None)
+        needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self.settings)
+        loaded = replace(options, drafter="model" if needs_draft else "none")
+        self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
+        self._plain = self._engine_without_draft()
+        margin = self._parts.target.close_call
+        self._reference = Reference.load(models.target, models.device, models.dtype, close_call=margin)
+        self._is_float32 = models.dtype == "float32"
+        self.runs_on = self._parts.target.runs_on
+        self.is_promised = self._is_float32 or self._parts.target.is_batch_invariant
+        # In other dtypes transformers' code rounds otherwise than any other.
+        engine = "the engine, one row at a time and without a draft"
+        self.written_alone_by = "transformers' own code" if self._is_float32 else engine
+        self._placed: Any = None
+
+    def place(self, resources: ExitStack) -> None:
+        """Load the engine that has its models elsewhere; `resources` ends it. Raises ValueError if it cannot load."""
+        self._placed = resources.enter_context(placed_engine(self._plan))
+        if self._placed is not None:
+            self.settings.append(self._placed_setting())
+
+    def _engine_without_draft(self) -> Engine:
+        options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
+        return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
+
+    def _placed_setting(self) -> Setting:
+        settings = self._plan.settings
+        options, stages = settings.engine, settings.stages
+        ranks = f" of {stages.tensor_parallel} processes" if stages.tensor_parallel > 1 else ""
+        where = f"{stages.count} stages{ranks}" if stages.is_apart else ""
+        where = ", ".join(filter(None, (where, "draft actors" if settings.placement == "split" else "")))
+        drafter = options.pick_drafter(settings.models.draft)
+        length = options.num_speculative_tokens
+        return Setting(drafter, options.draft_length, length, options.num_slots, is_shuffled=False, where=where)
+
+    def problem_with(self, placed: PlacedInput) -> str | None:
+        """Return why the engine cannot write this row of the input; None if it can."""
+        return problem_with_row(placed, self._codec, self._plan.settings, self._plain)
+
+    def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Sequence]:
+        """Yield each row of the input as it is written by the target alone, one after the other."""
+        rows = self._rows(inputs, temperature)
+        return self._reference.write(rows) if self._is_float32 else self._plain.stream(rows)
+
+    def _rows(self, inputs: list[PlacedInput], temperature: float) -> list[Sequence]:
+        settings = self._plan.settings.at_temperature(temperature)
+        return rows_of(inputs, self._codec, settings, self._parts.max_model_len)
+
+    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
+        """Yield what each of the settings writes, beside the `expected` output tokens."""
+
+        def make_rows() -> list[Sequence]:
+            return self._rows(inputs, temperature)
+
+        here = self.settings if self._placed is None else self.settings[:-1]
+        yield from findings(self._parts, self._plan.settings.engine, here, make_rows, expected, self._reference)
+        if self._placed is not None:
+            written = ray.get(self._placed.write.remote(inputs, temperature))
+            yield compare(self.settings[-1], written, expected, margins(make_rows, expected, self._reference))
