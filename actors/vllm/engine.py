@@ -61,6 +61,8 @@ class VllmEngine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             raise ValueError(f"vLLM cannot run this: {_message_of(error)}") from error
+        # Each row names its end tokens; those of the model would be forbidden before min_tokens where they are ignored.
+        self._engine.input_processor.generation_config_fields.clear()
         model = self._engine.vllm_config.model_config
         self.options: EngineSettings = replace(settings.engine, num_slots=arguments["max_num_seqs"])
         self.max_model_len: int = model.max_model_len
