@@ -6,6 +6,7 @@ Nothing here loads a model. `check` runs in the driver, before any actor starts.
 import ast
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -67,6 +68,7 @@ _WITHOUT_DRAFTS = ("min_p", "logit_bias")  # sampling parameters that vLLM does 
 _MAX_TEMPERATURE = 2.0
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves room for
 _VARIABLES = ("VLLM_", "CUDA_", "NCCL_", "TORCH_", "OMP_", "HIP_")  # beginnings of those that may be set
+_SECRET = re.compile("API_KEY|SECRET|PASSWORD|CREDENTIAL|_TOKEN$")  # in the name of a variable
 _DEFAULT_SHARE = 0.92  # of a GPU's memory, by vLLM
 _CACHE_ROOM = 1.25  # a cache in blocks needs more than its tokens
 
@@ -117,6 +119,10 @@ def _check_variables(variables: Mapping[str, str]) -> None:
     for name in variables:
         if name in _IN_PROCESS:
             raise ValueError(f"engine.vllm_env sets {name}, but vLLM's core runs in the actor's process; leave it out")
+        if _SECRET.search(name):
+            raise ValueError(
+                f"engine.vllm_env sets {name}, and a secret would stand in the run's files; set it on the machines"
+            )
         if not name.startswith(_VARIABLES):
             raise ValueError(
                 f"engine.vllm_env sets {name}; only names beginning with {', '.join(_VARIABLES)} are taken"
@@ -188,6 +194,13 @@ def prepare_environment(variables: Mapping[str, str]) -> None:
     os.environ.update({**variables, **_IN_PROCESS})
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def variables_set() -> dict[str, str]:
+    """Return vLLM's variables in this process that Dray has not set: the run's and those of the machine, no secrets."""
+    own = {**_ENVIRONMENT, **_IN_PROCESS}
+    names = [name for name in os.environ if name.startswith("VLLM_") and not _SECRET.search(name)]
+    return {name: os.environ[name] for name in names if own.get(name) != os.environ[name]}
 
 
 def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[str, Any]:

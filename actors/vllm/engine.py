@@ -7,7 +7,7 @@ another process, as after every death. vLLM reads its environment when it is imp
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import count, islice
@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.settings import EngineSettings, GeneratorSettings
-from actors.vllm.arguments import engine_arguments, problem_with
+from actors.vllm.arguments import engine_arguments, problem_with, variables_set
 from actors.vllm.expansion import mend_expansion
 from actors.vllm.probe import check_drafts
 from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params
@@ -41,6 +41,10 @@ def _check_device(device: Device) -> None:
     has = "cpu" if current_platform.is_cpu() else "cuda"
     if device not in ("auto", has):
         raise ValueError(f"models.device is {device!r}, and the vLLM that is installed here runs on {has!r} alone")
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
 
 
 def _message_of(error: Exception) -> str:
@@ -115,7 +119,8 @@ class VllmEngine:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "is_batch_invariant": bool(vllm.envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike(),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-            "arguments": ", ".join(f"{name}={value}" for name, value in sorted(self.options.vllm.items())),
+            "arguments": _listed(self.options.vllm),
+            "variables": _listed(variables_set()),
         }
 
     def description(self) -> dict[str, Any]:

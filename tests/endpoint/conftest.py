@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import openai
 import pytest
-from ray import serve
 
-from endpoint.deployment import deploy, is_deployed, start
+from endpoint.deployment import deploy, is_deployed
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, bundled_server, running_server, settings_of
-from tests.endpoint.on_serve.application import Served, served_at, take_away
+from tests.endpoint.on_serve.application import Served, running_serve, served_at, take_away
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
@@ -66,11 +64,8 @@ def whole() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def serve_port(ray_address: str) -> Iterator[int]:
     """The port of the one Ray Serve of all tests, which has the gate before its proxy and no application yet."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    start("127.0.0.1", port, SERVE_LIMITS)
-    yield port
-    serve.shutdown()
+    with running_serve(SERVE_LIMITS) as port:
+        yield port
 
 
 @pytest.fixture(scope="package")

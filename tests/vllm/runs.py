@@ -28,6 +28,7 @@ class VllmRun:
 
     folder: Path
     disk: Path | None = None  # of the run directory, if it is another one
+    backend: str = "vllm"
 
     @property
     def output(self) -> Path:
@@ -50,8 +51,8 @@ class VllmRun:
             f"--models.draft={PAIR / 'draft'}",
             "--models.device=cpu",
             "--sampling.max_tokens=24",
-            "--engine.backend=vllm",
-            '--engine.vllm={"enforce_eager": true}',
+            f"--engine.backend={self.backend}",
+            *(['--engine.vllm={"enforce_eager": true}'] if self.backend == "vllm" else []),
             "--engine.num_slots=4",
             "--engine.num_speculative_tokens=3",
             "--engine.max_model_len=128",
@@ -89,16 +90,17 @@ class VllmRun:
         content: dict[str, Any] = json.loads((self.output / name).read_text())
         return content
 
-    def processes(self) -> list[int]:
-        """Return the pids of all processes that hold a file of vLLM open or mapped, but this one."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if int(folder.name) != os.getpid() and "/vllm/_C" in (folder / "maps").read_text():
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-        return found
+
+def vllm_processes() -> list[int]:
+    """Return the pids of all processes that have loaded vLLM's library, but this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != os.getpid() and "/vllm/_C" in (folder / "maps").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
 
 
 def _environment() -> dict[str, str]:

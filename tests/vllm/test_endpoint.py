@@ -7,17 +7,15 @@ import pytest
 
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
-from tests.endpoint.in_process import Server, running_server, streamed
+from tests.endpoint.in_process import MODEL, Server, running_server, streamed
 from tests.jobs.runs import wait_until
 from tests.vllm.conftest import vllm_settings
-
-MODEL = "tests/tiny"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """The endpoint with the bundled pair."""
-    with running_server(vllm_settings(has_draft=True), ServiceSettings(model=MODEL), EdgeSettings()) as server:
+    with running_server(vllm_settings(has_draft=True), ServiceSettings(model=MODEL), EdgeSettings(keys=None)) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from actors.workers.generator import Generator
 from jobs import generate
 from tests.jobs.runs import commits, errors, generations, problems, wait_until
 from tests.small_disk import fill, small_disk
-from tests.vllm.runs import VllmRun, good_rows
+from tests.vllm.runs import VllmRun, good_rows, vllm_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -64,14 +64,14 @@ def test_an_actor_that_is_killed_is_replaced_and_committed_parts_stay(run: VllmR
     process = run.start()
     wait_until(lambda: len(commits(run.output)) >= 1, 400)
     first = commits(run.output)
-    (actor,) = run.processes()
+    (actor,) = vllm_processes()
     os.kill(actor, signal.SIGKILL)
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed
     assert problems(run.output) == []
     assert len(generations(run.output)) == 60
     assert first.items() <= commits(run.output).items()
-    wait_until(lambda: run.processes() == [], 60)
+    wait_until(lambda: vllm_processes() == [], 60)
 
 
 def test_a_driver_that_is_killed_leaves_no_process_and_the_next_one_goes_on(run: VllmRun) -> None:
@@ -80,12 +80,12 @@ def test_a_driver_that_is_killed_leaves_no_process_and_the_next_one_goes_on(run:
     first = commits(run.output)
     process.kill()
     process.wait(60)
-    wait_until(lambda: run.processes() == [], 120)
+    wait_until(lambda: vllm_processes() == [], 120)
     code, printed = run.generate()
     assert code == 0, printed
     assert problems(run.output) == []
     assert first.items() <= commits(run.output).items()
-    wait_until(lambda: run.processes() == [], 60)
+    wait_until(lambda: vllm_processes() == [], 60)
 
 
 def test_a_full_disk_fails_the_run_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_full_disk_fails_the_run_and_it_goes_on_when_there_is_room(tmp_path: P
         assert problems(run.output) == []
         assert first.items() <= commits(run.output).items()
         assert len(generations(run.output)) == 120
-        wait_until(lambda: run.processes() == [], 60)
+        wait_until(lambda: vllm_processes() == [], 60)
 
 
 def test_sigterm_lets_units_in_flight_finish(run: VllmRun) -> None:
@@ -114,6 +114,6 @@ def test_sigterm_lets_units_in_flight_finish(run: VllmRun) -> None:
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=600)
     assert process.returncode in (0, 3), printed  # 0 if all units were in flight
-    wait_until(lambda: run.processes() == [], 60)
+    wait_until(lambda: vllm_processes() == [], 60)
     assert run.generate()[0] == 0
     assert problems(run.output) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.runs import VllmRun, good_rows
+from tests.vllm.runs import VllmRun, good_rows, vllm_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -25,7 +25,7 @@ def test_texts_with_drafts_and_more_slots_are_compared_with_those_of_one_row_at_
     assert [bool(each["num_draft_tokens"]) for each in found] == [False, False, True, True]
     assert all(each["num_tokens"] > 50 for each in found)
     assert "tokens in 4 settings" in printed
-    assert run.processes() == []
+    assert vllm_processes() == []
 
 
 def test_sampled_texts_with_drafts_differ_and_that_is_no_failure(tmp_path: Path) -> None:

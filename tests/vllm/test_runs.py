@@ -1,5 +1,6 @@
 """Whole runs with vLLM: rows, counts, commits, reports and retries are those of every run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -61,7 +62,7 @@ def test_the_same_command_does_nothing_and_another_engine_is_refused(run: VllmRu
     before = commits(run.output)
     code, printed = run.generate()
     assert (code, "Nothing left to do" in printed) == (0, True)
-    code, printed = run.generate("--engine.backend=dray", "--engine.vllm={}")
+    code, printed = replace(run, backend="dray").generate()
     assert code == 2
     assert "verification: was" in printed
     assert commits(run.output) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,9 +22,10 @@ from actors.engine.loop import EngineStats
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.sequence import Sequence
-from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, withdraw
+from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, start, withdraw
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
+from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from tests.endpoint.asking import Asked
@@ -110,6 +112,16 @@ class Served(Running):
     def wait_until_whole(self) -> None:
         """Return when all replicas are there and answer."""
         wait_until(lambda: len(replica_pids()) == len(engine_stats()) == self.num_replicas, 180, every_s=0.1)
+
+
+@contextmanager
+def running_serve(limits: Limits) -> Iterator[int]:
+    """Start Ray Serve with the gate before its proxy and no application, until the block ends; yield its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    start("127.0.0.1", port, limits)
+    yield port
+    serve.shutdown()
 
 
 def served_at(port: int, pair: tuple[str, str]) -> Served:

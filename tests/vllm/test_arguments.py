@@ -1,0 +1,53 @@
+"""What vLLM lacks, and what Dray sets itself, is refused by name before anything is loaded."""
+
+import re
+from typing import Any
+
+import pytest
+
+from actors.vllm.arguments import check, prepare_environment, speculative_config, variables_set, without_drafts
+from tests.vllm.conftest import vllm_settings
+
+HEAD = {"method": "eagle3", "model": "heads/one", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"vllm": {"gpu_memory_utilisation": 0.5}}, "did you mean gpu_memory_utilization"),
+        ({"vllm": {"max_num_seqs": 4}}, "engine.vllm.max_num_seqs is set by Dray; say it by engine.num_slots"),
+        ({"vllm": {"trust_remote_code": True}}, "engine.vllm.trust_remote_code cannot be set: Dray never runs code"),
+        ({"vllm": {"lora": "/no/such/folder"}}, "which is not the folder of a LoRA adapter"),
+        ({"vllm": {"speculative_config": HEAD}, "drafter": "ngram"}, "drop one of them"),
+        (
+            {"vllm_env": {"VLLM_NO_SUCH_THING": "1"}},
+            "engine.vllm_env sets VLLM_NO_SUCH_THING, which this vLLM does not",
+        ),
+        ({"vllm_env": {"PATH": "/bin"}}, "only names beginning with VLLM_"),
+        ({"vllm_env": {"VLLM_API_KEY": "hush"}}, "a secret would stand in the run's files"),
+        ({"vllm_env": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}}, "vLLM's core runs in the actor's process"),
+        ({"drafter": "suffix"}, "vLLM needs the package arctic-inference"),
+    ],
+)
+def test_what_cannot_be_said_to_vllm_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(vllm_settings(has_draft=False, **options))
+
+
+def test_what_the_machine_sets_is_recorded_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_API_KEY", "hush")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    prepare_environment({})
+    assert "VLLM_API_KEY" not in variables_set()
+    assert variables_set()["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert "VLLM_LOGGING_LEVEL" not in variables_set(), "Dray has set it"
+
+
+def test_settings_without_drafts_have_no_head_either() -> None:
+    settings = vllm_settings(has_draft=False, vllm={"enforce_eager": True, "speculative_config": HEAD})
+    assert speculative_config(settings) == HEAD
+    assert speculative_config(without_drafts(settings)) is None
+    assert without_drafts(settings).engine.vllm == {"enforce_eager": True}
+    assert speculative_config(without_drafts(vllm_settings(has_draft=True))) is None
