@@ -63,6 +63,7 @@ class Replicas:
     """Engines behind a Ray Serve deployment.
 
     A request whose replica dies is continued by another one from where the first had stopped: both write the same text.
+    Where they do not, a whole answer is begun anew, and a stream of which something was sent ends with an error.
     It is continued once, since a request that was in flight when two replicas died may be what killed them. A request
     that only waited for a slot cannot be. While an update is rolled out, replicas of another model refuse a request,
     and a replica of its own model is looked for.
@@ -106,11 +107,15 @@ class Replicas:
         """Yield deltas as `Backend.generate` does."""
         generation = replace(generation, fingerprint=self._fingerprint)
         delivered: dict[int, Delivered] = {}
+        # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
+        keeps = not self._is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
         with self._counted():
             while True:
+                if keeps:
+                    delivered = {}
                 # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
-                resumption, is_waiting = Resumption(delivered), True
+                resumption, is_waiting, kept = Resumption(delivered), True, list[list[Delta]]()
                 response = self._streaming.generate_or_refuse.remote(generation)
                 is_over = False
                 try:
@@ -119,13 +124,19 @@ class Replicas:
                             is_over = True
                             raise item
                         is_waiting = item is Standing.WAITS
-                        if not isinstance(item, Standing) and (new := resumption.new(item)):
+                        if isinstance(item, Standing) or not (new := resumption.new(item)):
+                            continue
+                        if keeps:
+                            kept.append(new)
+                        else:
                             yield new
                     is_over = True
+                    for new in kept:
+                        yield new
                     return
                 except (OtherModelError, RayError, *_LOST) as error:
                     is_over = True
-                    is_repeatable = self._is_repeatable or not delivered
+                    is_repeatable = self._is_repeatable or keeps or not delivered
                     await tries.again(error, is_waiting=is_waiting, is_repeatable=is_repeatable)
                 finally:
                     if not is_over:  # the reader has left

@@ -104,6 +104,7 @@ class Service:
             params=params,
             deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
+            is_streamed=bool(request.stream),
         )
         return PreparedRequest(prompts, generation, facts)
 

@@ -36,7 +36,7 @@ class VllmTexts:
         self.settings = _settings_to_try(prove, plan.settings)
         for setting in self.settings:
             arguments.check(self._drafting_as(setting))
-        self.runs_on = plan.settings.models.device
+        self.runs_on: str = plan.settings.models.device
         self._engine: Any = None
         self._loaded: tuple[str, int] | None = None
 

@@ -54,9 +54,11 @@ class Handle:
             yield said
 
 
-async def read(handle: Handle, *, is_repeatable: bool = True, fingerprint: str = "") -> list[Delta]:
+async def read(
+    handle: Handle, *, is_repeatable: bool = True, fingerprint: str = "", generation: Generation = GENERATION
+) -> list[Delta]:
     replicas = Replicas(handle, is_repeatable=is_repeatable, fingerprint=fingerprint)
-    return [delta async for deltas in replicas.generate(GENERATION) for delta in deltas]
+    return [delta async for deltas in replicas.generate(generation) for delta in deltas]
 
 
 async def read_by_client(backend: Any, generation: Generation = GENERATION) -> None:
@@ -164,6 +166,16 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     with pytest.raises(EnginesLostError):
         await Replicas(handle, is_repeatable=True).score(scoring)
     assert len(handle.deadlines) == 2
+
+
+async def test_a_whole_answer_that_is_not_repeatable_is_begun_anew() -> None:
+    again = [[delta(0, 5), delta(1, 6)], [delta(0, 7, ends=True), delta(1, 8, ends=True)]]
+    whole = replace(GENERATION, is_streamed=False)
+    handle = Handle([[delta(0, 1)], [delta(0, 2), delta(1, 3)], ActorDiedError()], again)
+    deltas = await read(handle, is_repeatable=False, generation=whole)
+    assert (tokens_of(deltas, 0), tokens_of(deltas, 1)) == ([5, 7], [6, 8])
+    with pytest.raises(EnginesLostError):
+        await read(Handle(*[[[delta(0, 1)], ActorDiedError()]] * 3), is_repeatable=False, generation=whole)
 
 
 async def test_generation_that_is_not_repeatable_resumes_only_before_its_first_token() -> None:
