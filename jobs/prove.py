@@ -40,16 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Texts(Protocol):
     """What is compared: an engine in many settings, and how its rows are written without any of them."""
 
-    runs_on: str
     is_promised: bool  # that all settings write the same
     written_alone_by: str
-    settings: list[Setting]
+
+    @property
+    def runs_on(self) -> str:
+        """The processor of the models, once they are placed."""
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings that are compared."""
+
+    def problem_with(self, placed: PlacedInput) -> str | None:
+        """Return why an engine of these settings cannot write this row of the input; None if all can."""
 
     def place(self, resources: ExitStack) -> None:
         """Load what runs in other processes; `resources` ends it. Raises ValueError if that cannot be done."""
-
-    def problem_with(self, placed: PlacedInput) -> str | None:
-        """Return why the engine cannot write this row of the input; None if it can."""
 
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Row]:
         """Yield each row of the input as it is written alone, one after the other."""
@@ -62,45 +68,45 @@ class Proof:
     """The prompts and the settings to compare."""
 
     def __init__(self, config: ProveConfig, plan: Plan) -> None:
-        """Load what runs in this process. Raises ValueError or OSError for what cannot be compared."""
+        """Load what runs in this process, and read the prompts. Raises ValueError or OSError for what is wrong."""
         self._config, self._plan, self._console = config, plan, Console()
         is_vllm = plan.settings.engine.backend == "vllm"
         self._texts: Texts = VllmTexts(plan, config.prove) if is_vllm else DrayTexts(plan, config.prove)
+        self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
+        if not self._inputs:
+            raise ValueError("no row of the input can be written, so there is nothing to compare")
 
     def run(self) -> Exit:
-        """Read the prompts, compare, print and record. Raises ValueError if no prompt can be written."""
+        """Compare, print and record. Raises ValueError if an engine cannot be loaded where the run puts it."""
         started, models, prove = time.monotonic(), self._plan.settings.models, self._config.prove
         texts = self._texts
         with ExitStack() as resources:
             texts.place(resources)
-            inputs = list(islice(self._good_rows(texts), prove.num_prompts))
-            if not inputs:
-                raise ValueError("no row of the input can be written, so there is nothing to compare")
             self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}")
             found: list[Finding] = []
             for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
-                found += self._compared(texts, inputs, temperature)
+                found += self._compared(temperature)
         differences = [each for finding in found for each in finding.differences]
         num_tokens = sum(finding.num_tokens for finding in found)
         verdict = _verdict(num_tokens, len(found), differences, texts.is_promised)
         self._console.print(verdict, style="bold", highlight=False)
-        self._record(texts, len(inputs), found, num_tokens, time.monotonic() - started)
+        self._record(found, num_tokens, time.monotonic() - started)
         return Exit.FAILED if differences and texts.is_promised else Exit.COMPLETE
 
-    def _good_rows(self, texts: Texts) -> Iterator[PlacedInput]:
+    def _good_rows(self) -> Iterator[PlacedInput]:
         """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
         for unit in self._plan.new_units():
             for row in read_unit(unit, self._plan.input_options, self._plan.carried):
                 ordinal = unit.first_ordinal + unit.row_index(row.row_id)
-                problem = row.message if isinstance(row, ErrorRow) else texts.problem_with((row, ordinal))
+                problem = row.message if isinstance(row, ErrorRow) else self._texts.problem_with((row, ordinal))
                 if problem is None and isinstance(row, InputRow):
                     yield row, ordinal
                 else:
                     self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
 
-    def _compared(self, texts: Texts, inputs: list[PlacedInput], temperature: float) -> list[Finding]:
+    def _compared(self, temperature: float) -> list[Finding]:
         """Return what each setting wrote at this temperature; print it."""
-        what = f"temperature {temperature:g}"
+        texts, inputs, what = self._texts, self._inputs, f"temperature {temperature:g}"
         num_rows = len(inputs) * self._plan.settings.sampling.n
         alone = list(self._shown(texts.alone(inputs, temperature), num_rows, f"{what}: one row at a time"))
         refuse_failed(alone)
@@ -126,16 +132,16 @@ class Proof:
         """Yield the steps, and show on a terminal how many of `total` are done."""
         return track(steps, what, total, console=self._console, transient=True, disable=not self._console.is_terminal)
 
-    def _record(self, texts: Texts, num_prompts: int, found: list[Finding], num_tokens: int, seconds: float) -> None:
+    def _record(self, found: list[Finding], num_tokens: int, seconds: float) -> None:
         """Write the result where the configuration says, and into the report of a run that exists."""
         result = {
             "engine": describe_engine(self._plan.settings),
-            "num_prompts": num_prompts,
+            "num_prompts": len(self._inputs),
             "num_settings": len(found),
             "num_tokens": num_tokens,
             "num_different_rows": sum(len(finding.differences) for finding in found),
             "dtype": self._plan.settings.models.dtype,
-            "device": texts.runs_on,
+            "device": self._texts.runs_on,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "seconds": round(seconds, 1),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ _MAX_TEMPERATURE = 2.0
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves room for
 _VARIABLES = ("VLLM_", "CUDA_", "NCCL_", "TORCH_", "OMP_", "HIP_")  # beginnings of those that may be set
 _SECRET = re.compile("API_KEY|SECRET|PASSWORD|CREDENTIAL|_TOKEN$")  # in the name of a variable
+_PLACE = re.compile("_IP$|_PORT$|_ROOT$|_DIR$|_PATH$|_FOLDER$")  # differs between machines, and changes no text
 _DEFAULT_SHARE = 0.92  # of a GPU's memory, by vLLM
 _CACHE_ROOM = 1.25  # a cache in blocks needs more than its tokens
 
@@ -189,18 +191,25 @@ def _folder() -> Path:
     return Path(spec.origin).parent
 
 
+@cache
+def machine_variables() -> dict[str, str]:
+    """Return the variables of vLLM that this machine sets, but no secrets and nothing that only names a place.
+
+    They are those of the first call, since vLLM sets some itself when it is loaded.
+    """
+    names = [
+        name for name in os.environ if name.startswith("VLLM_") and not (_SECRET.search(name) or _PLACE.search(name))
+    ]
+    own = {**_ENVIRONMENT, **_IN_PROCESS}
+    return {name: os.environ[name] for name in names if own.get(name) != os.environ[name]}
+
+
 def prepare_environment(variables: Mapping[str, str]) -> None:
     """Set the environment variables that vLLM reads when it is imported; these, then what is set, then Dray's own."""
+    machine_variables()
     os.environ.update({**variables, **_IN_PROCESS})
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def variables_set() -> dict[str, str]:
-    """Return vLLM's variables in this process that Dray has not set: the run's and those of the machine, no secrets."""
-    own = {**_ENVIRONMENT, **_IN_PROCESS}
-    names = [name for name in os.environ if name.startswith("VLLM_") and not _SECRET.search(name)]
-    return {name: os.environ[name] for name in names if own.get(name) != os.environ[name]}
 
 
 def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[str, Any]:

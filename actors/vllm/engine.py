@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.settings import EngineSettings, GeneratorSettings
-from actors.vllm.arguments import engine_arguments, problem_with, variables_set
+from actors.vllm.arguments import engine_arguments, machine_variables, problem_with
 from actors.vllm.expansion import mend_expansion
 from actors.vllm.probe import check_drafts
 from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params
@@ -120,7 +120,7 @@ class VllmEngine:
             "is_batch_invariant": bool(vllm.envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike(),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "arguments": _listed(self.options.vllm),
-            "variables": _listed(variables_set()),
+            "variables": _listed({**machine_variables(), **self.options.vllm_env}),
         }
 
     def description(self) -> dict[str, Any]:
@@ -224,8 +224,8 @@ class VllmEngine:
         return set(islice(tuple(self._waiting), max(0, self.options.num_slots - len(self._running))))
 
     def resize(self, num_slots: int) -> None:
-        """Run at most this many rows at once. Raises RuntimeError for more than vLLM was loaded with."""
-        if num_slots > (most := self._arguments["max_num_seqs"]):
+        """Run at most this many rows at once. Raises RuntimeError for none, or more than vLLM was loaded with."""
+        if not 1 <= num_slots <= (most := self._arguments["max_num_seqs"]):
             raise RuntimeError(f"vLLM was loaded with {most} slots, and cannot go on with {num_slots}")
         self.options = replace(self.options, num_slots=num_slots)
 

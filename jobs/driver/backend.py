@@ -27,9 +27,10 @@ def exactness(settings: GeneratorSettings) -> Exactness:
 def exactness_found(claimed: Exactness, verification: str, engines: Iterable[Mapping[str, Any]]) -> Exactness:
     """Return what may be said once the parts are written, whose footers describe these engines."""
     found = list(engines)
-    if claimed == "no" and verification != "rejection" and found and all(e.get("is_batch_invariant") for e in found):
-        return "batch-invariant"
-    return claimed
+    if claimed != "no" or verification == "rejection" or not found:
+        return claimed
+    is_alike = len({engine.get("kernels") for engine in found}) == 1  # others round otherwise
+    return "batch-invariant" if is_alike and all(engine.get("is_batch_invariant") for engine in found) else "no"
 
 
 def describe_engine(settings: GeneratorSettings) -> str:

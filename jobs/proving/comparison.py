@@ -8,7 +8,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import cast
 
-from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
@@ -94,14 +93,14 @@ def in_order(rows: Seq[Sequence], is_shuffled: bool) -> list[Sequence]:
 
 
 def problem_with_row(
-    placed: PlacedInput, codec: TextCodec, settings: GeneratorSettings, engine: TokenEngine
+    placed: PlacedInput, codec: TextCodec, settings: GeneratorSettings, problem_with: Callable[[Sequence], str | None]
 ) -> str | None:
-    """Return why an engine cannot write this row of the input; None if it can."""
+    """Return why this row of the input cannot be written, by `problem_with` of its sequences; None if it can."""
     try:
         sequences = encode_row(*placed, codec, settings).sequences
     except RowError as error:
         return str(error)
-    return next(filter(None, map(engine.problem_with, sequences)), None)
+    return next(filter(None, map(problem_with, sequences)), None)
 
 
 def rows_of(

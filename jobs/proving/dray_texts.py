@@ -42,8 +42,8 @@ class DrayTexts:
             )
         self._plan, self._codec = plan, load_codec(plan.settings)
         models, options = plan.settings.models, plan.settings.engine
-        self.settings = settings_to_try(prove, options, models.draft is not None)
-        needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self.settings)
+        self._settings = settings_to_try(prove, options, models.draft is not None)
+        needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
         loaded = replace(options, drafter="model" if needs_draft else "none")
         self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
         self._plain = self._engine_without_draft()
@@ -57,11 +57,14 @@ class DrayTexts:
         self.written_alone_by = "transformers' own code" if self._is_float32 else engine
         self._placed: Any = None
 
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings in this process, and that of the engine that is placed as in the run, if there is one."""
+        return self._settings if self._placed is None else [*self._settings, self._placed_setting()]
+
     def place(self, resources: ExitStack) -> None:
         """Load the engine that has its models elsewhere; `resources` ends it. Raises ValueError if it cannot load."""
         self._placed = resources.enter_context(placed_engine(self._plan))
-        if self._placed is not None:
-            self.settings.append(self._placed_setting())
 
     def _engine_without_draft(self) -> Engine:
         options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
@@ -79,7 +82,7 @@ class DrayTexts:
 
     def problem_with(self, placed: PlacedInput) -> str | None:
         """Return why the engine cannot write this row of the input; None if it can."""
-        return problem_with_row(placed, self._codec, self._plan.settings, self._plain)
+        return problem_with_row(placed, self._codec, self._plan.settings, self._plain.problem_with)
 
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Sequence]:
         """Yield each row of the input as it is written by the target alone, one after the other."""
@@ -96,8 +99,8 @@ class DrayTexts:
         def make_rows() -> list[Sequence]:
             return self._rows(inputs, temperature)
 
-        here = self.settings if self._placed is None else self.settings[:-1]
-        yield from findings(self._parts, self._plan.settings.engine, here, make_rows, expected, self._reference)
+        options = self._plan.settings.engine
+        yield from findings(self._parts, options, self._settings, make_rows, expected, self._reference)
         if self._placed is not None:
             written = ray.get(self._placed.write.remote(inputs, temperature))
-            yield compare(self.settings[-1], written, expected, margins(make_rows, expected, self._reference))
+            yield compare(self._placed_setting(), written, expected, margins(make_rows, expected, self._reference))

@@ -21,7 +21,7 @@ from actors.workers.loading import load_codec, load_engine, load_vllm_engine
 from decoding.sequence import Sequence
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
-from jobs.proving.comparison import PlacedInput, in_order, problem_with_row, rows_of
+from jobs.proving.comparison import PlacedInput, in_order, rows_of
 from pipeline.storage.location import Location
 
 _PATIENCE_S = 20.0  # of the cluster's autoscaler
@@ -35,10 +35,14 @@ class PlacedEngine:
         self._settings, self._codec = settings, load_codec(settings)
         self._links = None if roster is None else DraftLinks(settings, roster)
         self._failure = ""
+        self._engine: TokenEngine
         try:
-            self._engine: TokenEngine = (
-                load_vllm_engine(settings) if settings.engine.backend == "vllm" else load_engine(settings, self._links)
-            )
+            if settings.engine.backend == "vllm":
+                self._engine = engine = load_vllm_engine(settings)
+                self._runs_on = str(engine.footer()["device"])
+            else:
+                self._engine = own_engine = load_engine(settings, self._links)
+                self._runs_on = own_engine.target.runs_on
         except (ValueError, RuntimeError) as error:
             self._failure = describe(error)
 
@@ -46,9 +50,9 @@ class PlacedEngine:
         """Return why the engine could not be loaded; an empty text if it is ready."""
         return self._failure
 
-    def problem_with(self, placed: PlacedInput) -> str | None:
-        """Return why the engine cannot write this row of the input; None if it can."""
-        return problem_with_row(placed, self._codec, self._settings, self._engine)
+    def runs_on(self) -> str:
+        """Return the processor of its models, as the engine names it."""
+        return self._runs_on
 
     def write(
         self, inputs: Seq[PlacedInput], temperature: float, num_slots: int | None = None, is_shuffled: bool = False
@@ -95,9 +99,12 @@ def placed_engine(plan: Plan) -> Iterator[Any]:
 def new_engine(plan: Plan, settings: GeneratorSettings, roster: Any = None) -> Any:
     """Return the handle of a PlacedEngine with what an actor of the run holds. Raises ValueError if it cannot load."""
     engine = ray.remote(PlacedEngine).options(**plan.pool.actor_options).remote(settings, roster)
-    if failure := _failure(engine, plan):
+    try:
+        if failure := _failure(engine, plan):
+            raise ValueError(f"the engine cannot be loaded as the run loads it: {failure}")
+    except BaseException:
         ray.kill(engine)
-        raise ValueError(f"the engine cannot be placed as the run places it: {failure}")
+        raise
     return engine
 
 

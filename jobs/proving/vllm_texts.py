@@ -15,12 +15,17 @@ import ray
 
 from actors.settings import GeneratorSettings
 from actors.vllm import arguments
+from actors.workers.loading import load_codec
+from decoding.checkpoint.generation import end_token_ids_of
+from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import DrafterName
+from decoding.engine.limits import Limits
+from decoding.engine.load import settle_max_model_len
 from decoding.sequence import Sequence
 from jobs.config.prove import ProveSettings
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
-from jobs.proving.comparison import Finding, PlacedInput, Setting, compare
+from jobs.proving.comparison import Finding, PlacedInput, Setting, compare, problem_with_row
 from jobs.proving.placed import new_engine
 
 
@@ -31,12 +36,17 @@ class VllmTexts:
     written_alone_by = "vLLM, one row at a time and without a draft"
 
     def __init__(self, plan: Plan, prove: ProveSettings) -> None:
-        """Check the settings. Raises ValueError for what vLLM cannot do."""
+        """Check the settings and temperatures. Raises ValueError for what vLLM cannot do."""
         self._plan = plan
         self.settings = _settings_to_try(prove, plan.settings)
+        self._codec, self._has_drafts = load_codec(plan.settings), any(each.drafter != "none" for each in self.settings)
         for setting in self.settings:
-            arguments.check(self._drafting_as(setting))
-        self.runs_on: str = plan.settings.models.device
+            for temperature in prove.temperatures or (plan.settings.sampling.temperature,):
+                arguments.check(self._drafting_as(setting).at_temperature(temperature))
+        config = read_config(plan.settings.models.target)
+        max_model_len = settle_max_model_len(plan.settings.engine.max_model_len, max_positions(config))
+        vocab_size = config.get_text_config().vocab_size
+        self._limits = Limits(max_model_len, vocab_size, end_token_ids_of(plan.settings.models.target, config))
         self._engine: Any = None
         self._loaded: tuple[str, int] | None = None
 
@@ -45,6 +55,12 @@ class VllmTexts:
         start_ray(self._plan.config.run.ray_address)
         resources.callback(self._unload)
         self._load(self.settings[0])
+        self._runs_on = str(ray.get(self._engine.runs_on.remote()))
+
+    @property
+    def runs_on(self) -> str:
+        """The processor of the models, as vLLM names it."""
+        return self._runs_on
 
     def _drafting_as(self, setting: Setting) -> GeneratorSettings:
         """Return the settings of an engine that drafts as this setting does, with slots for all of its kind."""
@@ -71,9 +87,13 @@ class VllmTexts:
         self._engine = self._loaded = None
 
     def problem_with(self, placed: PlacedInput) -> str | None:
-        """Return why the engine cannot write this row of the input; None if it can."""
-        problem: str | None = ray.get(self._engine.problem_with.remote(placed))
-        return problem
+        """Return why an engine of these settings cannot write this row of the input; None if all can."""
+
+        def problem(sequence: Sequence) -> str | None:
+            of_vllm = arguments.problem_with(sequence.params, self._has_drafts, self._limits.vocab_size)
+            return self._limits.problem_with(sequence) or of_vllm
+
+        return problem_with_row(placed, self._codec, self._plan.settings, problem)
 
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Sequence]:
         """Yield each row of the input as vLLM writes it alone and without drafts."""
@@ -96,6 +116,11 @@ def _settings_to_try(prove: ProveSettings, settings: GeneratorSettings) -> list[
     if "speculative_config" in engine.vllm:
         config = engine.vllm["speculative_config"]
         ways.append((str(config.get("method", "a head")), int(config.get("num_speculative_tokens", 0))))
+        if prove.drafters:
+            raise ValueError(
+                f"prove.drafters names {', '.join(prove.drafters)}, and engine.vllm.speculative_config says what "
+                "drafts; drop one of them"
+            )
     else:
         drafters = prove.drafters or (engine.pick_drafter(settings.models.draft),)
         ways += [(name, length) for name in drafters if name != "none" for length in prove.draft_lengths]

@@ -81,6 +81,9 @@ def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_pro
     invariant, other = {"is_batch_invariant": True}, {"is_batch_invariant": False}
     assert exactness_found("no", "coupled", [invariant, invariant]) == "batch-invariant"
     assert exactness_found("no", "coupled", [invariant, other]) == "no"
+    kinds = [{**invariant, "kernels": "avx2"}, {**invariant, "kernels": "avx512-bf16"}]
+    assert exactness_found("no", "coupled", kinds[:1] * 2) == "batch-invariant"
+    assert exactness_found("no", "coupled", kinds) == "no"
     assert exactness_found("no", "coupled", []) == "no"
     assert exactness_found("no", "rejection", [invariant]) == "no"
     assert exactness_found("proved", "coupled", [other]) == "proved"

@@ -92,7 +92,7 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(
     assert prove.main([*command, *flags, "--prove.drafters=none"]) == 1
     printed = capsys.readouterr()
     assert "identical" not in printed.out
-    assert "error: the engine cannot be placed as the run places it: " in printed.err
+    assert "error: the engine cannot be loaded as the run loads it: " in printed.err
     assert "1000 CPU" in printed.err
 
 
@@ -104,6 +104,14 @@ def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_
     assert prove.main([*command, "--prove.drafters=none"]) == 0
     proof = json.loads((tmp_path / "out/report.json").read_text())["proof"]
     assert (proof["num_prompts"], proof["num_different_rows"]) == (5, 0)
+
+
+def test_an_input_without_a_row_that_can_be_written_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"id": "long", "kind": "a", "prompt": "word " * 400}])
+    assert prove.main([*command, "--prove.drafters=none", "--engine.max_model_len=100"]) == 2
+    assert "no row of the input can be written" in capsys.readouterr().err
 
 
 def test_rejection_cannot_be_compared_token_by_token(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,24 @@ def test_rows_that_end_while_a_prompt_is_scored_come_back_once(engine: Any, code
     assert len(finished) == len(set(finished)) == 5
 
 
+def test_the_slots_may_become_fewer_and_not_more(engine: Any, codec: TextCodec) -> None:
+    for num_slots in (0, 4):
+        with pytest.raises(RuntimeError, match=f"loaded with 3 slots, and cannot go on with {num_slots}"):
+            engine.resize(num_slots)
+    engine.resize(1)
+    engine.submit(sequences_of(codec, GREEDY, 3))
+    engine.step()
+    assert engine.num_running == 1
+    engine.resize(3)
+    engine.step()
+    assert engine.num_running == 3
+    engine.clear()
+
+
+def test_what_a_part_says_of_an_engine_is_the_same_for_equal_engines(engine: Any) -> None:
+    assert (engine.footer()["backend"], engine.footer()["variables"]) == ("vllm", "")
+
+
 def test_what_vllm_refuses_is_an_error_of_that_row(engine: Any, codec: TextCodec) -> None:
     rows = [
         *sequences_of(codec, SamplingParams(temperature=3.0, max_tokens=4), 1),

@@ -25,8 +25,10 @@ def deployed(ray_address: str) -> Iterator[Served]:
     with running_serve(Limits()) as port:
         served = Served(port, vllm_settings(has_draft=True, num_slots=4, max_model_len=_CONTEXT))
         deploy(served.application())
-        yield served
-        take_away()
+        try:
+            yield served
+        finally:
+            take_away()
     wait_until(lambda: vllm_processes() == [], 60)
 
 

@@ -130,6 +130,18 @@ def linear_columns() -> int:
     return int(library.dray_linear_columns())
 
 
+def linear_kind(dtype: torch.dtype) -> str:
+    """Return the instructions that multiply in this dtype: products of one kind are equal bit for bit on any machine.
+
+    An empty text if none of our kernels does.
+    """
+    function = getattr(_library(), f"dray_linear_kind_{_DTYPES.get(dtype)}", None)
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
+
+
 def _library() -> ctypes.CDLL | None:
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
 

@@ -29,6 +29,10 @@ void dray_rms_norm_bfloat16(const BFloat16* x, const BFloat16* weight, float eps
 
 int64_t dray_linear_columns() { return kColumns; }
 
+const char* dray_linear_kind_float32() { return DRAY_LINEAR_KIND_FLOAT32; }
+
+const char* dray_linear_kind_bfloat16() { return DRAY_LINEAR_KIND_BFLOAT16; }
+
 void dray_linear_float32(const Linear* linear, const float* x, int64_t lines, const float* added, float* out) {
   run_linear(*linear, x, lines, added, out);
 }

@@ -1,7 +1,7 @@
 // Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and the operation after it.
 //
-// A weight is read from memory once, in the order in which it is stored, and up to eight lines are multiplied with it on
-// the way. With more lines, a block of columns stays in the cache until all lines are done, while the next block is
+// A weight is read from memory once, in the order in which it is stored, and some lines are multiplied with it on the
+// way, as many as the registers hold sums of. With more lines, a block of columns stays in the cache until all lines are done, while the next block is
 // fetched. Few lines run at the bandwidth of the memory, many at the arithmetic speed of the cores.
 //
 // Every output is one sum over the inputs in their order, so the result of a line does not depend on the number of lines
@@ -27,10 +27,18 @@ namespace {
 
 // The registers: 32 of 16 numbers with AVX-512, 16 of 8 numbers with AVX2. A block is two of them wide.
 #ifdef __AVX512F__
-constexpr int kWidth = 16, kMaxLines = 8;  // multiplied at once: twelve lines fit, but are no faster
+constexpr int kWidth = 16;
+#define DRAY_LINEAR_KIND_FLOAT32 "avx512"
 #else
-constexpr int kWidth = 8, kMaxLines = 6;
+constexpr int kWidth = 8;
+#define DRAY_LINEAR_KIND_FLOAT32 "avx2"
 #endif
+#ifdef __AVX512BF16__
+#define DRAY_LINEAR_KIND_BFLOAT16 "avx512-bf16"
+#else
+#define DRAY_LINEAR_KIND_BFLOAT16 DRAY_LINEAR_KIND_FLOAT32
+#endif
+constexpr int kMaxLines = 8;  // multiplied at once: with AVX-512 twelve lines fit, but are no faster
 constexpr int kColumns = 2 * kWidth;
 constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
 constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
@@ -51,6 +59,7 @@ struct Depth<float> {
   typedef float Line;
   typedef Register Weight;
   static constexpr int size = 1;
+  static constexpr int lines = kWidth == 16 ? 8 : 6;  // that are multiplied at once
   static Line broadcast(const float* x) { return *x; }
   static Weight weight(const float* w) { return *reinterpret_cast<const Register*>(w); }
   static Register add(Register sum, Line x, Weight w) { return sum + w * x; }
@@ -63,6 +72,7 @@ struct Depth<BFloat16> {
   typedef __m512bh Line;
   typedef __m512bh Weight;
   static constexpr int size = 2;
+  static constexpr int lines = 8;
   static Line broadcast(const BFloat16* x) {
     int32_t pair;
     std::memcpy(&pair, x, sizeof pair);
@@ -81,6 +91,7 @@ struct Depth<BFloat16> {
     Register first, second;
   };
   static constexpr int size = 2;
+  static constexpr int lines = kWidth == 16 ? 8 : 5;  // four registers of weights leave room for as many sums
   static Line broadcast(const float* x) { return x; }
   static Weight weight(const BFloat16* w) {
     const Bits pairs = *reinterpret_cast<const Bits*>(w);
@@ -132,6 +143,7 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, cons
     case 7: return multiply<T, 7, what>(x, inputs, block, fetched, out);
     case 8: return multiply<T, 8, what>(x, inputs, block, fetched, out);
 #endif
+    default: __builtin_trap();
   }
 }
 
@@ -186,35 +198,39 @@ void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x
     }
 }
 
-// Returns the lines in the format in which they are multiplied.
+// Returns the lines in the format in which they are multiplied; the next call may overwrite them.
 template <class T>
 const Input<T>* widened(const T* x, int64_t num) {
   if constexpr (std::is_same<T, Input<T>>::value) {
     return x;
   } else {
-    thread_local std::vector<float> wide;
-    wide.resize((num + kLanes - 1) / kLanes * kLanes);
+    thread_local std::vector<float> room;
+    if (static_cast<int64_t>(room.size()) < num + kLanes) room.resize(num + kLanes);
+    float* const wide = room.data();
+#pragma omp parallel for schedule(static) if (num > 65536)
     for (int64_t i = 0; i < num; i += kLanes) {
       const int here = static_cast<int>(std::min<int64_t>(kLanes, num - i));
-      store(wide.data() + i, load(x + i, here));
+      store(wide + i, load(x + i, here));
     }
-    return wide.data();
+    return wide;
   }
 }
 
 // out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` unless it is null.
 template <class T>
-void run_linear(const Linear& linear, const T* narrow, int64_t num_lines, const T* added, T* out) {
-  const Input<T>* const x = widened(narrow, num_lines * linear.inputs);
+void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T* added, T* out) {
+  constexpr int64_t most = Depth<T>::lines;
   const int64_t num_blocks = (linear.outputs + kColumns - 1) / kColumns;
   for (int64_t first = 0; first < num_lines; first += kLinesAtOnce) {
-    const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + kMaxLines - 1) / kMaxLines;
+    const int64_t here = std::min(kLinesAtOnce, num_lines - first), passes = (here + most - 1) / most;
+    const Input<T>* const x = widened(lines + first * linear.inputs, here * linear.inputs);
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < num_blocks; ++block)
       for (int64_t pass = 0; pass < passes; ++pass) {
-        const int64_t line = first + here * pass / passes, end = first + here * (pass + 1) / passes;
+        const int64_t line = here * pass / passes, end = here * (pass + 1) / passes;
+        const int64_t at = (first + line) * linear.outputs;
         run_block<T>(linear, block, static_cast<int>(end - line), x + line * linear.inputs, pass, passes,
-                     added ? added + line * linear.outputs : nullptr, out + line * linear.outputs);
+                     added ? added + at : nullptr, out + at);
       }
   }
 }

@@ -120,8 +120,10 @@ def running_serve(limits: Limits) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     start("127.0.0.1", port, limits)
-    yield port
-    serve.shutdown()
+    try:
+        yield port
+    finally:
+        serve.shutdown()
 
 
 def served_at(port: int, pair: tuple[str, str]) -> Served:
