@@ -20,9 +20,9 @@ class ProveSettings:
     num_prompts: _Positive = 32
     """Rows of the input that are written again and again, the first ones."""
     drafters: tuple[DrafterName, ...] = ()
-    """Drafters; unless given, all that the models allow."""
+    """Drafters; unless given, all that the models allow, and with engine.backend 'vllm' the one of the run."""
     draft_lengths: tuple[_Positive, ...] = (1, 4)
-    """Fixed draft lengths; adaptive drafting with engine.num_speculative_tokens comes besides."""
+    """Fixed draft lengths; Dray's own engine also drafts adaptively, with engine.num_speculative_tokens at most."""
     num_slots: tuple[_Positive, ...] = (1, 4, 16)
     """Numbers of slots."""
     temperatures: tuple[Annotated[float, pydantic.Field(ge=0)], ...] = ()
@@ -37,8 +37,9 @@ class ProveConfig(RunConfig):
 
     Takes the configuration of a run. The first prompts are written by transformers' own code, one row and one token at
     a time, and then by the engine with every drafter, draft length and number of slots, in the input's order and
-    shuffled. Exit code 0 if all tokens are the same, 1 if one is not. Nothing of the run is changed, but a run that
-    exists gets the result in its report.json.
+    shuffled. Exit code 0 if all tokens are the same, 1 if one is not where that is promised. With engine.backend 'vllm'
+    the texts are compared with vLLM's own of one row at a time, and none is promised. Nothing of the run is changed,
+    but a run that exists gets the result in its report.json.
     """
 
     prove: ProveSettings = field(default_factory=ProveSettings)
