@@ -1,8 +1,10 @@
 """LoadedEngine: the tokenizer and the engine of a generator's settings, and what their process says about them."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import torch
@@ -27,6 +29,8 @@ from pipeline.text.codec import TextCodec
 if TYPE_CHECKING:
     from actors.vllm.engine import VllmEngine
 
+_Engine = TypeVar("_Engine", bound=TokenEngine)
+
 
 class LoadedEngine:
     """A process's engine in its loop, with the tokenizer, and with links to draft actors under placement "split".
@@ -47,10 +51,10 @@ class LoadedEngine:
         self.codec = load_codec(settings)
         engine: TokenEngine
         if settings.engine.backend == "vllm":
-            engine = vllm_engine = load_vllm_engine(settings)
+            engine = vllm_engine = in_own_thread(lambda: load_vllm_engine(settings))
             self.footer, facts = vllm_engine.footer(), vllm_engine.description()
         else:
-            engine = own_engine = self._load(settings, roster)
+            engine = own_engine = in_own_thread(lambda: self._load(settings, roster))
             self.footer, facts = footer_facts(own_engine), load_facts(own_engine, settings.models.draft)
         self.loop = EngineLoop(engine, hang_timeout_s)
         self.facts = {**facts, "seconds": round(time.monotonic() - started, 3)}  # for the log
@@ -76,6 +80,16 @@ class LoadedEngine:
             self._target.pipeline.close()
         if self.links is not None:
             self.links.close()
+
+
+def in_own_thread(load: Callable[[], _Engine]) -> _Engine:
+    """Return what `load` returns, called in a thread that ends then; raise what it raises.
+
+    OpenMP keeps a team of threads for each thread that has computed. With two teams, that of loading and that of the
+    EngineLoop, it has more threads than processors, lets them sleep at every barrier, and rounds take longer.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
+        return thread.submit(load).result()
 
 
 def load_codec(settings: GeneratorSettings) -> TextCodec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from actors.engine.loop import EngineLoop
 from actors.engine.token_engine import TokenEngine
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_engine, load_vllm_engine
+from actors.workers.loading import in_own_thread, load_engine, load_vllm_engine
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -104,7 +105,8 @@ class _Own:
 
     def __init__(self, how: How, settings: GeneratorSettings) -> None:
         self._seed = settings.seed
-        engine: TokenEngine = load_vllm_engine(settings) if how == "vllm" else load_engine(settings)
+        load: Callable[[GeneratorSettings], TokenEngine] = load_vllm_engine if how == "vllm" else load_engine
+        engine = in_own_thread(lambda: load(settings))  # as a worker does
         self._events = asyncio.new_event_loop()
         self._loop = EngineLoop(engine)
 
