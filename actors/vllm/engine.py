@@ -225,7 +225,8 @@ class VllmEngine:
 
     def resize(self, num_slots: int) -> None:
         """Run at most this many rows at once. Raises RuntimeError for none, or more than vLLM was loaded with."""
-        if not 1 <= num_slots <= (most := self._arguments["max_num_seqs"]):
+        most: int = self._arguments["max_num_seqs"]
+        if not 1 <= num_slots <= most:
             raise RuntimeError(f"vLLM was loaded with {most} slots, and cannot go on with {num_slots}")
         self.options = replace(self.options, num_slots=num_slots)
 
