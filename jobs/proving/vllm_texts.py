@@ -1,7 +1,7 @@
 """VllmTexts: what vLLM writes in every setting, and what it writes one row at a time and without drafts.
 
 Nothing is promised of them; a proof counts how many are the same. An engine for each way of drafting is loaded in an
-actor as the run has one, one after the other, so that one GPU is enough.
+actor as the run has one, one after the other, so that one GPU should be enough. This has been run on processors only.
 """
 
 from __future__ import annotations

@@ -131,9 +131,9 @@ def linear_columns() -> int:
 
 
 def linear_kind(dtype: torch.dtype) -> str:
-    """Return the instructions that multiply in this dtype: products of one kind are equal bit for bit on any machine.
+    """Return the instructions that multiply in this dtype; products of different kinds are rounded differently.
 
-    An empty text if none of our kernels does.
+    An empty text if none of our kernels multiplies.
     """
     function = getattr(_library(), f"dray_linear_kind_{_DTYPES.get(dtype)}", None)
     if function is None:
