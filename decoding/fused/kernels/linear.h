@@ -1,12 +1,12 @@
 // Matrix products of a few to a few hundred lines with a weight laid out once: y = x W^T, and the operation after it.
 //
 // A weight is read from memory once, in the order in which it is stored, and some lines are multiplied with it on the
-// way, as many as the registers hold sums of. With more lines, a block of columns stays in the cache until all lines are
-// done, while the next block is fetched. Few lines run at the bandwidth of the memory, many at the arithmetic speed of
-// the cores.
+// way, as many as the registers hold sums of. With more lines, a block of columns stays in the cache until all lines
+// are done, while the next block is fetched. Few lines run at the bandwidth of the memory, many at the arithmetic
+// speed of the cores.
 //
-// Every output is one sum over the inputs in their order, so the result of a line does not depend on the number of lines
-// beside it. (oneDNN chooses another kernel, with another order, for another number of lines.)
+// Every output is one sum over the inputs in their order, so the result of a line does not depend on the number of
+// lines beside it. (oneDNN chooses another kernel, with another order, for another number of lines.)
 //
 // Shapes: N lines, I inputs, O outputs. The weight is stored in blocks of kColumns outputs, with zeros behind the last:
 // for each depth of 1 (float32) or 2 (bfloat16) inputs, kColumns x depth numbers.
