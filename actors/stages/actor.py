@@ -28,7 +28,7 @@ class StageFacts:
     num_weight_bytes: int  # of this process, where ranks share the stage out
     packs_rows: bool  # or the model sees a rectangle
     is_fused: bool  # our own layers run
-    runs_kernels: bool  # and our own attention in them
+    attends_in_place: bool  # and our own attention in them, which needs no rectangle
     is_batch_invariant: bool
 
 
@@ -95,7 +95,7 @@ class StageActor:
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,
-            runs_kernels=stage.fused is not None and stage.fused.kernels is not None,
+            attends_in_place=stage.fused is not None and stage.fused.attends_in_place,
             is_batch_invariant=stage.is_batch_invariant,
         )
 

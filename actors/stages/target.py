@@ -122,7 +122,7 @@ class ShardedModel:
         may_join = partial(
             may_join_batch,
             packs_rows=all(facts.packs_rows for facts in self.facts_of_stages),
-            is_fused=all(facts.runs_kernels for facts in self.facts_of_stages),
+            attends_in_place=all(facts.attends_in_place for facts in self.facts_of_stages),
         )
         for batch in batches(slots, token_ids, starts, may_join):
             self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])

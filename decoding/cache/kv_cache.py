@@ -88,7 +88,7 @@ class KVCache(Cache):  # type: ignore[misc]
         """
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
         num_rows, num_tokens = positions_BT.shape
-        slots_N = slots[:, None].expand_as(positions_BT).flatten()
+        slots_N = slots[:, None].expand_as(positions_BT).flatten().contiguous()  # of one row it would be a view
         positions_N = positions_BT.flatten()
         if packing is None:
             row_first = torch.arange(num_rows + 1, device=slots.device) * num_tokens

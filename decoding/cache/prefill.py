@@ -47,12 +47,12 @@ def batches(
         rest = later
 
 
-def may_join_batch(row: list[int], batch: list[Piece], *, packs_rows: bool, is_fused: bool) -> bool:
+def may_join_batch(row: list[int], batch: list[Piece], *, packs_rows: bool, attends_in_place: bool) -> bool:
     """Tell whether a row may share a forward with longer ones, depending on how the model runs."""
     width = len(batch[0].tokens)
     if not packs_rows:
         return len(row) == width
-    if is_fused:  # our kernels' attention has no rectangle
+    if attends_in_place:  # our kernels' attention has no rectangle
         return True
     rectangle = width * (len(batch) + 1)
     return rectangle <= _SMALL_RECTANGLE or rectangle <= 1.5 * (sum(len(other.tokens) for other in batch) + len(row))

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.utils import logging
 
 from decoding.cache.kv_cache import Plan
+from decoding.gpu.available import kernels_run_on
 
 # The name is neutral on purpose: transformers searches it for "sdpa", "flash" and the like.
 SLOT_ATTENTION = "dray_slot"
@@ -107,6 +108,10 @@ def slot_attention(
     Packed rows come as query [1, Q, N, D] and return as [1, N, Q, D]; only the attention itself sees the rectangle.
     """
     packing = None if slot_plan is None else slot_plan.packing
+    if kernels_run_on(query.device) and position_bias is None and _fits_kernels(key, value, attention_mask):
+        assert attention_mask is not None
+        row_first = None if packing is None else packing.row_first
+        return _by_our_kernels(query, key, value, attention_mask, row_first, scaling, softcap, s_aux), None
     if packing is not None:
         num_rows, width = packing.unpacked_BT.shape
         query = query[0].index_select(1, packing.unpacked_BT.flatten())
@@ -126,6 +131,41 @@ def slot_attention(
     if packing is not None:
         output = output.flatten(0, 1).index_select(0, packing.packed_N)[None]
     return output.contiguous(), None
+
+
+def _fits_kernels(key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Tell whether our GPU kernels take such keys, values and mask."""
+    is_alike = key.shape == value.shape and key.stride() == value.stride() and key.stride(3) == 1
+    if not is_alike or mask is None or mask.dtype is not torch.bool:
+        return False
+    return mask.shape[1] == 1 and mask.stride(3) == 1
+
+
+def _by_our_kernels(
+    query: torch.Tensor,
+    key_BHLD: torch.Tensor,
+    value_BHLD: torch.Tensor,
+    mask_B1TL: torch.Tensor,
+    row_first: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_Q: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute what `slot_attention` computes; `row_first` [B + 1] where rows are packed."""
+    from decoding.gpu.attention import Rule, TokenRows, attend  # Triton is only where the kernels run
+
+    num_rows, num_visible, device = len(key_BHLD), key_BHLD.shape[2], query.device
+    width = mask_B1TL.shape[2]
+    query_NQD = query.transpose(1, 2).flatten(0, 1).contiguous()
+    every_B = torch.arange(num_rows + 1, device=device)
+    if row_first is None:
+        row_first = every_B * width
+    rows_N = torch.searchsorted(row_first[1:], torch.arange(len(query_NQD), device=device), right=True)
+    last_N = torch.full_like(rows_N, num_visible - 1)  # the mask tells which of the positions before it are seen
+    rows = TokenRows(row_first, rows_N, last_N, width, num_visible)
+    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap=softcap or 0.0)
+    found_NQD = attend(query_NQD, key_BHLD, value_BHLD, rows, rule, mask_B1TL[:, 0], sinks_Q)
+    return found_NQD.view(query.shape[0], query.shape[2], *found_NQD.shape[1:])
 
 
 def _pack(

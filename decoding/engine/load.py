@@ -67,10 +67,15 @@ def load_parts(
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
     drafter_name = options.pick_drafter(draft)
     if target_model is None:
-        target_model = LanguageModel.load(target, device, dtype)
+        target_model = LanguageModel.load(target, device, dtype, options.exact)
         check_model(target_model, target)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
+    elif options.exact == "on":
+        raise ValueError(
+            f"engine.exact is 'on', but the logits of {target!r} on {target_model.runs_on} depend on the batch (in "
+            f"{str(target_model.dtype).removeprefix('torch.')}): parts of it do not run on our kernels; use 'auto'"
+        )
     draft_model = None
     max_model_len = settle_max_model_len(options.max_model_len, target_model.max_positions)
     if drafter_name in NEED_A_MODEL and remote is not None:

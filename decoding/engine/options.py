@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
+from decoding.network.slot_network import Exact
 from decoding.sampling.verify import Verification
 
 DraftLength = Literal["adaptive", "fixed"]
@@ -30,6 +31,8 @@ class EngineOptions:
     """Rows that an engine works on at once."""
     max_prefill_tokens: int | None = None
     """Prompt tokens read between two rounds of full slots; unless given 512, on CUDA 2048."""
+    exact: Exact = "auto"
+    """GPU products in which no row depends on the batch; off is the library's, auto is off in float32 alone."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; unless given the target's context, at most 4096."""
 
@@ -43,6 +46,8 @@ class EngineOptions:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in ("coupled", "rejection"):
             raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
+        if self.exact not in ("auto", "on", "off"):
+            raise ValueError(f"engine.exact must be 'auto', 'on' or 'off', got {self.exact!r}")
         if self.drafter is not None and self.drafter not in DRAFTERS:
             raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
 

@@ -1,8 +1,8 @@
-"""The attention of a fused forward, in two ways that compute the same: our CPU kernel, and torch's own operations.
+"""The attention of a fused forward: by our CPU kernel, by our GPU kernels, or by torch's own operations.
 
-Both take the layer's single product (queries, keys and values side by side), apply the rotary embedding, store keys and
-values in the slot cache, and return the attention's output. Query heads that share a KV head are packed into the token
-dimension, so that nothing is repeated.
+All three take the layer's single product (queries, keys and values side by side), apply the rotary embedding, store
+keys and values in the slot cache, and return the attention's output. Query heads that share a KV head are packed into
+the token dimension, so that nothing is repeated.
 
 Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G = Q / H, D head size, L visible
 positions, X any number of features.
@@ -89,6 +89,32 @@ def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch
     keys, values = slots.storage(like_NHD, like_NHD)
     pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
     return kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *pointers)
+
+
+class GpuAttention:
+    """Attention by `decoding/gpu/attention.py`, called like `KernelAttention`: rows are ragged and stay in place."""
+
+    def __init__(self, heads: Heads, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
+        from decoding.gpu import attention  # Triton is only where the kernels run
+
+        self._gpu, self._heads, self._plan, self._tables_PD = attention, heads, plan, tables_PD
+        width = plan.positions_BT.shape[1]
+        self._rows = attention.TokenRows(plan.row_first, plan.slots_N, plan.positions_N, width, plan.num_visible)
+        self._rule = attention.Rule(heads.head_size**-0.5)
+
+    def __call__(
+        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+    ) -> torch.Tensor | None:
+        like_NHD = qkv_NX.new_empty(0, self._heads.num_kv_heads, self._heads.head_size)
+        keys_SHPD, values_SHPD = slots.storage(like_NHD, like_NHD)
+        own = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
+        turns = self._gpu.Turns(*self._tables_PD, *own)
+        written_N = self._plan.written_N
+        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._rows, written_N, turns)
+        if not is_wanted:
+            return None
+        return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._rows, self._rule).flatten(1)
 
 
 class TorchAttention:

@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.fused import kernels
-from decoding.fused.attention import Heads, KernelAttention, KernelForward, TorchAttention
-from decoding.fused.layers import KernelLayers, Layer, Norm
+from decoding.fused.attention import GpuAttention, Heads, KernelAttention, KernelForward, TorchAttention
+from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
 from decoding.fused.linear import KernelLinear
+from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -59,12 +60,19 @@ class FusedDecoder:
         )
         self.kernels: kernels.Kernels | None = None  # None: torch's own operations
         self._fewest_lines = 1
-        if self._like_1E.device.type == "cpu":
+        self.is_on_gpu = kernels_run_on(self._like_1E.device)
+        norm: NormFunction = torch_norm
+        if self.is_on_gpu:
+            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
+
+            norm = rms_norm
+        elif self._like_1E.device.type == "cpu":
             self.kernels = kernels.load(self._like_1E.dtype, self._heads.head_size, config.hidden_size)
+            norm = norm if self.kernels is None else self.kernels.rms_norm
             self._fewest_lines = _FEWEST_LINES_ON_CPU
-        self._final_norm = Norm(network.norm, self.kernels)
+        self._final_norm = Norm(network.norm, norm)
         self._head = model.get_output_embeddings() if self._range.has_head else None
-        self._layers = [Layer(layer, self.kernels) for layer in own]
+        self._layers = [Layer(layer, norm) for layer in own]
         function = None if self.kernels is None else self.kernels.layers_function
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):
@@ -86,8 +94,13 @@ class FusedDecoder:
         return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
 
     @property
+    def attends_in_place(self) -> bool:
+        """Whether ragged rows are read where they stand: only torch's own attention needs a rectangle of them."""
+        return self.is_on_gpu or self.kernels is not None
+
+    @property
     def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same, bit for bit, in any batch: true if only our kernels run."""
+        """Whether a token's logits are the same, bit for bit, in any batch: true if only our CPU kernels run."""
         return self._at_once is not None and (self._head is None or isinstance(self._head, KernelLinear))
 
     def reach(self, num_positions: int) -> None:
@@ -138,7 +151,11 @@ class FusedDecoder:
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
         return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))
 
-    def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelAttention | TorchAttention:
+    def _attention(
+        self, positions_N: torch.Tensor, cache: KVCache, plan: Plan
+    ) -> GpuAttention | KernelAttention | TorchAttention:
+        if self.is_on_gpu:
+            return GpuAttention(self._heads, plan, self._turns(positions_N, cache)[1])
         if self.kernels is not None:
             return KernelAttention(self.kernels, self._heads, self._kernel_forward(positions_N, cache, plan))
         return TorchAttention(self._heads, plan, *self._turns(positions_N, cache))

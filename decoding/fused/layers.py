@@ -21,26 +21,31 @@ from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import Packed
 
+NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # lines, weight, epsilon
+
+
+def torch_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Normalize by torch's own operation."""
+    return rms_norm(x_NE, weight_E.shape, weight_E, epsilon)
+
 
 class Norm:
     """Root mean square normalization of lines."""
 
-    def __init__(self, module: Any, functions: kernels.Kernels | None) -> None:
-        self.weight, self.epsilon, self._functions = module.weight, module.variance_epsilon, functions
+    def __init__(self, module: Any, function: NormFunction) -> None:
+        self.weight, self.epsilon, self._function = module.weight, module.variance_epsilon, function
 
     def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
-        if self._functions is not None:
-            return self._functions.rms_norm(x_NE, self.weight, self.epsilon)
-        return rms_norm(x_NE, self.weight.shape, self.weight, self.epsilon)
+        return self._function(x_NE, self.weight, self.epsilon)
 
 
 class Layer:
     """The parts of one decoder layer, and what it computes around its attention."""
 
-    def __init__(self, layer: Any, functions: kernels.Kernels | None) -> None:
+    def __init__(self, layer: Any, norm: NormFunction) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.attention_norm = Norm(layer.input_layernorm, functions)
-        self.mlp_norm = Norm(layer.post_attention_layernorm, functions)
+        self.attention_norm = Norm(layer.input_layernorm, norm)
+        self.mlp_norm = Norm(layer.post_attention_layernorm, norm)
         self.qkv = attention.q_proj.fused
         self.out, self.gate, self.up, self.down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self.norms: Norms | None = None  # of queries and keys

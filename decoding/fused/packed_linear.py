@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from decoding.cache.huge_pages import HugePages
+from decoding.fused.invariant_linear import InvariantLinear
 from decoding.fused.linear import KernelLinear, kernel_function
 
 _PACKABLE = (torch.float32, torch.bfloat16)
@@ -54,11 +55,15 @@ class PackedLinear(torch.nn.Module):
         return out
 
 
-Packed = KernelLinear | PackedLinear
+Packed = KernelLinear | PackedLinear | InvariantLinear
 
 
-def pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, memory: HugePages | None = None) -> Packed | None:
-    """Make the fastest linear layer for this weight here; None if that is torch's own."""
+def pack(
+    weight_OI: torch.Tensor, bias_O: torch.Tensor | None, memory: HugePages | None = None, is_exact: bool = False
+) -> Packed | None:
+    """Make the fastest linear layer for this weight here, or an exact one; None if torch's own is to be used."""
+    if is_exact:
+        return InvariantLinear(weight_OI, bias_O)
     function = kernel_function(weight_OI)
     if function is not None:
         return KernelLinear(weight_OI, bias_O, function, memory)
@@ -72,10 +77,11 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) -> None:
+def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), is_exact: bool = False) -> None:
     """Replace every `nn.Linear` inside `network` by a packed one; the plain weights are freed.
 
-    Layers of one module that are named `together` become one (`LinearSlice.fused`), even if nothing is packed.
+    With `is_exact` the products are those of our GPU kernels. Layers of one module that are named `together` become one
+    (`LinearSlice.fused`), even if nothing is packed.
     """
     weights = [module.weight for module in network.modules() if type(module) is torch.nn.Linear]
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
@@ -84,12 +90,22 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = ()) 
     for parent in list(network.modules()):
         for names in together:
             if all(hasattr(parent, name) for name in names):
-                fuse_linears(parent, names, memory)
+                fuse_linears(parent, names, memory, is_exact)
         for name, child in list(parent.named_children()):
-            packed = pack(child.weight, child.bias, memory) if type(child) is torch.nn.Linear else None
+            packed = pack(child.weight, child.bias, memory, is_exact) if type(child) is torch.nn.Linear else None
             if packed is not None:
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
+
+
+def plain_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.nn.Linear:
+    """Return torch's own layer over this weight."""
+    num_outputs, num_inputs = weight_OI.shape
+    linear = torch.nn.Linear(num_inputs, num_outputs, bias=bias_O is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight_OI, requires_grad=False)
+    if bias_O is not None:
+        linear.bias = torch.nn.Parameter(bias_O, requires_grad=False)
+    return linear
 
 
 class LinearSlice(torch.nn.Module):
@@ -118,17 +134,16 @@ class LinearSlice(torch.nn.Module):
         return out
 
 
-def fuse_linears(parent: torch.nn.Module, names: tuple[str, ...], memory: HugePages | None = None) -> None:
+def fuse_linears(
+    parent: torch.nn.Module, names: tuple[str, ...], memory: HugePages | None = None, is_exact: bool = False
+) -> None:
     """Let one linear layer compute what the named ones compute, side by side; they become slices of it."""
     parts: list[Any] = [getattr(parent, name) for name in names]
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    fused: torch.nn.Module | None = pack(weight, bias, memory)
+    fused: torch.nn.Module | None = pack(weight, bias, memory, is_exact)
     if fused is None:
-        fused = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-        fused.weight = torch.nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            fused.bias = torch.nn.Parameter(bias, requires_grad=False)
+        fused = plain_linear(weight, bias)
     first = 0
     for name, part in zip(names, parts, strict=True):
         setattr(parent, name, LinearSlice(fused, first, first + part.out_features))

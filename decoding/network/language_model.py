@@ -18,7 +18,7 @@ from decoding.cache.prefill import batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs, cuda_recorder
-from decoding.network.slot_network import SlotNetwork
+from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.judging import close_call_margin
 
@@ -40,9 +40,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
             self.num_bytes_read -= embedding.numel() * embedding.element_size()
 
     @classmethod
-    def load(cls, path: str, device: Device = "auto", dtype: DType = "auto") -> "LanguageModel":
-        """Load the model at `path` (a folder, or a hub name), as `load_network` says."""
-        return cls(*load_network(path, device, dtype))
+    def load(cls, path: str, device: Device = "auto", dtype: DType = "auto", exact: Exact = "off") -> "LanguageModel":
+        """Load the model at `path` (a folder, or a hub name), as `load_network` says; `exact` as in EngineOptions."""
+        model = cls(*load_network(path, device, dtype))
+        model.exact = exact
+        return model
 
     def facts(self) -> dict[str, bool | int]:
         return {"fused": self.fused is not None, "graphs": self.graphs is not None}
@@ -76,8 +78,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens, as `Target.prefill` says, in the forwards of `batches`."""
-        runs_kernels = self.fused is not None and self.fused.kernels is not None
-        may_join = partial(may_join_batch, packs_rows=self.packs_rows, is_fused=runs_kernels)
+        attends_in_place = self.fused is not None and self.fused.attends_in_place
+        may_join = partial(may_join_batch, packs_rows=self.packs_rows, attends_in_place=attends_in_place)
         for batch in batches(slots, token_ids, starts, may_join):
             width = len(batch[0].tokens)
             tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)

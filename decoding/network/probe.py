@@ -15,6 +15,7 @@ from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
 from decoding.checkpoint.supported import in_one_line, max_positions
 from decoding.device import to_device
+from decoding.network.invariance import is_invariant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe_rows import (
     FEWEST_POSITIONS,
@@ -77,6 +78,8 @@ def check_model(model: LanguageModel, name: str) -> float:
             f"set DRAY_KERNELS=off to run without our kernels, and report this ({error})"
         ) from error
     model.close_call = close_call_margin(model.dtype, deviation)
+    if model.has_exact_products:
+        model.is_measured_invariant = is_invariant(model)
     return deviation
 
 

@@ -9,7 +9,7 @@ size.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +23,9 @@ from decoding.device import to_device
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
+from decoding.gpu.available import kernels_run_on
+
+Exact = Literal["auto", "on", "off"]
 
 
 class SlotNetwork(ABC):
@@ -41,6 +44,8 @@ class SlotNetwork(ABC):
         # Read in every round; the network's own properties go through its parameters each time.
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
+        if self.device.type == "cuda":  # cuDNN would plan each shape anew, for tens of milliseconds of the host
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.max_positions: int | None = max_positions(network.config)
         # Models with attention of their own cannot take packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
@@ -51,6 +56,8 @@ class SlotNetwork(ABC):
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
+        self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
+        self.is_measured_invariant = False
         self.layers = layers
         self._wanted = _Wanted()
         self.vocab_size = None
@@ -61,7 +68,16 @@ class SlotNetwork(ABC):
 
     @property
     def is_batch_invariant(self) -> bool:
-        return self.fused is not None and self.fused.is_batch_invariant
+        return self.is_measured_invariant or (self.fused is not None and self.fused.is_batch_invariant)
+
+    @property
+    def has_exact_products(self) -> bool:
+        """Whether the products are, or will be, our GPU kernels': where they run, and the library's are not wanted.
+
+        `auto` leaves float32 to the library, since close calls are decided there by the row alone.
+        """
+        wanted = self.exact == "on" or (self.exact == "auto" and self.dtype is not torch.float32)
+        return wanted and kernels_run_on(self.device)
 
     @torch.inference_mode()
     def plain(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
@@ -78,7 +94,7 @@ class SlotNetwork(ABC):
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
-        pack_linears(self.network, FUSED_LINEARS if fits else ())
+        pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
         if self.device.type == "cpu":  # the other parameters still point into the file and keep all of it mapped
             for parameter in self.network.parameters():
                 parameter.data = parameter.data.clone()

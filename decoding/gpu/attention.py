@@ -1,0 +1,162 @@
+"""SlotAttention: attention over slots by our Triton kernels (`decoding/gpu/kernels/attention.py`).
+
+Rows may have different numbers of tokens and stand in any slots. Nothing is gathered, padded to a rectangle or masked
+by a tensor (unless a model has a mask of its own), and each row's keys and values are read once for all of its tokens.
+
+A token's numbers are the same, bit for bit, in any batch, slot and split of its row: the sizes of a tile are those of
+the model, never of the batch. `decoding/network/invariance.py` measures it when a model is loaded.
+
+Shapes: N tokens, B rows, T tokens of the longest, Q query heads, H KV heads, G = Q / H, D head size, S slots, P
+positions, L visible positions, C chunks, X any number of features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from decoding.gpu.available import is_interpreted
+from decoding.gpu.kernels import attention as kernels
+from decoding.gpu.kernels.heads import split_heads
+
+CHUNK = 256  # positions; a chunk's part is computed by itself, and parts are added in order
+_ENOUGH_PROGRAMS = 1024  # some for each multiprocessor of the largest GPUs: fewer are divided into one for each chunk
+_LINES_OF_A_MERGE = 8
+_HEADS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The tokens of one forward: which row each is of, and where it stands."""
+
+    row_first: torch.Tensor  # int64 [B + 1]: row b has the tokens from row_first[b] up to row_first[b + 1]
+    slots_N: torch.Tensor  # int64
+    positions_N: torch.Tensor  # int64
+    width: int  # T, or more
+    num_visible: int  # L, or more: no query sees a position behind it
+
+    def __post_init__(self) -> None:
+        """Refuse tensors whose numbers do not lie end to end: the kernels have only addresses."""
+        assert all(tensor.is_contiguous() for tensor in (self.row_first, self.slots_N, self.positions_N))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_first) - 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which earlier positions a query sees, and what is done to its scores."""
+
+    scale: float
+    window: int = 0  # positions of a sliding window; 0: no window
+    segment: int = 0  # positions of a segment, beyond whose beginning nothing is seen ("chunked" attention); 0: none
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The sizes of a program, which depend on the model alone."""
+
+    padded_size: int
+    lines: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, group: int, head_size: int, dtype: torch.dtype) -> "_Tile":
+        padded_size = max(16, 1 << (head_size - 1).bit_length())
+        # Few enough lines for a round's tokens not to leave most of them empty; more where many heads share a KV head.
+        lines = 32 if group <= 4 else 64
+        numbers_at_once = 8192 if dtype.itemsize <= 2 else 2048
+        keys = max(16, min(64, numbers_at_once // padded_size))
+        return cls(padded_size, lines, keys, num_warps=8, num_stages=3 if padded_size <= 128 else 2)
+
+
+def attend(
+    query_NQD: torch.Tensor,
+    keys_SHPD: torch.Tensor,
+    values_SHPD: torch.Tensor,
+    rows: TokenRows,
+    rule: Rule,
+    mask_BTL: torch.Tensor | None = None,
+    sinks_Q: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the attention's output [N, Q, D] for queries whose keys and values are stored already.
+
+    `keys_SHPD` and `values_SHPD` may lie in memory in any order whose last dimension is contiguous. `mask_BTL` (bool)
+    replaces the rule of causal, sliding and segmented attention; `sinks_Q` are logits of a sink for each query head.
+    Lines of padding (tokens of no row) are undefined.
+    """
+    num_tokens, num_query_heads, head_size = query_NQD.shape
+    num_kv_heads = keys_SHPD.shape[1]
+    group = num_query_heads // num_kv_heads
+    tile = _Tile.of(group, head_size, query_NQD.dtype)
+    out_NQD = torch.empty_like(query_NQD)
+    num_tiles = -(-rows.width * group // tile.lines)
+    num_chunks = -(-rows.num_visible // CHUNK)
+    grid = (rows.num_rows * num_tiles, num_kv_heads)
+    strides = keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1)
+    assert values_SHPD.stride() == keys_SHPD.stride(), "keys and values lie alike"
+    assert keys_SHPD.stride(3) == 1, "the numbers of a key lie end to end"
+    mask = rows.row_first if mask_BTL is None else mask_BTL.view(torch.uint8)
+    mask_strides = (0, 0) if mask_BTL is None else mask_BTL.stride()[:2]
+    places = (rows.row_first, rows.slots_N, rows.positions_N, mask)
+    numbers = (*strides, *mask_strides, num_tiles, rule.window, rule.segment, rule.scale, rule.softcap)
+    sinks = rows.row_first if sinks_Q is None else sinks_Q
+    sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": tile.padded_size, "CHUNK": CHUNK, "HAS_MASK": mask_BTL is not None}
+    tiling = {"GROUP": group, "LINES": tile.lines, "KEYS": tile.keys, "WIDENED": is_interpreted()}
+    tiling |= {"HAS_SOFTCAP": rule.softcap > 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    if num_chunks == 1 or grid[0] * grid[1] >= _ENOUGH_PROGRAMS:
+        kernels.attend_whole[grid](
+            query_NQD, out_NQD, keys_SHPD, values_SHPD, *places, sinks, rows.num_visible, num_kv_heads, *numbers,
+            **sizes, **tiling, HAS_SINKS=sinks_Q is not None, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out_NQD
+    parts_NQCD = query_NQD.new_empty((num_tokens, num_query_heads, num_chunks, head_size), dtype=torch.float32)
+    marks_NQC2 = query_NQD.new_empty((num_tokens, num_query_heads, num_chunks, 2), dtype=torch.float32)
+    kernels.attend_chunks[*grid, num_chunks](
+        query_NQD, parts_NQCD, marks_NQC2, keys_SHPD, values_SHPD, *places, rows.num_visible, num_kv_heads, num_chunks,
+        *numbers, **sizes, **tiling, enable_fp_fusion=False,
+    )  # fmt: skip
+    kernels.merge[num_tokens, -(-num_query_heads // _LINES_OF_A_MERGE)](
+        parts_NQCD, marks_NQC2, out_NQD, rows.positions_N, sinks, rows.num_visible, num_query_heads, num_chunks,
+        rule.window, rule.segment, **sizes, LINES=_LINES_OF_A_MERGE, HAS_SINKS=sinks_Q is not None, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out_NQD
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The rotary embedding as tables, and the normalization that some models apply to each query and key."""
+
+    cos_PD: torch.Tensor
+    sin_PD: torch.Tensor  # with the sign of the rotation: out = x * cos + swapped(x) * sin
+    query_norm_D: torch.Tensor | None = None
+    key_norm_D: torch.Tensor | None = None
+    epsilon: float = 0.0
+
+
+def split_and_store(
+    qkv_NX: torch.Tensor,
+    keys_SHPD: torch.Tensor,
+    values_SHPD: torch.Tensor,
+    rows: TokenRows,
+    written_N: torch.Tensor,
+    turns: Turns,
+) -> torch.Tensor:
+    """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions."""
+    num_tokens, num_kv_heads, head_size = len(qkv_NX), keys_SHPD.shape[1], keys_SHPD.shape[3]
+    num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
+    query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
+    has_norms = turns.query_norm_D is not None
+    split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
+        qkv_NX, query_NQD, keys_SHPD, values_SHPD, turns.cos_PD, turns.sin_PD,
+        turns.query_norm_D if has_norms else turns.cos_PD, turns.key_norm_D if has_norms else turns.cos_PD,
+        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(turns.cos_PD),
+        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), turns.epsilon,
+        HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
+        HAS_NORMS=has_norms, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return query_NQD

@@ -1,0 +1,122 @@
+"""Products of lines with a weight by our Triton kernels, in which no line depends on another.
+
+The products of a GPU's library choose another kernel, and so another rounding, for another number of lines: in bfloat16
+the text would depend on the batch. `decoding/gpu/kernels/linear.py` adds in an order that the weight alone decides.
+
+Shapes: N lines, I inputs, O outputs, C parts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from decoding.gpu.available import is_interpreted
+from decoding.gpu.kernels import linear as kernels
+
+_OUTPUTS = 64  # of a tile: the rows of one instruction of Hopper's tensor cores
+_MANY = 128  # lines of a tile, and its outputs where there are more lines than that
+_FEW_LINES = (16, 32, 64, _MANY)  # of a tile
+_ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
+_LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
+_ADDED_AT_ONCE = 1024  # outputs
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The sizes of a program. None of them changes the order in which a line's numbers are added."""
+
+    outputs: int
+    lines: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, num_lines: int, num_outputs: int, dtype: torch.dtype, num_weights: int = 1) -> "_Tile":
+        """Choose a tile for this many lines; `num_weights` products are computed at once."""
+        if dtype.itemsize > 2:  # no tensor cores: a tile's numbers are in registers
+            return cls(_OUTPUTS, 32, num_warps=8, num_stages=2)
+        if num_lines > _MANY and -(-num_lines // _MANY) * -(-num_outputs // _MANY) >= _ENOUGH_PROGRAMS // 2:
+            return cls(_MANY // num_weights, _MANY, num_warps=8, num_stages=3)
+        lines = next((lines for lines in _FEW_LINES if num_lines <= lines), _MANY)
+        return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=5 if lines <= 32 else 4)
+
+    def num_programs(self, num_lines: int, num_outputs: int) -> int:
+        return -(-num_lines // self.lines) * -(-num_outputs // self.outputs)
+
+    def options(self, weight_OI: torch.Tensor) -> dict[str, int | bool]:
+        """Return the sizes as the kernels take them."""
+        sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(weight_OI), "WIDENED": is_interpreted()}
+        return sizes | {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
+
+
+def multiply(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, added_NO: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute `x W^T + bias + added`, [N, O], rounded once."""
+    (num_lines, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
+    x_NI = _with_lines_together(x_NI)
+    out_NO = x_NI.new_empty(num_lines, num_outputs)
+    if not num_lines:
+        return out_NO
+    part_size = _part_size(weight_OI)
+    num_parts = -(-num_inputs // part_size)
+    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype)
+    num_programs = tile.num_programs(num_lines, num_outputs)
+    bias = weight_OI if bias_O is None else bias_O
+    added = out_NO if added_NO is None else added_NO.contiguous()
+    has = {"HAS_BIAS": bias_O is not None, "HAS_ADDED": added_NO is not None}
+    sizes = (num_lines, num_outputs, num_inputs, x_NI.stride(0), part_size)
+    if num_parts == 1 or tile.outputs > _OUTPUTS:
+        kernels.multiply[(num_programs,)](
+            x_NI, weight_OI, bias, added, out_NO, *sizes, HAS_PARTS=num_parts > 1, **has, **tile.options(weight_OI)
+        )
+        return out_NO
+    parts_CNO = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
+    kernels.multiply_part[num_programs, num_parts](x_NI, weight_OI, parts_CNO, *sizes, **tile.options(weight_OI))
+    kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
+        parts_CNO, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out_NO
+
+
+def multiply_gated(
+    x_NI: torch.Tensor,
+    gate_OI: torch.Tensor,
+    up_OI: torch.Tensor,
+    gate_bias_O: torch.Tensor | None,
+    up_bias_O: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute `silu(x G^T + gate bias) * (x U^T + up bias)`, [N, O], rounded once; both have a bias, or none has."""
+    (num_lines, num_inputs), num_outputs = x_NI.shape, len(up_OI)
+    x_NI = _with_lines_together(x_NI)
+    out_NO = x_NI.new_empty(num_lines, num_outputs)
+    if not num_lines:
+        return out_NO
+    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=2)
+    biases = (up_OI, up_OI) if gate_bias_O is None or up_bias_O is None else (gate_bias_O, up_bias_O)
+    kernels.multiply_gated[(tile.num_programs(num_lines, num_outputs),)](
+        x_NI, gate_OI, up_OI, *biases, out_NO, num_lines, num_outputs, num_inputs, x_NI.stride(0),
+        HAS_BIAS=up_bias_O is not None, **tile.options(up_OI),
+    )  # fmt: skip
+    return out_NO
+
+
+def _step(weight_OI: torch.Tensor) -> int:
+    """Return the inputs of one step of a sum."""
+    return 64 if weight_OI.dtype.itemsize <= 2 else 32
+
+
+def _part_size(weight_OI: torch.Tensor) -> int:
+    """Return the inputs of a part: enough parts for few lines to have many programs, and none too small."""
+    num_outputs, num_inputs = weight_OI.shape
+    num_tiles, num_parts = -(-num_outputs // _OUTPUTS), 1
+    while num_tiles * num_parts < _ENOUGH_PROGRAMS and num_inputs // (2 * num_parts) >= _LEAST_PART:
+        num_parts *= 2
+    step = _step(weight_OI)
+    return -(-num_inputs // (num_parts * step)) * step
+
+
+def _with_lines_together(x_NI: torch.Tensor) -> torch.Tensor:
+    """Return lines whose own numbers lie end to end."""
+    return x_NI if x_NI.stride(-1) == 1 else x_NI.contiguous()

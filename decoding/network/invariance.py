@@ -1,0 +1,64 @@
+"""The measurement of batch invariance: are a token's logits the same, bit for bit, whatever runs beside it?
+
+Kernels can be written so that they are, and the compiler, the driver or another library can undo that. So the promise
+follows a measurement of the loaded model on its own device: one row is read and scored by itself, one token a forward,
+and then again beside other rows, in other slots, and several tokens at once. Forwards that are recorded as graphs are
+run as they are in rounds: plain, recorded and replayed.
+
+Shapes: B rows, T tokens of each, V vocabulary.
+"""
+
+import torch
+
+from decoding.device import to_device
+from decoding.network.language_model import LanguageModel
+
+# Rows and tokens of each in a forward: 2, 5, 16, 64 and 256 lines beside others, and 16 of one row.
+_FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (16, 4), (16, 16))
+_NUM_SCORED = 16  # tokens of a row
+_LONGEST_PROMPT = 250  # tokens: the scored ones cross the end of a chunk of keys (`decoding/gpu/attention.py`)
+
+
+@torch.inference_mode()
+def is_invariant(model: LanguageModel) -> bool:
+    """Measure a model whose weights are laid out; its cache is lost."""
+    num_prompt = _LONGEST_PROMPT
+    if model.max_positions is not None:
+        num_prompt = max(1, min(num_prompt, model.max_positions - _NUM_SCORED))
+    generator = torch.Generator().manual_seed(0)
+    num_rows = max(rows for rows, _ in _FORWARDS)
+    texts = torch.randint(model.vocab_size, (num_rows, num_prompt + _NUM_SCORED), generator=generator).tolist()
+    alone = _logits(model, texts[:1], num_prompt, 1)
+    try:
+        return all(
+            torch.equal(_logits(model, _beside(texts, rows), num_prompt, tokens), alone) for rows, tokens in _FORWARDS
+        )
+    finally:
+        model.cache = None
+
+
+def _beside(texts: list[list[int]], num_rows: int) -> list[list[int]]:
+    """Return this many texts, of which the first one is the last."""
+    return [*texts[1:num_rows], texts[0]]
+
+
+def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_tokens: int) -> torch.Tensor:
+    """Return the last row's logits [T, V] at its scored tokens, `num_tokens` of each row a forward."""
+    num_rows = len(texts)
+    model.allocate(num_rows, num_prompt + _NUM_SCORED)
+    lengths = [max(1, num_prompt // (num_rows - row)) for row in range(num_rows)]  # shorter prompts beside the last
+    model.prefill(range(num_rows), [text[:length] for text, length in zip(texts, lengths, strict=True)])
+    found = []
+    for first in range(0, _NUM_SCORED, num_tokens):
+        starts = [length + first for length in lengths]
+        tokens = [text[start : start + num_tokens] for text, start in zip(texts, starts, strict=True)]
+        found.append(_last_row(model, starts, tokens))
+    return torch.cat(found)
+
+
+def _last_row(model: LanguageModel, starts: list[int], tokens: list[list[int]]) -> torch.Tensor:
+    """Score these tokens as often as it takes to see all ways in which a forward runs; they must agree."""
+    tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
+    every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
+    found = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(1 if model.graphs is None else 3)]
+    return found[0] if all(torch.equal(found[0], each) for each in found) else torch.full_like(found[0], float("nan"))
