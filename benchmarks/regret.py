@@ -76,13 +76,14 @@ def _speed(schedule: Schedule, case: Case, new_tokens: int, seed: int) -> float:
         while waiting and len(running) < slots:
             running.append(waiting.pop())
         sequences = [sequence for sequence, _ in running]
-        lengths = schedule.plan(sequences, None, has_model=True).lengths
+        plan = schedule.plan(sequences, None, has_model=True)
+        lengths = plan.lengths
         accepted = [_accepted(chance, rate, length) for (_, rate), length in zip(running, lengths, strict=True)]
         for sequence, stood, length in zip(sequences, accepted, lengths, strict=True):
             sequence.commit([0] * (stood + 1), num_draft_tokens=length, eos_token_ids=frozenset(), logprobs=[])
             num_tokens += stood + 1
         round_seconds = _seconds(lengths)
-        schedule.observe(sequences, lengths, accepted, round_seconds)
+        schedule.observe(plan, sequences, lengths, accepted, round_seconds)
         seconds += round_seconds
         running = [row for row in running if not row[0].is_finished]
     return num_tokens / seconds

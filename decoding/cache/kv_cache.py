@@ -63,8 +63,13 @@ class Packing:
 class KVCache(Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
 
-    def __init__(self, num_slots: int, num_positions: int) -> None:
-        """Plan room for `num_slots` rows of `num_positions` tokens each; the first write of a layer allocates it."""
+    def __init__(self, num_slots: int, num_positions: int, moves_by_name: torch.device | None = None) -> None:
+        """Plan room for `num_slots` rows of `num_positions` tokens each; the first write of a layer allocates it.
+
+        With `moves_by_name` (the device) two slots change places by changing names, and nothing is copied. It needs an
+        attention that finds each token's slot by `Plan.slots_N` and reads no position that its row has not written:
+        that of our GPU kernels.
+        """
         # Layers refer to the cache weakly: its memory is freed with its last user, not by the garbage collector.
         super().__init__(layer_class_to_replicate=partial(SlotLayer, ref(self)))
         self.num_slots = num_slots
@@ -72,6 +77,12 @@ class KVCache(Cache):  # type: ignore[misc]
         # One spare position in each slot receives what is written past the end (the padding of ragged rows).
         self.num_allocated = num_positions + 1
         self.misleads = 0  # added to the length that a model asks for
+        # Where each slot's keys and values are, for the host and on the device; None: at its own number.
+        self._places: list[int] | None = None
+        self.places_S: torch.Tensor | None = None
+        if moves_by_name is not None:
+            self._places = list(range(num_slots))
+            self.places_S = torch.arange(num_slots, device=moves_by_name)
         self._plan: Plan | None = None
 
     def plan(
@@ -87,6 +98,8 @@ class KVCache(Cache):  # type: ignore[misc]
         With `is_exact` no position behind that end is visible, so that the only row's length is the visible one.
         """
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
+        if self.places_S is not None:
+            slots = self.places_S[slots]
         num_rows, num_tokens = positions_BT.shape
         slots_N = slots[:, None].expand_as(positions_BT).flatten().contiguous()  # of one row it would be a view
         positions_N = positions_BT.flatten()
@@ -117,12 +130,18 @@ class KVCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of slot `target` those of slot `source`."""
+        source, target = self._place(source), self._place(target)
         for stored_SPHD in self._stored():
             stored_SPHD[target, :length] = stored_SPHD[source, :length]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
         """Exchange the first positions of two slots, as many of each as given; a length of 0 makes it a copy."""
+        if self._places is not None and self.places_S is not None:
+            places = self._places
+            places[first], places[second] = places[second], places[first]
+            self.places_S.copy_(to_device(places, self.places_S.device), non_blocking=True)
+            return
         for stored_SPHD in self._stored():
             kept_PHD = stored_SPHD[second, :second_length].clone()
             stored_SPHD[second, :first_length] = stored_SPHD[first, :first_length]
@@ -131,14 +150,24 @@ class KVCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def is_finite(self, slot: int, length: int) -> bool:
         """Tell whether the first `length` positions of a slot are finite. One value is copied from the device."""
+        slot = self._place(slot)
         sums = [stored_SPHD[slot, :length].sum(dtype=torch.float32) for stored_SPHD in self._stored()]
         return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Clear a slot: a NaN left in a masked position would still spoil the next row's logits (0 * NaN)."""
+        slot = self._place(slot)
         for stored_SPHD in self._stored():
             stored_SPHD[slot].zero_()
+
+    @property
+    def hides_unwritten(self) -> bool:
+        """Whether no forward reads what its row has not written, so that values left in a slot do no harm."""
+        return self._places is not None
+
+    def _place(self, slot: int) -> int:
+        return slot if self._places is None else self._places[slot]
 
     @property
     def num_bytes(self) -> int:

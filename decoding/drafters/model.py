@@ -41,28 +41,30 @@ class ModelDrafter(Drafter):
         Under rejection a token is drawn from the `most_candidates` best ones (0: from all), and the stated distribution
         says so. That bounds the size of the distribution for a drafter that must send it to another process.
         """
-        self._model = model
+        self.model = model
         self._most_candidates = most_candidates
         self._vocab_size = vocab_size
         self._max_len = min(max_model_len, model.max_positions or max_model_len)
         self._num_ingested: dict[int, int] = {}  # per slot, positions whose keys and values are known to be right
         # A slot with a value that is not finite drafts nothing.
-        self._is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=model.device)
+        self.is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=model.device)
         self._num_idle_rounds = 0
         model.allocate(num_slots, max_model_len)
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's prefix as far as it is cached and finite; `prefill` computes the rest."""
-        assert self._model.cache is not None
-        if not self._is_finite_S[slot]:
+        assert self.model.cache is not None
+        if self.model.cache.hides_unwritten:  # and the device need not be asked
+            self.is_finite_S[slot] = True
+        elif not self.is_finite_S[slot]:
             self.reset(slot)
         num_copied = 0
-        if donor is not None and self._is_finite_S[donor]:
+        if donor is not None and self.is_finite_S[donor]:
             num_copied = min(num_shared, self._num_ingested.get(donor, 0))
-            if not self._model.cache.is_finite(donor, num_copied):
+            if not self.model.cache.is_finite(donor, num_copied):
                 num_copied = 0
             elif donor != slot:
-                self._model.cache.copy(donor, slot, num_copied)
+                self.model.cache.copy(donor, slot, num_copied)
         self._num_ingested[slot] = num_copied
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
@@ -72,7 +74,7 @@ class ModelDrafter(Drafter):
         known = [self._known(prompt[: self._max_len]) for prompt in prompts]
         starts = [self._num_ingested.get(slot, 0) for slot in slots]
         missing = [prompt[start:] for prompt, start in zip(known, starts, strict=True)]
-        self._model.prefill(slots, missing, starts)
+        self.model.prefill(slots, missing, starts)
         for slot, prompt in zip(slots, known, strict=True):
             self._num_ingested[slot] = max(len(prompt), self._num_ingested.get(slot, 0))
 
@@ -95,11 +97,9 @@ class ModelDrafter(Drafter):
             self._num_ingested[slot] = min(self._num_ingested[slot], length - 1)
         keys_B = rows.sampling.keys_B
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
+        self.count_idle_rounds(sum(limit > 0 for limit in limits), len(limits))
         if not any(limits):
-            self._num_idle_rounds += 1
             return Draft(drafted_BK, torch.zeros_like(keys_B), max_draft_tokens_B=tuple(limits))
-        is_idle = _FEW * sum(limit > 0 for limit in limits) <= len(limits)
-        self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
         num_finite_B = torch.zeros_like(keys_B)
         probs: list[torch.Tensor] = []
         stepping: list[int] = []
@@ -128,8 +128,8 @@ class ModelDrafter(Drafter):
             else:
                 picks = part.pick(logits_N1V, drafted_before_NK, step)
                 is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
-            is_finite_N = is_finite_N & self._is_finite_S[index_N]
-            self._is_finite_S[index_N] = is_finite_N
+            is_finite_N = is_finite_N & self.is_finite_S[index_N]
+            self.is_finite_S[index_N] = is_finite_N
             num_finite_B.index_add_(0, index_N, is_finite_N.long())
             drafted_BK[index_N, step] = tokens_N
         return Draft(
@@ -139,6 +139,33 @@ class ModelDrafter(Drafter):
             torch.stack(probs, dim=1) if probs else None,
             max_draft_tokens_B=tuple(limits),
         )
+
+    def num_ingested(self, slot: int) -> int:
+        """Return how many positions of a slot have keys and values that are known to be right."""
+        return self._num_ingested.get(slot, 0)
+
+    def ingested(self, slot: int, num_positions: int) -> None:
+        """Record that the first positions of a slot have been read."""
+        self._num_ingested[slot] = num_positions
+
+    def count_idle_rounds(self, num_drafting: int, num_rows: int) -> None:
+        """Record how many rows draft in a round: where hardly any does, prompts are read when a row drafts."""
+        is_idle = _FEW * num_drafting <= num_rows
+        self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
+
+    def catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
+        """Read all but the newest token of these slots and rows."""
+        known = [self._known(sequence.token_ids[:-1]) for _, sequence in rows]
+        starts = [self.num_ingested(slot) for slot, _ in rows]
+        slots = [slot for slot, _ in rows]
+        self.model.prefill(slots, [row[start:] for row, start in zip(known, starts, strict=True)], starts)
+        for slot, row in zip(slots, known, strict=True):
+            self._num_ingested[slot] = max(len(row), self.num_ingested(slot))
+
+    @property
+    def max_len(self) -> int:
+        """The longest row that is drafted for."""
+        return self._max_len
 
     def roll_back(self, slot: int, length: int) -> None:
         """Forget the slot from position `length` on: rejected guesses of a row that wrote without drafting."""
@@ -150,21 +177,21 @@ class ModelDrafter(Drafter):
 
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values: all positions if some values are not finite, so that none of those stays behind."""
-        cache = self._model.cache
+        cache = self.model.cache
         assert cache is not None
         slots = [first, second]
         lengths = [self._num_ingested.get(slot, 0) for slot in slots]
-        swapped = lengths if bool(self._is_finite_S[slots].all()) else [cache.num_positions + 1] * 2
-        cache.swap(first, second, *swapped)
+        is_known = cache.hides_unwritten or bool(self.is_finite_S[slots].all())
+        cache.swap(first, second, *(lengths if is_known else [cache.num_positions + 1] * 2))
         self._num_ingested[second], self._num_ingested[first] = lengths
-        self._is_finite_S[slots] = self._is_finite_S[slots[::-1]]
+        self.is_finite_S[first], self.is_finite_S[second] = self.is_finite_S[slots[::-1]].unbind()
 
     def reset(self, slot: int) -> None:
         """Clear the slot's keys and values: a NaN in a masked position would spoil all later logits (0 * NaN)."""
-        assert self._model.cache is not None
-        self._model.cache.zero(slot)
+        assert self.model.cache is not None
+        self.model.cache.zero(slot)
         self._num_ingested[slot] = 0
-        self._is_finite_S[slot] = True
+        self.is_finite_S[slot] = True
 
     def _read(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         """Return logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
@@ -207,27 +234,31 @@ class ModelDrafter(Drafter):
 
     def _forward(self, slots: list[int], starts: list[int], tokens: list[list[int]], width: int) -> torch.Tensor:
         """Return logits [N, 1, V] after the last of each row's tokens."""
-        device = self._model.device
+        device = self.model.device
         tokens_NT = to_device([row + [0] * (width - len(row)) for row in tokens], device)
         last_N1 = to_device([[len(row) - 1] for row in tokens], device)
         lengths = None if width <= 2 else [len(row) for row in tokens]
-        return self._target_ids(self._model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
+        return self.of_target_ids(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
 
     def _step(self, starts: list[int], newest_N: torch.Tensor, slots: list[int]) -> torch.Tensor:
-        tokens_N1 = torch.where(newest_N < self._model.vocab_size, newest_N, 0)[:, None]
+        tokens_N1 = self.known(newest_N)[:, None]
         every_N1 = torch.zeros_like(tokens_N1)
-        return self._target_ids(self._model.forward(starts, tokens_N1, every_N1, slots=slots))
+        return self.of_target_ids(self.model.forward(starts, tokens_N1, every_N1, slots=slots))
 
-    def _target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
+    def of_target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Fit logits to the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""
         num_missing = self._vocab_size - logits_BJV.shape[-1]
         if num_missing > 0:
             return torch.nn.functional.pad(logits_BJV, (0, num_missing), value=float("-inf"))
         return logits_BJV[..., : self._vocab_size]
 
+    def known(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Replace the tokens that the draft does not know by 0."""
+        return torch.where(token_ids < self.model.vocab_size, token_ids, 0)
+
     def _known(self, token_ids: Seq[int]) -> list[int]:
         """Replace the tokens that the draft does not know by 0."""
-        return [token_id if token_id < self._model.vocab_size else 0 for token_id in token_ids]
+        return [token_id if token_id < self.model.vocab_size else 0 for token_id in token_ids]
 
 
 def _in_place_or_gathered(drafting: list[int]) -> list[int]:

@@ -20,6 +20,7 @@ from decoding.drafters import Drafter
 from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
+from decoding.engine.make_lane import make_lane
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import EngineOptions
 from decoding.network.target import SlotsLostError, Target
@@ -128,17 +129,18 @@ class Engine:
             schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
             if isinstance(schedule, AdaptiveSchedule) and not schedule.would_draft(num_slots):
                 drafter.rest()
-            lane = Lane(
-                target,
-                drafter,
-                schedule,
-                self._waiting,
-                num_slots=num_slots,
-                max_model_len=self.max_model_len,
-                max_prefill_tokens=-(-budget // len(slots)),
-                verification=self.options.verification,
+            lanes.append(
+                make_lane(
+                    target,
+                    drafter,
+                    schedule,
+                    self._waiting,
+                    num_slots=num_slots,
+                    max_model_len=self.max_model_len,
+                    max_prefill_tokens=-(-budget // len(slots)),
+                    verification=self.options.verification,
+                )
             )
-            lanes.append(lane)
         return lanes
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:

@@ -24,6 +24,7 @@ from decoding.drafters import Drafter
 from decoding.engine.admission import Admission
 from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
+from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import RowVerdict, ScoreRequest
@@ -126,7 +127,7 @@ class Lane:
         """Advance all running rows; return whether that has waited for another process."""
         self._seconds = 0.0
         with self._timed():
-            rows = self._running_rows()
+            rows, plan = self._running_rows()
             self.drafter.ask(rows)
         if self.drafter.is_remote:
             yield
@@ -137,29 +138,28 @@ class Lane:
             yield
         with self._timed():
             verdicts = pending.result()
-            for row, verdict in enumerate(verdicts):
-                self._commit(row, verdict)
-                if self.running[row].is_finished:
-                    self._finished.append(self.running[row])
+            for slot, (sequence, verdict) in enumerate(zip(rows.sequences, verdicts, strict=True)):
+                self._commit(slot, sequence, verdict)
             num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
             self.drafter.observe(rows, num_drafted, num_accepted)
         self.round_seconds += self._seconds
-        self.schedule.observe(rows.sequences, num_drafted, num_accepted, self._seconds)
+        self.schedule.observe(plan, rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
 
     def _take_finished(self) -> list[Sequence]:
         finished, self._finished = self._finished, []
         return finished
 
-    def _running_rows(self) -> Rows:
+    def _running_rows(self) -> tuple[Rows, DraftPlan]:
         sequences = tuple(self.running)
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
         rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self._verification)
         plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
-        return replace(
+        rows = replace(
             rows, num_draft_tokens=plan.lengths, uses_lookup=plan.uses_lookup, extension_limits=plan.extension_limits
         )
+        return rows, plan
 
     def _score_request(self, rows: Rows) -> ScoreRequest:
         draft = self.drafter.propose(rows)
@@ -170,12 +170,18 @@ class Lane:
         num_logprobs = tuple(sequence.params.logprobs for sequence in rows.sequences)
         return ScoreRequest(rows, draft, num_logprobs, self.target.close_call)
 
-    def _commit(self, row: int, verdict: RowVerdict) -> None:
-        sequence, logprobs = self.running[row], verdict.logprobs
+    def _commit(self, slot: int, sequence: Sequence, verdict: RowVerdict) -> None:
+        """Append what a round decided about the row in this slot; a row that ends is handed out by `advance`."""
+        self._append(slot, sequence, verdict)
+        if sequence.is_finished:
+            self._finished.append(sequence)
+
+    def _append(self, slot: int, sequence: Sequence, verdict: RowVerdict) -> None:
+        logprobs = verdict.logprobs
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
         decision: RowVerdict | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
-            settled, decision = 0, self._close_calls.score_again(row, sequence)
+            settled, decision = 0, self._close_calls.score_again(slot, sequence)
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
             decision = self._close_calls.recheck(sequence, tokens[:settled])

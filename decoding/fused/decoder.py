@@ -79,6 +79,7 @@ class FusedDecoder:
             self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first)
         self._rotary = network.rotary_emb
         self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._earlier_tables: list[tuple[torch.Tensor, torch.Tensor]] = []  # which recorded graphs may still read
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -110,6 +111,8 @@ class FusedDecoder:
         half = cos_1PD.shape[-1] // 2
         # With the sign of rotate_half in the table, the rotation is x * cos + swapped(x) * sin.
         sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
+        if self._tables_PD is not None:
+            self._earlier_tables.append(self._tables_PD)
         self._tables_PD = cos_1PD[0].contiguous(), sin_PD
 
     def forward(
@@ -155,7 +158,7 @@ class FusedDecoder:
         self, positions_N: torch.Tensor, cache: KVCache, plan: Plan
     ) -> GpuAttention | KernelAttention | TorchAttention:
         if self.is_on_gpu:
-            return GpuAttention(self._heads, plan, self._turns(positions_N, cache)[1])
+            return GpuAttention(self._heads, plan, self._tables(cache))
         if self.kernels is not None:
             return KernelAttention(self.kernels, self._heads, self._kernel_forward(positions_N, cache, plan))
         return TorchAttention(self._heads, plan, *self._turns(positions_N, cache))
@@ -164,10 +167,14 @@ class FusedDecoder:
         self, positions_N: torch.Tensor, cache: KVCache
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Return the tokens' lines in the rotary tables, and the tables."""
+        tables_PD = self._tables(cache)
+        return positions_N.clamp(max=len(tables_PD[0]) - 1), tables_PD  # padding may be beyond the end
+
+    def _tables(self, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         if self._tables_PD is None or len(self._tables_PD[0]) < cache.num_positions:
             self.reach(cache.num_positions)
         assert self._tables_PD is not None
-        return positions_N.clamp(max=len(self._tables_PD[0]) - 1), self._tables_PD  # padding may be beyond the end
+        return self._tables_PD
 
 
 def _padded(x: torch.Tensor, num_lines: int) -> torch.Tensor:

@@ -13,11 +13,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
+from decoding.device import is_out_of_memory
+from decoding.fused.recording import Recorder, Recording
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 _MAX_GRAPHS = 256
@@ -38,31 +39,11 @@ class Inputs:
 Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
 
 
-class CudaRecording:
-    """A CUDA graph: a recorded run."""
-
-    output: torch.Tensor  # of the last run
-
-    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
-        """Record `run`, which has run before; recordings with the same pool share their memory."""
-        self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream()
-        try:
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self.output = run()
-        except RuntimeError:
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
-            raise
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
 class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
-    def __init__(self, forward: Forward, record: Callable[[Callable[[], torch.Tensor]], CudaRecording]) -> None:
-        """Use `record` (see `cuda_recorder`) to make recordings of `forward`."""
+    def __init__(self, forward: Forward, record: Recorder) -> None:
+        """Use `record` (see `cuda_recorder` in recording.py) to make recordings of `forward`."""
         self._forward, self._record = forward, record
         self._cache: weakref.ref[KVCache] | None = None
         self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the most recently used at the end
@@ -82,15 +63,25 @@ class ForwardGraphs:
         cache.use(shape.inputs.plan)
         return self._logits_of(shape, cache)[: num_rows * num_wanted]
 
+    def forget(self) -> None:
+        """Drop all recordings, and give back their memory with the next `torch.cuda.empty_cache`."""
+        self._shapes.clear()
+        self._logits = torch.empty(0, 0)
+
     def _logits_of(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
         if shape.recording is None and shape.was_run:
             num_lines = shape.inputs.wanted_BJ.numel()
-            if len(self._logits) < num_lines:  # the largest shape so far; recordings of smaller ones keep their memory
-                self._logits = shape.logits_like.new_empty(num_lines, shape.logits_like.shape[1])
+            if len(self._logits) < num_lines:
+                for other in self._shapes.values():  # which write to the smaller one, and are recorded again
+                    other.recording = None
+                self._logits = shape.logits_like.new_empty(2 * num_lines, shape.logits_like.shape[1])
             place = self._logits[:num_lines]
             try:
                 shape.recording = self._record(lambda: place.copy_(self._forward(shape.inputs, cache)))
-            except RuntimeError as error:  # a driver or an operation that cannot be recorded: slower, but correct
+            except RuntimeError as error:
+                if is_out_of_memory(error):  # the engine answers with fewer slots, and records anew
+                    raise
+                # A driver, or an operation that cannot be recorded: slower, but correct.
                 _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
                 self._works = False
         if shape.recording is None:
@@ -136,7 +127,7 @@ class _Shape:
         self._sizes: tuple[int, int] | None = None
         self.was_run = False
         self.logits_like = torch.empty(0, 0)
-        self.recording: CudaRecording | None = None
+        self.recording: Recording | None = None
         self.inputs = Inputs(
             padding(like.tokens_N, num_tokens),
             padding(like.positions_N, num_tokens),
@@ -163,12 +154,6 @@ class _Shape:
             if is_smaller:
                 mine.fill_(self._spare if mine is self.inputs.plan.written_N else 0)
             mine[: len(given)].copy_(given, non_blocking=True)
-
-
-def cuda_recorder() -> Callable[[Callable[[], torch.Tensor]], CudaRecording]:
-    """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda run: CudaRecording(run, pool)
 
 
 def _tensors(inputs: Inputs) -> list[torch.Tensor]:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from decoding.cache.kv_cache import KVCache, Packing
+from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
-from decoding.fused.graphs import ForwardGraphs, cuda_recorder
+from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.recording import cuda_recorder
 from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.judging import close_call_margin
@@ -57,10 +58,13 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        self.cache = KVCache(num_slots, num_positions)
+        is_on_gpu = self.fused is not None and self.fused.is_on_gpu
+        self.cache = KVCache(num_slots, num_positions, self.device if is_on_gpu else None)
 
     def release(self) -> None:
         self.cache = None
+        if self.graphs is not None:  # their private memory would stay
+            self.graphs.forget()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -114,6 +118,17 @@ class LanguageModel(SlotNetwork, LocalTarget):
         packing = Packing.of(lengths, self.device, width) if lengths is not None and is_ragged else None
         tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
         return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
+
+    @torch.inference_mode()
+    def run_planned(self, token_ids_N: torch.Tensor, wanted_M: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Return logits [M, V] after the wanted tokens of a forward that is planned on the device.
+
+        Only for a model whose layers our GPU kernels run; nothing here waits for the device.
+        """
+        assert self.cache is not None, "allocate() comes first"
+        assert self.fused is not None, "only fused layers take a plan"
+        self.cache.use(plan)
+        return self.fused.forward(token_ids_N, plan.positions_N, wanted_M, self.cache, plan)
 
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         return self.plain(to_device(list(token_ids), self.device))[0]

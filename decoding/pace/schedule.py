@@ -40,7 +40,6 @@ class Schedule(ABC):
         """Plan drafts of at most `ceiling` tokens a row."""
         self.ceiling = ceiling
         self._acceptance = Acceptance(ceiling)
-        self._plan = DraftPlan((), ())
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
@@ -50,9 +49,16 @@ class Schedule(ABC):
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
 
-    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
-        """Learn from the round that was planned last: tokens drafted and accepted by each row, and its time."""
-        self._acceptance.observe(sequences, *_by_model(self._plan, num_drafted, num_accepted))
+    def observe(
+        self,
+        plan: DraftPlan,
+        sequences: Seq[Sequence],
+        num_drafted: Seq[int],
+        num_accepted: Seq[int],
+        seconds: float,
+    ) -> None:
+        """Learn from a round with this plan: tokens drafted and accepted by each row, and its time."""
+        self._acceptance.observe(sequences, *_by_model(plan, num_drafted, num_accepted))
 
 
 class FixedSchedule(Schedule):
@@ -68,8 +74,7 @@ class FixedSchedule(Schedule):
                 sum(offered) > by_model_K[:length].sum()
                 for offered, by_model_K, length in zip(lookup_survival, by_model_BK, lengths, strict=True)
             )
-        self._plan = DraftPlan(lengths, uses_lookup)
-        return self._plan
+        return DraftPlan(lengths, uses_lookup)
 
 
 class AdaptiveSchedule(Schedule):
@@ -99,8 +104,7 @@ class AdaptiveSchedule(Schedule):
         if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
             self._num_paused -= 1
             self._rounds_without["model"] += 1
-            self._plan = _nothing(len(sequences))
-            return self._plan
+            return _nothing(len(sequences))
         limits, costs = self.lengths(sequences), self._overhead.costs
         survival_BK = self._acceptance.survival_BK(sequences)
         by_lookup_BK = None if lookup_survival is None else _cut(_rectangle(lookup_survival, self.ceiling), limits)
@@ -117,14 +121,20 @@ class AdaptiveSchedule(Schedule):
             plan = _nothing(len(limits))
         if has_model and lookup_survival is not None:
             plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK, costs))
-        self._plan = plan
         return plan
 
-    def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float) -> None:
+    def observe(
+        self,
+        plan: DraftPlan,
+        sequences: Seq[Sequence],
+        num_drafted: Seq[int],
+        num_accepted: Seq[int],
+        seconds: float,
+    ) -> None:
         """Learn how often the sources are right, and the overhead with these sampling parameters."""
-        by_model, accepted_of_model = _by_model(self._plan, num_drafted, num_accepted)
+        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
-        self._observe_extensions(num_drafted, num_accepted)
+        self._observe_extensions(plan, num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
         drafting = self.costs.drafting_seconds(steps, num_steppers)
@@ -137,8 +147,8 @@ class AdaptiveSchedule(Schedule):
             num_positions += steps * num_steppers
         self._overhead.observe(num_positions, seconds - forwards - drafting)
 
-    def _observe_extensions(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        plan, num_extension_tokens = self._plan, 0
+    def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        num_extension_tokens = 0
         for extension, planned, drafted, accepted in zip(
             plan.extension_limits, plan.lengths, num_drafted, num_accepted, strict=False
         ):

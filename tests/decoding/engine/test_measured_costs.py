@@ -66,7 +66,7 @@ def test_drafting_that_verification_hides_is_not_taken_for_overhead(measure):
     num_positions = 2 * (1 + max(plan.lengths))
     verifying = costs.target_seconds(2 + sum(plan.lengths)) + 0.5 + 0.01 * num_positions
     for _ in range(50):
-        schedule.observe(sequences, plan.lengths, plan.lengths, verifying)
+        schedule.observe(plan, sequences, plan.lengths, plan.lengths, verifying)
     corrected = schedule._overhead.costs
     own = corrected.round_seconds + corrected.position_seconds * num_positions
     assert own == pytest.approx(0.5 + 0.01 * num_positions, rel=0.05)

@@ -36,7 +36,7 @@ def play(schedule: Schedule, sequences, accepts: Accepts, num_rounds: int, looku
     for _ in range(num_rounds):
         plan = schedule.plan(sequences, lookup_survival, has_model=True)
         accepted = [accepts(row, length) for row, length in enumerate(plan.lengths)]
-        schedule.observe(sequences, plan.lengths, accepted, seconds(schedule.costs or FLAT, plan))
+        schedule.observe(plan, sequences, plan.lengths, accepted, seconds(schedule.costs or FLAT, plan))
         plans.append(plan)
     return plans
 
@@ -84,7 +84,7 @@ def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, r
             plan = schedule.plan(batch, None, has_model=True)
             accepted = [accepts(row, length) for row, length in enumerate(plan.lengths)]
             took = seconds(costs, plan)
-            schedule.observe(batch, plan.lengths, accepted, took)
+            schedule.observe(plan, batch, plan.lengths, accepted, took)
             tokens, time = tokens + sum(accepted) + len(batch), time + took
         return tokens / time
 
@@ -180,8 +180,9 @@ def test_measured_overhead_decides_whether_a_poor_draft_pays():
     schedule, batch, offered = AdaptiveSchedule(costs, 8), rows(500), [[0.15, 0.02]]
     assert lengths(schedule, batch, offered, has_model=False)[0] > 0
     for lookup_survival in ([[]], offered) * 60:
-        (drafted,) = lengths(schedule, batch, lookup_survival, has_model=False)
-        schedule.observe(batch, [drafted], [0], seconds=1.0 + 0.1 + 0.5 * (1 + drafted))
+        plan = schedule.plan(batch, lookup_survival, has_model=False)
+        (drafted,) = plan.lengths
+        schedule.observe(plan, batch, [drafted], [0], seconds=1.0 + 0.1 + 0.5 * (1 + drafted))
     assert lengths(schedule, batch, offered, has_model=False) == (0,)
 
 
@@ -190,8 +191,9 @@ def test_slow_plain_rounds_do_not_make_drafts_look_expensive_that_were_never_tri
     schedule, batch = AdaptiveSchedule(costs, 8), rows(500, 500, 500, 500)
     before = lengths(schedule, batch)
     for _ in range(300):  # no draft can be made, and a round takes more than was measured
-        assert lengths(schedule, batch, None, has_model=False) == (0, 0, 0, 0)
-        schedule.observe(batch, [0] * 4, [0] * 4, seconds=1.0 + 3 * 4 * 0.02)
+        plan = schedule.plan(batch, None, has_model=False)
+        assert plan.lengths == (0, 0, 0, 0)
+        schedule.observe(plan, batch, [0] * 4, [0] * 4, seconds=1.0 + 3 * 4 * 0.02)
     assert min(lengths(schedule, batch)) >= min(before) > 0
 
 

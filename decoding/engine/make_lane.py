@@ -1,0 +1,34 @@
+"""Which kind of lane runs a target and a drafter: one whose rounds overlap, where our GPU kernels run both."""
+
+import os
+from collections import deque
+from typing import Any
+
+from decoding.drafters import Drafter
+from decoding.engine.lane import Lane
+from decoding.fused.recording import cuda_recorder
+from decoding.gpu.available import kernels_run_on
+from decoding.network.target import Target
+from decoding.pace.schedule import Schedule
+from decoding.sampling.verify import Verification
+from decoding.sequence import Sequence
+
+
+def make_lane(
+    target: Target,
+    drafter: Drafter,
+    schedule: Schedule,
+    waiting: deque[Sequence],
+    *,
+    verification: Verification,
+    **sizes: Any,
+) -> Lane:
+    """Make a lane of these sizes (see `Lane`)."""
+    if kernels_run_on(target.device):
+        from decoding.engine.overlapped_lane import OverlappedLane, can_overlap  # Triton is only where the kernels run
+
+        if can_overlap(target, drafter, verification):
+            is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
+            record = cuda_recorder() if is_recorded else None
+            return OverlappedLane(target, drafter, schedule, waiting, verification=verification, record=record, **sizes)
+    return Lane(target, drafter, schedule, waiting, verification=verification, **sizes)

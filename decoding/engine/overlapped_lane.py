@@ -1,0 +1,248 @@
+"""OverlappedLane: a lane on a GPU that starts a round before it has read the one before.
+
+The rows of a round are on the device (`decoding/engine/device_rounds.py`), so the GPU need not wait for Python between
+two rounds. What the host decides meanwhile comes a round later: a row that has finished takes part in one more round,
+whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a token.
+
+A round with what a recording cannot do (log-probabilities, penalties, a bias) is run as in any other lane, after the
+one that is under way has been read.
+"""
+
+import time
+from collections.abc import Generator, Set
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.model import ModelDrafter
+from decoding.engine.device_rounds import DeviceRounds, PendingRound, Start, Turn
+from decoding.engine.lane import Lane
+from decoding.fused.recording import Recorder
+from decoding.gpu.pick_table import PickTable
+from decoding.network.language_model import LanguageModel
+from decoding.network.target import Target
+from decoding.pace.draft_lengths import DraftPlan
+from decoding.sampling.judging import RowVerdict
+from decoding.sequence import Sequence
+
+
+@dataclass
+class _UnderWay:
+    """A round that has been started and not been read."""
+
+    rows: tuple[Sequence | None, ...]  # row b is in slot b; None takes no part
+    num_before: list[int]  # positions that the draft had read of each row, as `_num_read` says
+    plan: DraftPlan
+    verdicts: PendingRound
+    void: set[Sequence] = field(default_factory=set)  # rows whose state on the device is not the host's
+
+    @property
+    def num_drafted(self) -> int:
+        """The steps of the draft."""
+        return max(self.plan.lengths)
+
+    def is_of(self, slot: int, sequence: Sequence) -> bool:
+        """Tell whether the device will know this row, in this slot, when the round is done."""
+        return slot < len(self.rows) and self.rows[slot] is sequence and sequence not in self.void
+
+
+class OverlappedLane(Lane):
+    """A lane whose target and drafter `can_overlap`."""
+
+    target: LanguageModel
+
+    def __init__(self, *args: Any, record: Recorder | None, **kwargs: Any) -> None:
+        """Take what a lane takes; `record` makes the recordings (None: nothing is recorded)."""
+        super().__init__(*args, **kwargs)
+        self._record = record
+        self._rounds: DeviceRounds | None = None  # over the caches that are allocated now
+        self._under_way: _UnderWay | None = None
+        self._began = 0.0  # when this turn began
+        self._table: tuple[tuple[Sequence, ...], PickTable] | None = None  # of these rows
+
+    def evict(self, rows: Set[Sequence]) -> list[Sequence]:
+        """Take these rows out of their slots; the round under way is dropped, and the others begin it anew."""
+        if any(sequence in rows for sequence in self.admission.in_flight):
+            self._under_way = None
+        return super().evict(rows)
+
+    def clear(self) -> None:
+        """Forget every row, and the round under way."""
+        self._under_way, self._table = None, None
+        super().clear()
+
+    def renew(self) -> None:
+        """Begin with empty slots."""
+        super().renew()
+        self._rounds = None
+
+    @torch.inference_mode()
+    def _round(self) -> Generator[None, None, bool]:
+        self._began = time.perf_counter()
+        if not all(_can_be_recorded(sequence) for sequence in self.running):
+            if self._under_way is None:
+                return (yield from super()._round())
+            self._read()
+            return False
+        self._start_and_read()
+        return False
+
+    def _start_and_read(self) -> None:
+        """Start the next round, and read the one before; or only read, where the next one needs its results."""
+        under_way = self._under_way
+        started = self._started()
+        if started is None:
+            self._read()
+            return
+        if under_way is not None:
+            self._read(started)
+        self._under_way = started
+
+    def _started(self) -> _UnderWay | None:
+        """Start a round of the running rows; None if the results of the round under way are needed first."""
+        rows, under_way = tuple(self.running), self._under_way
+        if under_way is not None and any(
+            sequence in under_way.rows and sequence not in under_way.void and not under_way.is_of(slot, sequence)
+            for slot, sequence in enumerate(rows)
+        ):
+            return None  # a row that is under way has changed its slot
+        is_known = [under_way is not None and under_way.is_of(slot, row) for slot, row in enumerate(rows)]
+        # A row that ends with the round under way, whatever that decides, takes no part in the next one.
+        takes_part = [not (known and row.num_remaining_tokens <= 1) for known, row in zip(is_known, rows, strict=True)]
+        if not any(takes_part):
+            return None
+        plan = self._plan(rows, takes_part)
+        num_drafted = max(plan.lengths)
+        num_read = [
+            self._num_read(slot, row, known) for slot, (row, known) in enumerate(zip(rows, is_known, strict=True))
+        ]
+        if num_drafted:
+            behind = [
+                (slot, row)
+                for slot, (row, known) in enumerate(zip(rows, is_known, strict=True))
+                if plan.lengths[slot] and num_read[slot] < self._length(row, known) - 2
+            ]
+            if behind and under_way is not None:
+                return None
+            if behind:
+                self._model_drafter.catch_up(behind)
+                for slot, row in behind:
+                    num_read[slot] = len(row) - 1
+        if self._rounds is None:
+            drafter = self.drafter if isinstance(self.drafter, ModelDrafter) else None
+            self._rounds = DeviceRounds(self.target, drafter, self._num_slots, self._record)
+        turns = [
+            Turn(limit, None if known else _start(row)) if takes else None
+            for row, limit, known, takes in zip(rows, plan.lengths, is_known, takes_part, strict=True)
+        ]
+        in_flight = 0 if under_way is None else 1 + under_way.num_drafted
+        num_visible = max(map(len, rows)) + in_flight + num_drafted + 1
+        verdicts = self._rounds.start(turns, self._pick_table(rows), num_visible)
+        taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
+        return _UnderWay(taking_part, num_read, plan, verdicts)
+
+    def _plan(self, rows: tuple[Sequence, ...], takes_part: Seq[bool]) -> DraftPlan:
+        """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
+        plan = self.schedule.plan(rows, None, self.drafter.has_model)
+        longest = self._model_drafter.max_len if self.drafter.has_model else 0
+        limits = [
+            max(0, min(limit, longest - len(row))) if takes else 0
+            for limit, row, takes in zip(plan.lengths, rows, takes_part, strict=True)
+        ]
+        if self.drafter.has_model:
+            self._model_drafter.count_idle_rounds(sum(limit > 0 for limit in limits), len(limits))
+        return DraftPlan(tuple(limits), plan.uses_lookup, plan.speed)
+
+    def _length(self, row: Sequence, is_known: bool) -> int:
+        """Return a row's length after the round under way, or the most it can be."""
+        under_way = self._under_way
+        return len(row) + (1 + under_way.num_drafted if is_known and under_way is not None else 0)
+
+    def _num_read(self, slot: int, row: Sequence, is_known: bool) -> int:
+        """Return how many of a row's positions the draft has read, counted like `_length`.
+
+        A round with draft steps reads all but the last two of the row as it is after it, if it was complete before.
+        """
+        if not self.drafter.has_model:
+            return 0
+        under_way = self._under_way
+        if not is_known or under_way is None:
+            return self._model_drafter.num_ingested(slot)
+        before = under_way.num_before[slot]
+        was_complete = before >= len(row) - 2
+        return self._length(row, is_known) - 2 if under_way.num_drafted and was_complete else before
+
+    def _read(self, newer: _UnderWay | None = None) -> None:
+        """Commit the round under way; `newer` is the one after it, which has been started."""
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None
+        slots = {sequence: slot for slot, sequence in enumerate(self.running)}  # some rows may have changed theirs
+        read: list[tuple[Sequence, int, RowVerdict]] = []
+        for before, sequence, limit, verdict in zip(
+            under_way.num_before, under_way.rows, under_way.plan.lengths, under_way.verdicts.result(), strict=True
+        ):
+            if sequence is None or sequence.is_finished or sequence in under_way.void:
+                continue
+            slot, length = slots[sequence], len(sequence)
+            self._commit(slot, sequence, verdict)
+            if newer is not None and not verdict.is_finite:
+                newer.void.add(sequence)
+            elif self.drafter.has_model and under_way.num_drafted and before >= length - 2:
+                num_fed = min(verdict.num_accepted, under_way.num_drafted - 1)
+                self._model_drafter.ingested(slot, length + num_fed)
+            if newer is not None and self.drafter.has_model:
+                newer.num_before[slot] = self._model_drafter.num_ingested(slot)  # it was the most that it could be
+            read.append((sequence, limit, verdict))
+        if read:
+            plan = DraftPlan(tuple(limit for _, limit, _ in read), (False,) * len(read))
+            num_drafted, num_accepted = [v.num_drafted for *_, v in read], [v.num_accepted for *_, v in read]
+            seconds = time.perf_counter() - self._began
+            self.round_seconds += seconds
+            self.schedule.observe(plan, [row for row, *_ in read], num_drafted, num_accepted, seconds)
+
+    def _pick_table(self, rows: tuple[Sequence, ...]) -> PickTable:
+        if self._table is None or self._table[0] != rows:
+            eos_token_ids = self.target.eos_token_ids
+            table = PickTable.build(
+                [row.params for row in rows],
+                [row.noise_key for row in rows],
+                [row.stop_ids(eos_token_ids) for row in rows],
+                [len(row.prompt_token_ids) for row in rows],
+                self.target.device,
+            )
+            self._table = rows, table
+        return self._table[1]
+
+    @property
+    def _model_drafter(self) -> ModelDrafter:
+        assert isinstance(self.drafter, ModelDrafter)
+        return self.drafter
+
+
+def can_overlap(target: Target, drafter: object, verification: str) -> bool:
+    """Tell whether rounds of these can be started before the last one is read.
+
+    The layers of target and draft must run on our GPU kernels, the draft must be a model or none, and no close call may
+    be decided by the host.
+    """
+    if verification != "coupled" or not isinstance(target, LanguageModel) or target.close_call:
+        return False
+    models = [target]
+    if isinstance(drafter, ModelDrafter):
+        models.append(drafter.model)
+    elif not isinstance(drafter, NoDrafter):
+        return False
+    return all(model.fused is not None and model.fused.is_on_gpu for model in models)
+
+
+def _can_be_recorded(sequence: Sequence) -> bool:
+    params = sequence.params
+    return params.logprobs is None and not params.uses_token_counts and not params.logit_bias
+
+
+def _start(row: Sequence) -> Start:
+    tokens = row.token_ids
+    return Start(len(tokens), tokens[-2] if len(tokens) > 1 else tokens[-1], tokens[-1])
