@@ -14,9 +14,9 @@ from enum import IntEnum
 import torch
 
 BLOCK = 64  # tokens that share a bound on their noise
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_SHIFTS = (30, 27, 31)
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS = (30, 27, 31)
 _MASK = (1 << 64) - 1
 
 
@@ -33,7 +33,7 @@ def noise_key(seed: int, row: int, sample: int) -> int:
     """Return the key of one sample's noise, a signed 64-bit integer; equal arguments always give the same key."""
     state = 0
     for part in (seed, row, sample):
-        state = _mix_int((state + _GOLDEN + part) & _MASK)
+        state = _mix_int((state + GOLDEN + part) & _MASK)
     return _signed(state)
 
 
@@ -58,7 +58,7 @@ class GumbelNoise:
         """Draw the noise of these rows at these positions, for token ids below `vocab_size`."""
         block_N = torch.arange(-(-vocab_size // BLOCK), device=keys_B.device)
         keys_BJ = _position_hash(keys_B, positions_BJ, stream)
-        hash_BJN = _mix(keys_BJ[..., None] + (block_N + 1) * _signed(_GOLDEN))
+        hash_BJN = _mix(keys_BJ[..., None] + (block_N + 1) * _signed(GOLDEN))
         # Small u is large noise, and float32 is finest near zero: the tail that decides rare tokens has no coarse grid.
         least_BJN = _exponential(hash_BJN).div_(BLOCK)
         holder_BJN = block_N * BLOCK + (hash_BJN & (BLOCK - 1))  # bits that the exponential number does not use
@@ -100,7 +100,7 @@ def uniform(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) ->
 
 
 def _gumbel_of(keys: torch.Tensor, least: torch.Tensor, holders: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    above = _exponential(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)))
+    above = _exponential(_mix(keys + (token_ids + 1) * _signed(GOLDEN)))
     return above.masked_fill_(token_ids == holders, 0.0).add_(least).log_().neg_()
 
 
@@ -112,12 +112,12 @@ def _exponential(hashes: torch.Tensor) -> torch.Tensor:
 
 def round_keys(keys_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
     """Return the keys of the rounds that begin at these lengths, int64 [B]."""
-    return _mix(keys_B + _mix((lengths_B + 1) * _signed(_GOLDEN)))
+    return _mix(keys_B + _mix((lengths_B + 1) * _signed(GOLDEN)))
 
 
 def _position_hash(keys_B: torch.Tensor, positions_BJ: torch.Tensor, stream: Stream) -> torch.Tensor:
     counter_BJ = positions_BJ * len(Stream) + int(stream)
-    return _mix(keys_B[:, None] + _mix(counter_BJ * _signed(_GOLDEN)))
+    return _mix(keys_B[:, None] + _mix(counter_BJ * _signed(GOLDEN)))
 
 
 def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
@@ -127,9 +127,9 @@ def _unit_interval(hashes: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = _shift_right(x, _SHIFTS[0]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[0]))
-    x = _shift_right(x, _SHIFTS[1]).bitwise_xor_(x).mul_(_signed(_MULTIPLIERS[1]))
-    return _shift_right(x, _SHIFTS[2]).bitwise_xor_(x)
+    x = _shift_right(x, SHIFTS[0]).bitwise_xor_(x).mul_(_signed(MULTIPLIERS[0]))
+    x = _shift_right(x, SHIFTS[1]).bitwise_xor_(x).mul_(_signed(MULTIPLIERS[1]))
+    return _shift_right(x, SHIFTS[2]).bitwise_xor_(x)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -138,9 +138,9 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _mix_int(x: int) -> int:
-    x = ((x ^ (x >> _SHIFTS[0])) * _MULTIPLIERS[0]) & _MASK
-    x = ((x ^ (x >> _SHIFTS[1])) * _MULTIPLIERS[1]) & _MASK
-    return x ^ (x >> _SHIFTS[2])
+    x = ((x ^ (x >> SHIFTS[0])) * MULTIPLIERS[0]) & _MASK
+    x = ((x ^ (x >> SHIFTS[1])) * MULTIPLIERS[1]) & _MASK
+    return x ^ (x >> SHIFTS[2])
 
 
 def _signed(x: int) -> int:

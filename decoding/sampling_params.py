@@ -67,6 +67,11 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is always taken: with top_k 1 only that one is left, and no cut can remove it."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
     def uses_token_counts(self) -> bool:
         """Whether the logits at a position depend on which tokens came before it, beyond the model itself."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

@@ -72,7 +72,7 @@ class SamplingBatch:
         uses_counts = any(p.uses_token_counts for p in params)
         min_lengths = [p.min_tokens and n + p.min_tokens for p, n in zip(params, prompt_lengths, strict=True)]
         return cls(
-            temperature_B=to_device([1.0 if _is_greedy(p) else float(p.temperature) for p in params], device),
+            temperature_B=to_device([1.0 if p.is_greedy else float(p.temperature) for p in params], device),
             keys_B=to_device(list(keys), device, torch.int64),
             kinds=_kinds(params, device),
             penalties_3B=to_device(penalties, device, torch.float32).T if uses_counts else None,
@@ -212,15 +212,10 @@ def _forbid_early_stop(
     return scores_BJV.masked_fill(is_early_BJ[:, :, None] & is_stop_BV[:, None, :].expand(-1, num_positions, -1), NEVER)
 
 
-def _is_greedy(params: SamplingParams) -> bool:
-    # With top_k 1 only the best token is left, and no cut can remove that one.
-    return params.temperature == 0 or params.top_k == 1
-
-
 def _kinds(params: Seq[SamplingParams], device: torch.device) -> tuple[RowKind, ...]:
     rows: dict[Literal["greedy", "open", "top_k", "nucleus"], list[int]] = {}
     for row, p in enumerate(params):
-        if _is_greedy(p):
+        if p.is_greedy:
             rows.setdefault("greedy", []).append(row)
         elif p.top_k:
             rows.setdefault("top_k", []).append(row)

@@ -1,0 +1,100 @@
+"""Picks on the GPU: two kernels pick the tokens of all rows and positions, whatever their parameters are.
+
+Nothing here waits for the device, and no launch and no allocation depends on numbers that are on it. So a pick may be
+recorded in a CUDA graph: all that a pick reads is in tensors (`PickInputs`), and a replay reads what is in them then.
+
+Shapes: B rows, J positions, P = B x J, V vocabulary, K drafted tokens, N blocks of 64 tokens, C chunks of blocks.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from decoding.gpu.pick_table import PickTable
+from decoding.noise import BLOCK
+
+_CHUNK = 32  # blocks that one program summarizes: 2,048 tokens
+_PART = 1024  # blocks that a program of `pick` looks at at a time
+_GROUP = 32  # blocks that a program reads at a time, for each of its positions
+
+
+class Counted(NamedTuple):
+    """How often the text so far has each token: what penalties need of the tokens that are committed."""
+
+    counts_RV: torch.Tensor  # int32: twice the occurrences in the output, and 1 if the prompt has the token
+    rows_B: torch.Tensor  # which of these rows belongs to a row of the batch, int64; anything for one without penalties
+
+
+class Picked(NamedTuple):
+    """The picked tokens of B x J positions, all tensors [B, J]; see `decoding.sampling.picks.Picks`."""
+
+    token_ids_BJ: torch.Tensor  # int64
+    best_BJ: torch.Tensor
+    second_BJ: torch.Tensor
+    score_BJ: torch.Tensor
+    is_finite_BJ: torch.Tensor  # where it is not, nothing else has a meaning, but the token id is one
+
+
+@dataclass(frozen=True)
+class PickInputs:
+    """What the kernels read beside the logits, all on the device."""
+
+    table: PickTable
+    biases_RV: torch.Tensor  # `table.biases_of(vocab_size)`
+    lengths_B: torch.Tensor  # committed tokens of each row, int64: position j is token number `lengths + first + j`
+    drafted_BK: torch.Tensor  # int64, with K >= first + J - 1 where a row has penalties: tokens behind the committed ones
+    counted: Counted | None  # None: no row has penalties
+
+
+@torch.no_grad()
+def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
+    """Pick at the J positions from `first` on, from raw logits of any float type; the last dimension must be dense.
+
+    The token at position j is picked given the first `first + j` drafted tokens. A row's result is a function of its
+    own logits, parameters, tokens and positions, bit for bit, whatever else is in the batch.
+    """
+    from decoding.gpu.kernels import picks as kernels  # only where Triton is installed
+
+    num_rows, num_positions, vocab_size = logits_BJV.shape
+    if logits_BJV.stride(2) != 1:
+        raise ValueError(f"a token's logit must stand beside the next one's, got strides {logits_BJV.stride()}")
+    device, num_places = logits_BJV.device, num_rows * num_positions
+    num_blocks = -(-vocab_size // BLOCK)
+    num_chunks = -(-num_blocks // _CHUNK)
+    largest = torch.empty(num_places, num_blocks + num_chunks, device=device)
+    block_max, chunk_max = largest.view(-1).split([num_places * num_blocks, num_places * num_chunks])
+    chunk_sum = torch.empty(num_places, num_chunks, dtype=torch.int64, device=device)
+    to_read = torch.empty(num_places, num_blocks, dtype=torch.int32, device=device)
+    token_ids_BJ = torch.empty(num_rows, num_positions, dtype=torch.int64, device=device)
+    values_3BJ = torch.empty(3, num_rows, num_positions, device=device)
+    is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool, device=device)
+
+    columns_BC, drafted_BK = inputs.table.columns_BC, inputs.drafted_BK
+    nothing = columns_BC[:0, 0]
+    counts_RV, rows_B = inputs.counted or (nothing.to(torch.int32), nothing)
+    shared = (logits_BJV, logits_BJV.stride(0), logits_BJV.stride(1), columns_BC, inputs.biases_RV, counts_RV, rows_B)
+    shared += (drafted_BK, drafted_BK.stride(0), inputs.lengths_B, block_max, chunk_max, chunk_sum)
+    sizes = (vocab_size, num_positions, first, inputs.table.num_stop_ids)
+    kernels.summarize[num_places, num_chunks](*shared, *sizes, CHUNK=_CHUNK, num_warps=8, enable_fp_fusion=False)
+    kernels.pick[num_places,](
+        *shared,
+        to_read,
+        token_ids_BJ,
+        values_3BJ,
+        is_finite_BJ,
+        *sizes,
+        num_chunks,
+        MAX_BLOCKS=_power_of_two(num_blocks),
+        MAX_CHUNKS=_power_of_two(num_chunks),
+        PART=_PART,
+        GROUP=_GROUP,
+        num_warps=16,
+        num_stages=1,
+        enable_fp_fusion=False,
+    )
+    return Picked(token_ids_BJ, *values_3BJ, is_finite_BJ)
+
+
+def _power_of_two(number: int) -> int:
+    return max(2, 1 << (number - 1).bit_length())
