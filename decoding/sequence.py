@@ -122,11 +122,14 @@ class Sequence:
         num_before = len(self.output_token_ids)
         self.num_rounds += 1
         self.num_draft_tokens += num_draft_tokens
-        for token_id in token_ids:
-            self.output_token_ids.append(token_id)
-            self._finish_at_token(token_id, eos_token_ids)
-            if self.is_finished:
-                break
+        if num_before + len(token_ids) < self.max_tokens and self._has_no_end(token_ids, eos_token_ids):
+            self.output_token_ids += token_ids
+        else:
+            for token_id in token_ids:
+                self.output_token_ids.append(token_id)
+                self._finish_at_token(token_id, eos_token_ids)
+                if self.is_finished:
+                    break
         self._finish_at_string(num_before)
         num_kept = len(self.output_token_ids) - num_before
         num_accepted = min(num_kept, len(token_ids) - 1 if num_accepted is None else num_accepted)
@@ -143,6 +146,11 @@ class Sequence:
     def fail(self, message: str) -> None:
         """End with an error; the tokens so far are not a result."""
         self.finish_reason, self.error = "error", message
+
+    def _has_no_end(self, token_ids: Seq[int], eos_token_ids: frozenset[int]) -> bool:
+        """Tell whether none of these tokens may end the text, which is so in nearly all rounds."""
+        stop_ids = self.params.stop_token_ids
+        return eos_token_ids.isdisjoint(token_ids) and not (stop_ids and set(stop_ids).intersection(token_ids))
 
     def _finish_at_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
         num_output = len(self.output_token_ids)

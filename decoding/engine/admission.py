@@ -109,6 +109,8 @@ class Admission:
 
         Return (None, 0) where waiting does not pay. No row waits for a later one, so no rows wait in a circle.
         """
+        if not any(resident.is_filling and resident.number < newcomer.number for _, resident in self._seated()):
+            return None, 0
         tokens = newcomer.tokens_to_read
         best, most, cached = None, 0, 0
         for _, resident in self._seated():
@@ -185,7 +187,8 @@ class Admission:
     def _line_up(self) -> list[Sequence]:
         """Move all rows that can run to slots 0..B-1, and return them."""
         ready = [slot for slot, resident in self._seated() if resident.is_ready]
-        gaps = [slot for slot in range(len(ready)) if slot not in ready]
+        is_ready = set(ready)
+        gaps = [slot for slot in range(len(ready)) if slot not in is_ready]
         for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
             self._swap(stray, gap)
         running = dict(islice(self._seated(), len(ready)))

@@ -13,9 +13,11 @@ Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positi
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from decoding.cache.kv_cache import Plan
@@ -37,11 +39,18 @@ class Start(NamedTuple):
     newest: int
 
 
-class Turn(NamedTuple):
-    """What a row does in a round."""
+@dataclass(frozen=True)
+class Turns:
+    """What each row does in a round."""
 
-    limit: int  # tokens that it may draft
-    start: Start | None  # None: what the device holds
+    limits: Seq[int]  # tokens that it may draft; 0 for a row that takes no part
+    is_active: Seq[bool]  # whether it takes part
+    starts: dict[int, Start]  # of rows whose state the device does not hold
+
+    @property
+    def is_fresh(self) -> list[bool]:
+        """Whether a row's state is given, or does not matter."""
+        return [row in self.starts or not active for row, active in enumerate(self.is_active)]
 
 
 class _Given(IntEnum):
@@ -65,7 +74,7 @@ class PendingRound:
         if columns_BC.device.type == "cuda":
             self._columns_BC = torch.empty(columns_BC.shape, dtype=columns_BC.dtype, pin_memory=True)
             self._columns_BC.copy_(columns_BC, non_blocking=True)
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
         else:
             self._columns_BC = columns_BC.clone()
@@ -74,13 +83,11 @@ class PendingRound:
         """Return each row's verdict; those of rows that were not active have no meaning. The one wait of a round."""
         if self._copied is not None:
             self._copied.synchronize()
-        verdicts = []
-        for accepted, next_token, is_finite, num_drafted, *drafted in self._columns_BC[: self._num_rows].tolist():
-            drafted = drafted[: self._num_drafted]
-            verdicts.append(
-                RowVerdict(accepted, next_token, self._num_drafted + 1, bool(is_finite), num_drafted, drafted, [])
-            )
-        return verdicts
+        end, never = 4 + self._num_drafted, self._num_drafted + 1
+        return [
+            RowVerdict(row[0], row[1], never, bool(row[2]), row[3], row[4:end], [])
+            for row in self._columns_BC[: self._num_rows].tolist()
+        ]
 
 
 class DeviceRounds:
@@ -97,14 +104,14 @@ class DeviceRounds:
         self._shapes: dict[tuple[int, int], _Inputs] = {}  # by rows and stop ids
         self._recorded: dict[tuple[int | str, ...], _Recorded] = {}
 
-    def start(self, turns: Seq[Turn | None], table: PickTable, num_visible: int) -> PendingRound:
-        """Start a round of these rows; None is a row that takes no part. `num_visible` bounds every row's length after.
+    def start(self, turns: Turns, table: PickTable, num_visible: int) -> PendingRound:
+        """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 
         The table has the parameters of all rows, in this order.
         """
-        num_rows = min(_rounded(len(turns)), self._num_slots)
-        num_drafted = max((turn.limit for turn in turns if turn is not None), default=0)
-        num_tokens = sum(1 + turn.limit for turn in turns if turn is not None)
+        num_rows = min(_rounded(len(turns.limits)), self._num_slots)
+        num_drafted = max(turns.limits)
+        num_tokens = sum(turns.limits) + sum(turns.is_active)
         key = (num_rows, table.num_stop_ids)
         if key not in self._shapes:
             self._shapes[key] = _Inputs(num_rows, table, self._length_S.device)
@@ -113,23 +120,23 @@ class DeviceRounds:
         chunks = min(_power_of_two(-(-num_visible // CHUNK)) * CHUNK, self._num_positions)
         drafted_BK = self._length_S.new_empty(num_rows, 0)
         if num_drafted:
-            drafted_BK = self._run(
+            drafted_BK = self.run_shape(
                 ("draft", *key, num_drafted, chunks), lambda: self._draft(inputs, num_drafted, chunks)
             )
-        width = _rounded_width(num_drafted)
+        width = rounded_width(num_drafted)
         num_padded = min(_rounded(max(num_tokens, num_rows)), num_rows * (1 + num_drafted))
-        columns_BC = self._run(
+        columns_BC = self.run_shape(
             ("verify", *key, num_drafted, num_padded, chunks),
             lambda: self._verify(inputs, drafted_BK, width, num_padded, chunks),
         )
-        return PendingRound(columns_BC, len(turns), num_drafted)
+        return PendingRound(columns_BC, len(turns.limits), num_drafted)
 
     @property
     def _num_positions(self) -> int:
         assert self._target.cache is not None, "allocate() comes first"
         return self._target.cache.num_positions
 
-    def _run(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Replay the recording of this key; a run comes before it is recorded, since kernels are compiled in it."""
         recorded = self._recorded.setdefault(key, _Recorded())
         if self._record is None or not recorded.was_run:
@@ -261,21 +268,18 @@ class _Inputs:
         self.no_biases = torch.empty(0, device=device)
         self._table: PickTable | None = None  # that was copied last
 
-    def take(self, turns: Seq[Turn | None], table: PickTable) -> None:
+    def take(self, turns: Turns, table: PickTable) -> None:
         """Copy what the host gives into these tensors: one copy, and another one where the table is a new one."""
-        nothing = Start(1, 0, 0)
-        given = [
-            (
-                turn is not None,
-                turn is None or turn.start is not None,
-                *(nothing if turn is None else turn.start or nothing),
-                0 if turn is None else turn.limit,
-            )
-            for turn in turns
-        ]
-        given += [(False, True, *nothing, 0)] * (self.num_rows - len(turns))
-        host_B6 = torch.tensor(given, dtype=torch.int64)
-        self.given_6B.copy_(host_B6.T.contiguous(), non_blocking=True)
+        given_6B = np.zeros(self.given_6B.shape, dtype=np.int64)
+        num_rows = len(turns.limits)
+        given_6B[_Given.IS_ACTIVE, :num_rows] = turns.is_active
+        given_6B[_Given.LIMIT, :num_rows] = turns.limits
+        given_6B[_Given.IS_FRESH] = 1  # padding, too
+        given_6B[_Given.IS_FRESH, :num_rows] = turns.is_fresh
+        given_6B[_Given.LENGTH] = 1
+        for row, start in turns.starts.items():
+            given_6B[_Given.LENGTH : _Given.NEWEST + 1, row] = start
+        self.given_6B.copy_(torch.from_numpy(given_6B), non_blocking=True)
         if table is not self._table:
             self.columns_BC[: len(table.columns_BC)].copy_(table.columns_BC)
             self._table = table
@@ -313,7 +317,7 @@ def _rounded(number: int) -> int:
     return -(-number // step) * step
 
 
-def _rounded_width(num_drafted: int) -> int:
+def rounded_width(num_drafted: int) -> int:
     """Round the positions that are judged up, so that few shapes occur: 0, 1, 2, 4, 8, ... drafted tokens."""
     return num_drafted if num_drafted <= 1 else 1 << (num_drafted - 1).bit_length()
 

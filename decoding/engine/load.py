@@ -8,7 +8,9 @@ from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
+from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
 from decoding.engine.options import EngineOptions
+from decoding.fused.attention import Window
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target
@@ -87,6 +89,10 @@ def load_parts(
         draft_model = LanguageModel.load(draft, device, dtype)
         check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
         check_model(draft_model, draft)
+        window = settle_draft_window(options.draft_window, draft_model, options.num_slots, max_model_len)
+        if window and draft_model.fused is not None:
+            draft_model.fused.window = Window(window, NUM_FIRST)
+            _log.info("the draft sees the last %d positions of a row, and the first %d", window, NUM_FIRST)
     return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
 
 

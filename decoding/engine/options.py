@@ -33,6 +33,8 @@ class EngineOptions:
     """Prompt tokens read between two rounds of full slots; unless given 512, on CUDA 2048."""
     exact: Exact = "auto"
     """GPU products in which no row depends on the batch; off is the library's, auto is off in float32 alone."""
+    draft_window: int | None = None
+    """Last positions of a row that a draft model on a GPU sees, with the first 4; 0 is all, unless given by cost."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; unless given the target's context, at most 4096."""
 
@@ -46,6 +48,8 @@ class EngineOptions:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in ("coupled", "rejection"):
             raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
+        if self.draft_window is not None and not (self.draft_window == 0 or self.draft_window >= 16):
+            raise ValueError(f"engine.draft_window must be 0 (all positions) or at least 16, got {self.draft_window}")
         if self.exact not in ("auto", "on", "off"):
             raise ValueError(f"engine.exact must be 'auto', 'on' or 'off', got {self.exact!r}")
         if self.drafter is not None and self.drafter not in DRAFTERS:

@@ -11,14 +11,14 @@ one that is under way has been read.
 import time
 from collections.abc import Generator, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.device_rounds import DeviceRounds, PendingRound, Start, Turn
+from decoding.engine.device_rounds import DeviceRounds, PendingRound, Start, Turns
 from decoding.engine.lane import Lane
 from decoding.fused.recording import Recorder
 from decoding.gpu.pick_table import PickTable
@@ -34,19 +34,11 @@ class _UnderWay:
     """A round that has been started and not been read."""
 
     rows: tuple[Sequence | None, ...]  # row b is in slot b; None takes no part
-    num_before: list[int]  # positions that the draft had read of each row, as `_num_read` says
+    num_read: list[int]  # positions of each row that the draft had read before, at most
     plan: DraftPlan
+    num_drafted: int  # the steps of the draft
     verdicts: PendingRound
     void: set[Sequence] = field(default_factory=set)  # rows whose state on the device is not the host's
-
-    @property
-    def num_drafted(self) -> int:
-        """The steps of the draft."""
-        return max(self.plan.lengths)
-
-    def is_of(self, slot: int, sequence: Sequence) -> bool:
-        """Tell whether the device will know this row, in this slot, when the round is done."""
-        return slot < len(self.rows) and self.rows[slot] is sequence and sequence not in self.void
 
 
 class OverlappedLane(Lane):
@@ -54,11 +46,13 @@ class OverlappedLane(Lane):
 
     target: LanguageModel
 
-    def __init__(self, *args: Any, record: Recorder | None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, record: Recorder | None, make_rounds: type[DeviceRounds] = DeviceRounds, **kwargs: Any
+    ) -> None:
         """Take what a lane takes; `record` makes the recordings (None: nothing is recorded)."""
         super().__init__(*args, **kwargs)
-        self._record = record
-        self._rounds: DeviceRounds | None = None  # over the caches that are allocated now
+        self._record, self._make_rounds = record, make_rounds
+        self.rounds: DeviceRounds | None = None  # over the caches that are allocated now
         self._under_way: _UnderWay | None = None
         self._began = 0.0  # when this turn began
         self._table: tuple[tuple[Sequence, ...], PickTable] | None = None  # of these rows
@@ -77,7 +71,7 @@ class OverlappedLane(Lane):
     def renew(self) -> None:
         """Begin with empty slots."""
         super().renew()
-        self._rounds = None
+        self.rounds = None
 
     @torch.inference_mode()
     def _round(self) -> Generator[None, None, bool]:
@@ -104,76 +98,81 @@ class OverlappedLane(Lane):
     def _started(self) -> _UnderWay | None:
         """Start a round of the running rows; None if the results of the round under way are needed first."""
         rows, under_way = tuple(self.running), self._under_way
-        if under_way is not None and any(
-            sequence in under_way.rows and sequence not in under_way.void and not under_way.is_of(slot, sequence)
-            for slot, sequence in enumerate(rows)
-        ):
-            return None  # a row that is under way has changed its slot
-        is_known = [under_way is not None and under_way.is_of(slot, row) for slot, row in enumerate(rows)]
+        is_known = self._known(rows)
+        if is_known is None:
+            return None
         # A row that ends with the round under way, whatever that decides, takes no part in the next one.
-        takes_part = [not (known and row.num_remaining_tokens <= 1) for known, row in zip(is_known, rows, strict=True)]
+        takes_part = [not known or row.num_remaining_tokens > 1 for known, row in zip(is_known, rows, strict=True)]
         if not any(takes_part):
             return None
         plan = self._plan(rows, takes_part)
         num_drafted = max(plan.lengths)
-        num_read = [
-            self._num_read(slot, row, known) for slot, (row, known) in enumerate(zip(rows, is_known, strict=True))
-        ]
+        lengths = [len(row) for row in rows]
+        num_read = self._num_read(lengths, is_known) if self.drafter.has_model else [0] * len(rows)
+        num_more = 0 if under_way is None else 1 + under_way.num_drafted  # tokens that a known row may have by now
         if num_drafted:
             behind = [
-                (slot, row)
-                for slot, (row, known) in enumerate(zip(rows, is_known, strict=True))
-                if plan.lengths[slot] and num_read[slot] < self._length(row, known) - 2
+                slot
+                for slot, limit in enumerate(plan.lengths)
+                if limit and num_read[slot] < lengths[slot] + is_known[slot] * num_more - 2
             ]
             if behind and under_way is not None:
                 return None
-            if behind:
-                self._model_drafter.catch_up(behind)
-                for slot, row in behind:
-                    num_read[slot] = len(row) - 1
-        if self._rounds is None:
-            drafter = self.drafter if isinstance(self.drafter, ModelDrafter) else None
-            self._rounds = DeviceRounds(self.target, drafter, self._num_slots, self._record)
-        turns = [
-            Turn(limit, None if known else _start(row)) if takes else None
-            for row, limit, known, takes in zip(rows, plan.lengths, is_known, takes_part, strict=True)
-        ]
-        in_flight = 0 if under_way is None else 1 + under_way.num_drafted
-        num_visible = max(map(len, rows)) + in_flight + num_drafted + 1
-        verdicts = self._rounds.start(turns, self._pick_table(rows), num_visible)
+            self._model_drafter.catch_up([(slot, rows[slot]) for slot in behind])
+            for slot in behind:
+                num_read[slot] = lengths[slot] - 1
+        starts = {slot: _start(rows[slot]) for slot, known in enumerate(is_known) if not known}
+        turns = Turns(plan.lengths, takes_part, starts)
+        num_visible = max(lengths) + num_more + num_drafted + 1
+        verdicts = self._device_rounds().start(turns, self._pick_table(rows), num_visible)
         taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
-        return _UnderWay(taking_part, num_read, plan, verdicts)
+        return _UnderWay(taking_part, num_read, plan, num_drafted, verdicts)
+
+    def _known(self, rows: tuple[Sequence, ...]) -> list[bool] | None:
+        """Tell which rows the device will know after the round under way; None if such a row has changed its slot."""
+        under_way = self._under_way
+        if under_way is None:
+            return [False] * len(rows)
+        before = (*under_way.rows, *[None] * (len(rows) - len(under_way.rows)))
+        is_known = [row is known and row not in under_way.void for row, known in zip(rows, before, strict=False)]
+        num_known = sum(row is not None and not row.is_finished for row in set(under_way.rows) - under_way.void)
+        return is_known if sum(is_known) == num_known else None
 
     def _plan(self, rows: tuple[Sequence, ...], takes_part: Seq[bool]) -> DraftPlan:
         """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
         plan = self.schedule.plan(rows, None, self.drafter.has_model)
-        longest = self._model_drafter.max_len if self.drafter.has_model else 0
+        if not self.drafter.has_model:
+            return replace(plan, lengths=(0,) * len(rows))
+        longest = self._model_drafter.max_len
         limits = [
             max(0, min(limit, longest - len(row))) if takes else 0
             for limit, row, takes in zip(plan.lengths, rows, takes_part, strict=True)
         ]
-        if self.drafter.has_model:
-            self._model_drafter.count_idle_rounds(sum(limit > 0 for limit in limits), len(limits))
-        return DraftPlan(tuple(limits), plan.uses_lookup, plan.speed)
+        self._model_drafter.count_idle_rounds(sum(limit > 0 for limit in limits), len(limits))
+        return replace(plan, lengths=tuple(limits))
 
-    def _length(self, row: Sequence, is_known: bool) -> int:
-        """Return a row's length after the round under way, or the most it can be."""
-        under_way = self._under_way
-        return len(row) + (1 + under_way.num_drafted if is_known and under_way is not None else 0)
+    def _num_read(self, lengths: Seq[int], is_known: Seq[bool]) -> list[int]:
+        """Return how many positions of each row the draft has read, at most, when the round under way is done.
 
-    def _num_read(self, slot: int, row: Sequence, is_known: bool) -> int:
-        """Return how many of a row's positions the draft has read, counted like `_length`.
-
-        A round with draft steps reads all but the last two of the row as it is after it, if it was complete before.
+        A round with draft steps reads all but the last two of a row as it is after it, if it lacked no more before.
         """
-        if not self.drafter.has_model:
-            return 0
+        ingested = [self._model_drafter.num_ingested(slot) for slot in range(len(lengths))]
         under_way = self._under_way
-        if not is_known or under_way is None:
-            return self._model_drafter.num_ingested(slot)
-        before = under_way.num_before[slot]
-        was_complete = before >= len(row) - 2
-        return self._length(row, is_known) - 2 if under_way.num_drafted and was_complete else before
+        if under_way is None:
+            return ingested
+        num_more = under_way.num_drafted - 1
+        for slot, known in enumerate(is_known):
+            if known:
+                before = under_way.num_read[slot]
+                is_advanced = num_more >= 0 and before >= lengths[slot] - 2
+                ingested[slot] = lengths[slot] + num_more if is_advanced else before
+        return ingested
+
+    def _device_rounds(self) -> DeviceRounds:
+        if self.rounds is None:
+            drafter = self.drafter if isinstance(self.drafter, ModelDrafter) else None
+            self.rounds = self._make_rounds(self.target, drafter, self._num_slots, self._record)
+        return self.rounds
 
     def _read(self, newer: _UnderWay | None = None) -> None:
         """Commit the round under way; `newer` is the one after it, which has been started."""
@@ -182,7 +181,7 @@ class OverlappedLane(Lane):
         slots = {sequence: slot for slot, sequence in enumerate(self.running)}  # some rows may have changed theirs
         read: list[tuple[Sequence, int, RowVerdict]] = []
         for before, sequence, limit, verdict in zip(
-            under_way.num_before, under_way.rows, under_way.plan.lengths, under_way.verdicts.result(), strict=True
+            under_way.num_read, under_way.rows, under_way.plan.lengths, under_way.verdicts.result(), strict=True
         ):
             if sequence is None or sequence.is_finished or sequence in under_way.void:
                 continue
@@ -194,7 +193,7 @@ class OverlappedLane(Lane):
                 num_fed = min(verdict.num_accepted, under_way.num_drafted - 1)
                 self._model_drafter.ingested(slot, length + num_fed)
             if newer is not None and self.drafter.has_model:
-                newer.num_before[slot] = self._model_drafter.num_ingested(slot)  # it was the most that it could be
+                newer.num_read[slot] = self._model_drafter.num_ingested(slot)  # it was the most that it could be
             read.append((sequence, limit, verdict))
         if read:
             plan = DraftPlan(tuple(limit for _, limit, _ in read), (False,) * len(read))

@@ -30,9 +30,9 @@ class Resident:
         self._num_earlier_rounds = self.sequence.num_rounds
 
     @property
-    def tokens_to_read(self) -> list[int]:
+    def tokens_to_read(self) -> tuple[int, ...]:
         """The tokens that must be in the slot before it can run: all but the newest, which each round scores first."""
-        return self.sequence.token_ids[: self._num_to_read]
+        return tuple(self.sequence.token_ids[: self._num_to_read])
 
     @property
     def num_missing(self) -> int:
@@ -54,11 +54,17 @@ class Resident:
         """Whether a round has seen all keys and values in this slot and found its logits finite."""
         return self.sequence.num_rounds > self._num_earlier_rounds and self.sequence.finish_reason != "error"
 
-    def num_in_common(self, tokens: list[int]) -> int:
+    def num_in_common(self, tokens: tuple[int, ...]) -> int:
         """Return how many of the first tokens are also the first settled tokens of this sequence."""
         if self.sequence.finish_reason == "error":
             return 0  # its slot was cleared, or may hold values that are not finite
-        return min(common_prefix(tokens, self.sequence.token_ids), len(self.sequence) - 1)
+        prompt = self.sequence.prompt_token_ids
+        if not tokens or tokens[0] != prompt[0]:
+            return 0
+        num_common = common_prefix(tokens, prompt)
+        if num_common == len(prompt) < len(tokens):
+            num_common = common_prefix(tokens, tuple(self.sequence.token_ids))
+        return min(num_common, len(self.sequence) - 1)
 
     def num_cached(self, num_in_common: int) -> int:
         """Return how many of those tokens are in the slot now."""

@@ -9,6 +9,7 @@ positions, X any number of features.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
@@ -28,6 +29,13 @@ class Heads:
     @property
     def num_query_heads(self) -> int:
         return self.num_kv_heads * self.group
+
+
+class Window(NamedTuple):
+    """The positions that a query sees of its row."""
+
+    num_last: int  # up to its own
+    num_first: int  # at the beginning
 
 
 @dataclass(frozen=True)
@@ -94,14 +102,17 @@ def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch
 class GpuAttention:
     """Attention by `decoding/gpu/attention.py`, called like `KernelAttention`: rows are ragged and stay in place."""
 
-    def __init__(self, heads: Heads, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(
+        self, heads: Heads, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor], window: Window | None
+    ) -> None:
         """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
         from decoding.gpu import attention  # Triton is only where the kernels run
 
         self._gpu, self._heads, self._plan, self._tables_PD = attention, heads, plan, tables_PD
         width = plan.positions_BT.shape[1]
         self._rows = attention.TokenRows(plan.row_first, plan.slots_N, plan.positions_N, width, plan.num_visible)
-        self._rule = attention.Rule(heads.head_size**-0.5)
+        scale = heads.head_size**-0.5
+        self._rule = attention.Rule(scale) if window is None else attention.Rule(scale, *window)
 
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.fused import kernels
-from decoding.fused.attention import GpuAttention, Heads, KernelAttention, KernelForward, TorchAttention
+from decoding.fused.attention import GpuAttention, Heads, KernelAttention, KernelForward, TorchAttention, Window
 from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
@@ -59,6 +59,7 @@ class FusedDecoder:
             head_size=own[0].self_attn.head_dim,
         )
         self.kernels: kernels.Kernels | None = None  # None: torch's own operations
+        self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self._fewest_lines = 1
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         norm: NormFunction = torch_norm
@@ -93,6 +94,13 @@ class FusedDecoder:
         if len({parameter.dtype for parameter in model.parameters()}) > 1:
             return False
         return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
+
+    @property
+    def num_bytes_a_token(self) -> int:
+        """The bytes of a token's keys and values in all layers."""
+        numbers_of_a_layer = 2 * self._heads.num_kv_heads * self._heads.head_size
+        num_bytes: int = len(self._layers) * numbers_of_a_layer * self._like_1E.element_size()
+        return num_bytes
 
     @property
     def attends_in_place(self) -> bool:
@@ -158,7 +166,7 @@ class FusedDecoder:
         self, positions_N: torch.Tensor, cache: KVCache, plan: Plan
     ) -> GpuAttention | KernelAttention | TorchAttention:
         if self.is_on_gpu:
-            return GpuAttention(self._heads, plan, self._tables(cache))
+            return GpuAttention(self._heads, plan, self._tables(cache), self.window)
         if self.kernels is not None:
             return KernelAttention(self.kernels, self._heads, self._kernel_forward(positions_N, cache, plan))
         return TorchAttention(self._heads, plan, *self._turns(positions_N, cache))

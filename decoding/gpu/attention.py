@@ -49,6 +49,7 @@ class Rule:
 
     scale: float
     window: int = 0  # positions of a sliding window; 0: no window
+    num_always_visible: int = 0  # first positions of a row that are seen from beyond the window, too
     segment: int = 0  # positions of a segment, beyond whose beginning nothing is seen ("chunked" attention); 0: none
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
 
@@ -102,7 +103,8 @@ def attend(
     mask = rows.row_first if mask_BTL is None else mask_BTL.view(torch.uint8)
     mask_strides = (0, 0) if mask_BTL is None else mask_BTL.stride()[:2]
     places = (rows.row_first, rows.slots_N, rows.positions_N, mask)
-    numbers = (*strides, *mask_strides, num_tiles, rule.window, rule.segment, rule.scale, rule.softcap)
+    reach = (rule.window, rule.num_always_visible, rule.segment)
+    numbers = (*strides, *mask_strides, num_tiles, *reach, rule.scale, rule.softcap)
     sinks = rows.row_first if sinks_Q is None else sinks_Q
     sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": tile.padded_size, "CHUNK": CHUNK, "HAS_MASK": mask_BTL is not None}
     tiling = {"GROUP": group, "LINES": tile.lines, "KEYS": tile.keys, "WIDENED": is_interpreted()}
@@ -121,7 +123,7 @@ def attend(
     )  # fmt: skip
     kernels.merge[num_tokens, -(-num_query_heads // _LINES_OF_A_MERGE)](
         parts_NQCD, marks_NQC2, out_NQD, rows.positions_N, sinks, rows.num_visible, num_query_heads, num_chunks,
-        rule.window, rule.segment, **sizes, LINES=_LINES_OF_A_MERGE, HAS_SINKS=sinks_Q is not None, num_warps=4,
+        *reach, **sizes, LINES=_LINES_OF_A_MERGE, HAS_SINKS=sinks_Q is not None, num_warps=4,
         enable_fp_fusion=False,
     )  # fmt: skip
     return out_NQD

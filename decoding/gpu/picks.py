@@ -43,7 +43,9 @@ class PickInputs:
     table: PickTable
     biases_RV: torch.Tensor  # `table.biases_of(vocab_size)`
     lengths_B: torch.Tensor  # committed tokens of each row, int64: position j is token number `lengths + first + j`
-    drafted_BK: torch.Tensor  # int64, with K >= first + J - 1 where a row has penalties: tokens behind the committed ones
+    drafted_BK: (
+        torch.Tensor
+    )  # int64, with K >= first + J - 1 where a row has penalties: tokens behind the committed ones
     counted: Counted | None  # None: no row has penalties
 
 

@@ -40,13 +40,15 @@ class Acceptance:
                 counts_K *= _DECAY
             self._accepted *= _DECAY
             self._tried *= _DECAY
-        for sequence, drafted, accepted in zip(sequences, num_drafted, num_accepted, strict=True):
-            tried = min(accepted + 1, drafted)  # tokens behind a rejected one were never tried
+        # Tokens behind a rejected one were never tried.
+        tried_B = [min(accepted + 1, drafted) for drafted, accepted in zip(num_drafted, num_accepted, strict=True)]
+        accepted_B = [accepted if tried else 0 for accepted, tried in zip(num_accepted, tried_B, strict=True)]
+        self._accepted_K += _num_at_least(accepted_B, len(self._accepted_K))
+        self._tried_K += _num_at_least(tried_B, len(self._tried_K))
+        self._accepted += sum(accepted_B)
+        self._tried += sum(tried_B)
+        for sequence, accepted, tried in zip(sequences, accepted_B, tried_B, strict=True):
             if tried:
-                self._accepted_K[:accepted] += 1
-                self._tried_K[:tried] += 1
-                self._accepted += accepted
-                self._tried += tried
                 before = self._of_row.get(sequence, (0, 0))
                 self._of_row[sequence] = (before[0] + accepted, before[1] + tried)
             if sequence.is_finished:
@@ -65,6 +67,12 @@ class Acceptance:
         rate_BK = np.minimum(odds_BK / (1 + odds_BK), _MAX_RATE)
         survival_BK: npt.NDArray[np.float64] = rate_BK.cumprod(axis=1)
         return survival_BK
+
+
+def _num_at_least(lengths: Seq[int], width: int) -> npt.NDArray[np.int64]:
+    """Count the lengths that are at least 1, 2, ..., `width`."""
+    counts = np.bincount(lengths, minlength=width + 1)
+    return counts[::-1].cumsum()[::-1][1 : width + 1]
 
 
 def _odds(rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

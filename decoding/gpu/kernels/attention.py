@@ -42,6 +42,22 @@ def _first_visible(position, window, segment):
 
 
 @triton.jit
+def _first_step(first_chunk, window, num_always_visible):
+    """Return where a loop over chunks begins: one step earlier, for chunk 0, where the window leaves that one out."""
+    has_first = (window > 0) & (num_always_visible > 0) & (first_chunk > 0)
+    return first_chunk - tl.where(has_first, 1, 0)
+
+
+@triton.jit
+def _span(step, first_key, end_key, num_always_visible, CHUNK: tl.constexpr):
+    """Return the chunk of a step, and which of its positions are seen: those of the window, or the always visible."""
+    is_before = step * CHUNK + CHUNK <= first_key
+    from_key = tl.where(is_before | ((step == 0) & (num_always_visible > 0)), 0, first_key)
+    to_key = tl.where(is_before, num_always_visible, end_key)
+    return tl.where(is_before, 0, step), from_key, tl.minimum(to_key, end_key)
+
+
+@triton.jit
 def _lines(row, tile, row_first, positions_N, GROUP: tl.constexpr, LINES: tl.constexpr):
     """Return a tile's lines: their tokens, places in the group, positions and whether they exist."""
     first, end = tl.load(row_first + row).to(tl.int32), tl.load(row_first + row + 1).to(tl.int32)
@@ -67,12 +83,14 @@ def _chunk(
     position_M,
     exists_M,
     chunk,
+    first_position,
     end_position,
     keys,  # of this slot and head, [P, D] with a stride
     values,
     position_stride,
     mask_ML,  # pointers to each line's mask, or anything
     window,
+    num_always_visible,
     segment,
     scale,
     softcap,
@@ -88,11 +106,12 @@ def _chunk(
     LINES: tl.constexpr = query_MD.shape[0]
     size_D = tl.arange(0, PADDED_SIZE)
     first_visible_M = _first_visible(position_M, window, segment)
+    always_visible = tl.where(window > 0, num_always_visible, 0)
     sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
     largest_M = tl.full([LINES], NEVER, tl.float32)
     weight_M = tl.zeros([LINES], tl.float32)
-    first_key = chunk * CHUNK
-    for start in range(first_key, tl.minimum(first_key + CHUNK, end_position), KEYS):
+    first_key = tl.maximum(chunk * CHUNK, first_position // KEYS * KEYS)  # of those before no line sees any
+    for start in range(first_key, tl.minimum(chunk * CHUNK + CHUNK, end_position), KEYS):
         key_N = start + tl.arange(0, KEYS)
         is_written_N = key_N < end_position
         inside_ND = is_written_N[:, None] & (size_D[None] < HEAD_SIZE)
@@ -107,7 +126,8 @@ def _chunk(
         if HAS_MASK:
             sees_MN = tl.load(mask_ML[:, None] + key_N[None], mask=exists_M[:, None] & is_written_N[None], other=0) != 0
         else:
-            sees_MN = (key_N[None] <= position_M[:, None]) & (key_N[None] >= first_visible_M[:, None])
+            is_near_MN = (key_N[None] >= first_visible_M[:, None]) | (key_N < always_visible)[None]
+            sees_MN = (key_N[None] <= position_M[:, None]) & is_near_MN
         score_MN = tl.where(sees_MN, score_MN * LOG2_E, NEVER)
         new_M = tl.maximum(largest_M, tl.max(score_MN, 1))
         weight_MN = _power(score_MN, new_M[:, None])
@@ -151,6 +171,7 @@ def attend_whole(
     mask_token_stride,
     num_tiles,
     window,
+    num_always_visible,
     segment,
     scale,
     softcap,
@@ -177,10 +198,12 @@ def attend_whole(
     sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
     largest_M = tl.full([LINES], NEVER, tl.float32)
     weight_M = tl.zeros([LINES], tl.float32)
-    for chunk in range(first_key // CHUNK, (end_key + CHUNK - 1) // CHUNK):
+    first_step = _first_step(first_key // CHUNK, window, num_always_visible)
+    for step in range(first_step, (end_key + CHUNK - 1) // CHUNK):
+        chunk, from_key, to_key = _span(step, first_key, end_key, num_always_visible, CHUNK)
         part_MD, part_largest_M, part_weight_M = _chunk(
-            query_MD, position_M, exists_M, chunk, end_key, keys_SPHD + place, values_SPHD + place, position_stride,
-            mask_ML, window, segment, scale, softcap,
+            query_MD, position_M, exists_M, chunk, from_key, to_key, keys_SPHD + place, values_SPHD + place,
+            position_stride, mask_ML, window, num_always_visible, segment, scale, softcap,
             HEAD_SIZE, PADDED_SIZE, CHUNK, KEYS, HAS_MASK, HAS_SOFTCAP, WIDENED,
         )  # fmt: skip
         sum_MD, largest_M, weight_M = _merged(sum_MD, largest_M, weight_M, part_MD, part_largest_M, part_weight_M)
@@ -217,6 +240,7 @@ def attend_chunks(
     mask_token_stride,
     num_tiles,
     window,
+    num_always_visible,
     segment,
     scale,
     softcap,
@@ -237,14 +261,17 @@ def attend_chunks(
     if first + tile * LINES // GROUP >= end:
         return
     first_key, end_key = _tile_range(position_M, exists_M, window, segment, num_keys, HAS_MASK)
-    if (chunk + 1) * CHUNK <= first_key or chunk * CHUNK >= end_key:
+    is_inside = ((chunk + 1) * CHUNK > first_key) & (chunk * CHUNK < end_key)
+    has_first = (chunk == 0) & (window > 0) & (num_always_visible > 0)
+    if not (is_inside | has_first):
         return
+    _, from_key, to_key = _span(chunk, first_key, end_key, num_always_visible, CHUNK)
     query_MD = _queries(query_NQD, token_M, line_M, exists_M, head, num_heads, GROUP, HEAD_SIZE, PADDED_SIZE, WIDENED)
     place = tl.load(slots_N + first).to(tl.int64) * slot_stride + head * head_stride
     mask_ML = mask_BTL + row.to(tl.int64) * mask_row_stride + (line_M // GROUP) * mask_token_stride
     part_MD, largest_M, weight_M = _chunk(
-        query_MD, position_M, exists_M, chunk, end_key, keys_SPHD + place, values_SPHD + place, position_stride,
-        mask_ML, window, segment, scale, softcap,
+        query_MD, position_M, exists_M, chunk, from_key, to_key, keys_SPHD + place, values_SPHD + place,
+        position_stride, mask_ML, window, num_always_visible, segment, scale, softcap,
         HEAD_SIZE, PADDED_SIZE, CHUNK, KEYS, HAS_MASK, HAS_SOFTCAP, WIDENED,
     )  # fmt: skip
     size_D = tl.arange(0, PADDED_SIZE)
@@ -267,6 +294,7 @@ def merge(
     num_query_heads,
     num_chunks,
     window,
+    num_always_visible,
     segment,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
@@ -290,7 +318,9 @@ def merge(
     largest_M = tl.full([LINES], NEVER, tl.float32)
     weight_M = tl.zeros([LINES], tl.float32)
     line_M = token * num_query_heads + head_M
-    for chunk in range(first_key // CHUNK, (end_key + CHUNK - 1) // CHUNK):
+    first_step = _first_step(first_key // CHUNK, window, num_always_visible)
+    for step in range(first_step, (end_key + CHUNK - 1) // CHUNK):
+        chunk, _, _ = _span(step, first_key, end_key, num_always_visible, CHUNK)
         part_M = line_M * num_chunks + chunk
         part_MD = tl.load(parts_NQCD + part_M[:, None] * HEAD_SIZE + size_D[None], mask=inside_MD, other=0.0)
         part_largest_M = tl.load(marks_NQC2 + part_M * 2, mask=exists_M, other=NEVER)

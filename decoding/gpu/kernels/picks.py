@@ -118,7 +118,9 @@ def pick(
     block_max_at = block_max + place.to(tl.int64) * num_blocks
     temperature = number(columns_at, scores.TEMPERATURE).to(tl.float32)
     source = (logits_at, vocab_size, changes, temperature, block_max_at, num_blocks, list_at)
-    max_logit_N = tl.load(block_max_at + tl.arange(0, MAX_BLOCKS), mask=tl.arange(0, MAX_BLOCKS) < num_blocks, other=NEVER)
+    max_logit_N = tl.load(
+        block_max_at + tl.arange(0, MAX_BLOCKS), mask=tl.arange(0, MAX_BLOCKS) < num_blocks, other=NEVER
+    )
     has_nan = tl.max((max_logit_N != max_logit_N).to(tl.int32), axis=0) > 0
     max_N = tl.div_rn(tl.where(max_logit_N == max_logit_N, max_logit_N, NEVER), temperature)
     top = tl.max(max_N, axis=0)
@@ -334,7 +336,11 @@ def _kth_score(source, least, top, top_k, PART: tl.constexpr, GROUP: tl.constexp
     low, high = ordered(least).to(tl.int64), ordered(top).to(tl.int64) + 1
     while high - low > 1:  # at least k tokens reach `low`, and fewer reach `high`
         middle = (low + high) >> 1
-        num_above, above, below = tl.full((), 0, tl.int32), tl.full((), LARGEST_ID, tl.int32), tl.full((), -LARGEST_ID, tl.int32)
+        num_above, above, below = (
+            tl.full((), 0, tl.int32),
+            tl.full((), LARGEST_ID, tl.int32),
+            tl.full((), -LARGEST_ID, tl.int32),
+        )
         for start in range(0, num_read, GROUP):
             _, ids_GM, scores_GM = _read(source, start, num_read, GROUP)
             key_GM = ordered(scores_GM)

@@ -32,7 +32,9 @@ def number(columns_at, column):
 
 
 @triton.jit
-def shaping(row, step, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride, vocab_size):
+def shaping(
+    row, step, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride, vocab_size
+):
     """Return what changes the logits of a row's position before the temperature does, for `shaped`.
 
     `step` tokens were drafted before the position.

@@ -1,0 +1,108 @@
+"""Rounds that begin before the last one is read write what plain rounds write, with the kernels of a GPU.
+
+The kernels run in Triton's interpreter, on models of two layers and a few tokens: it is thousands of times slower.
+"""
+
+import pytest
+import torch
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.engine.overlapped_lane import OverlappedLane
+from decoding.network import probe
+from tests.decoding.tiny import build, llama_config, noised, save
+
+PROMPTS = [[1, 2, 3, 4] * 6, [7], [5, 6, 5, 6], [9, 1, 2]]
+PARAMS = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.9)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = build(llama_config(), seed=1)
+    return save(target, folder / "target"), save(noised(target, 0.1), folder / "draft")
+
+
+@pytest.fixture(autouse=True)
+def _unmeasured(monkeypatch):
+    """Batch invariance is measured by a test of its own: it takes half a minute here."""
+    monkeypatch.setattr(probe, "is_invariant", lambda model: True)
+
+
+def texts(pair, params: SamplingParams = PARAMS, **options: object) -> list[list[int]]:
+    """Generate in bfloat16 with exact products, in rounds that overlap."""
+    draft = pair[1] if options.get("drafter") != "none" else None
+    settings = EngineOptions(max_model_len=48, exact="on", draft_length="fixed", **options)
+    engine = Engine.load(pair[0], draft, settings, device="cpu", dtype="bfloat16")
+    assert isinstance(engine.lanes[0], OverlappedLane)
+    return [sequence.output_token_ids for sequence in engine.generate(PROMPTS, params, seed=1)]
+
+
+@pytest.fixture(scope="module")
+def plain(pair) -> list[list[int]]:
+    """Each text by itself, one token a round."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(probe, "is_invariant", lambda model: True)
+        return texts(pair, drafter="none", num_slots=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "none", "num_slots": 3},
+        {"num_speculative_tokens": 1, "num_slots": 4},
+        {"num_speculative_tokens": 4, "num_slots": 2},
+        {"num_speculative_tokens": 2, "num_slots": 3, "draft_window": 16},
+    ],
+    ids=str,
+)
+def test_text_does_not_depend_on_draft_slots_or_window(pair, plain, options):
+    assert texts(pair, **options) == plain
+
+
+def test_a_row_of_another_kind_makes_rounds_that_do_not_overlap_and_changes_no_text(pair, plain):
+    """Log-probabilities need the logits, so these rounds are run as on any device."""
+    target, draft = pair
+    settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
+    engine = Engine.load(target, draft, settings, device="cpu", dtype="bfloat16")
+    from decoding import Sequence
+
+    rows = [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(PROMPTS)]
+    with_logprobs = SamplingParams(max_tokens=3, temperature=0.8, logprobs=2)
+    other = Sequence.create([3, 1, 4], with_logprobs, run_seed=1, row=len(rows))
+    list(engine.stream([*rows[:2], other, *rows[2:]]))
+    assert [row.output_token_ids for row in rows] == plain
+    assert len(other.logprobs) == 3
+
+
+def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, plain):
+    target, draft = pair
+    settings = EngineOptions(max_model_len=48, exact="on", num_slots=3, draft_length="fixed", num_speculative_tokens=2)
+    engine = Engine.load(target, draft, settings, device="cpu", dtype="bfloat16")
+    from decoding import Sequence
+
+    rows = [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(PROMPTS)]
+    engine.submit(rows)
+    for number in range(30):
+        if number in (2, 4):
+            engine.evict(engine.in_flight[number % 2 :])
+        if number == 3:
+            engine.resize(2)
+        engine.step()
+        if not engine.has_work:
+            break
+    assert [row.output_token_ids for row in rows] == plain
+
+
+def test_a_row_whose_numbers_are_not_finite_fails_alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("poisoned")
+    network = build(llama_config(), seed=1)
+    with torch.no_grad():
+        network.get_input_embeddings().weight[40] = float("nan")
+    target = save(network, folder / "target")
+    settings = EngineOptions(max_model_len=48, exact="on", num_slots=3)
+    engine = Engine.load(target, None, settings, device="cpu", dtype="bfloat16")
+    params = SamplingParams(max_tokens=4, temperature=0)
+    sound, poisoned, other = engine.generate([[1, 2, 3], [4, 40, 5], [6, 7]], params)
+    assert poisoned.finish_reason == "error"
+    assert "not finite" in poisoned.error
+    assert [len(sound.output_token_ids), len(other.output_token_ids)] == [4, 4]
