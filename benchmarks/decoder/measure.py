@@ -61,6 +61,7 @@ def measure(options: BenchOptions, command: str) -> Report:
         copy_bandwidth=bench.copy_bandwidth,
         read_bandwidth=read_bandwidth(models.target.device),
         target_bytes=models.target.num_bytes_read,
+        prompt_tokens=corpus.prompt_tokens,
         results=tuple(results),
     )
 
@@ -97,7 +98,7 @@ class _Bench:
     def _reference(self) -> list[list[int]] | None:
         """Return the greedy text of the first rows as transformers writes it, each row alone."""
         num_rows = min(self._options.reference, max(self._options.num_rows(b) for b in self._options.batches))
-        if self._corpus.temperature or not num_rows:
+        if not self._corpus.is_greedy or not num_rows:
             return None
         say(f"reference: {num_rows} rows by transformers")
         return self._transformers.greedy(self._corpus.rows(num_rows), self._corpus.new_tokens)
