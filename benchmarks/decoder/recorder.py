@@ -1,10 +1,12 @@
 """ForwardRecorder: which forwards a run made, and how long the same ones take with nothing in between.
 
 While it records it stands in front of each model's `forward`; otherwise nothing does. Forwards of one shape (rows,
-tokens, positions read) are taken to last the same, so one of each is kept and replayed.
+tokens, positions read) are taken to last the same, so one of each is kept and replayed. What each forward must read and
+compute is counted exactly, for `benchmarks/decoder/work.py`.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,12 +16,17 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.harness import seconds_of
+from benchmarks.roofline.model_size import Forward
 from decoding.cache.kv_cache import LENGTH_BUCKET
 from decoding.network.language_model import LanguageModel
 
+Role = Literal["target", "draft"]
 Phase = Literal["prefill", "target", "draft"]
 Shape = tuple[Any, ...]
-_CUDA_REPEATS = 8  # launched back to back between two synchronizations, as they are in a run
+# On CUDA forwards are launched back to back between two synchronizations, as they are in a run. A shape whose graph was
+# not kept is run as it is the first time, recorded the second and replayed from the third on.
+_REPEATS = {"cpu": 1, "cuda": 8}
+_UNTIMED = {"cpu": 0, "cuda": 3}
 
 
 @dataclass
@@ -44,8 +51,9 @@ class RawSeconds:
 class ForwardRecorder:
     """The forwards of these models, by role, once `recording` was entered."""
 
-    models: Mapping[Literal["target", "draft"], LanguageModel]
+    models: Mapping[Role, LanguageModel]
     shapes: dict[Shape, Recorded] = field(default_factory=dict)
+    forwards: Counter[tuple[Phase, Role, Forward]] = field(default_factory=Counter)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -67,14 +75,16 @@ class ForwardRecorder:
         """Run each shape once more, by itself, and sum over what was recorded. The caches are overwritten."""
         seconds = {"prefill": 0.0, "target": 0.0, "draft": 0.0}
         device = self.models["target"].device
-        times = _CUDA_REPEATS if device.type == "cuda" else 1
+        times = _REPEATS[device.type]
         for recorded in self.shapes.values():
+            for _ in range(_UNTIMED[device.type]):
+                recorded.again()
             seconds[recorded.phase] += recorded.count * seconds_of(recorded.again, device, times)
         return RawSeconds(**seconds)
 
     def _record(
         self,
-        role: Literal["target", "draft"],
+        role: Role,
         model: LanguageModel,
         original: Callable[..., torch.Tensor],
         *args: Any,
@@ -87,7 +97,29 @@ class ForwardRecorder:
         if shape not in self.shapes:
             self.shapes[shape] = Recorded(phase, partial(original, *args, **kwargs))
         self.shapes[shape].count += 1
+        self.forwards[phase, role, size_of(given)] += 1
         return original(*args, **kwargs)
+
+
+def size_of(arguments: Mapping[str, Any]) -> Forward:
+    """Return how many tokens a forward has, how many logits are wanted, and which keys it reads.
+
+    Takes the arguments of `LanguageModel.forward`, or those of `plain_logits`, whose forward begins at position 0.
+    """
+    tokens_BT, starts, num_wanted = arguments.get("token_ids_BT"), arguments.get("starts", [0]), 1
+    if tokens_BT is None:
+        lengths = [len(arguments["token_ids"])]
+    else:
+        lengths = arguments.get("lengths") or [tokens_BT.shape[1]] * tokens_BT.shape[0]
+        num_wanted = arguments["logits_at_BJ"].numel()
+    return Forward(
+        num_tokens=sum(lengths),
+        num_logits=min(num_wanted, sum(lengths)),
+        num_positions=sum(start + length for start, length in zip(starts, lengths, strict=True)),
+        num_pairs=sum(
+            length * start + length * (length + 1) // 2 for start, length in zip(starts, lengths, strict=True)
+        ),
+    )
 
 
 def shape_of(arguments: Mapping[str, Any]) -> Shape:
