@@ -5,12 +5,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.decoder.configurations import select
 from benchmarks.harness import listed
 from benchmarks.pair_factory import SHAPES, cached_pair
 from decoding import SamplingParams
+from decoding.network.slot_network import Exact
 
 CORPORA = ("auto", "random", "text", "templated", "mixed")
 DTYPES = ("float32", "bfloat16")
@@ -45,6 +46,7 @@ class BenchOptions:
     cache: Path = _flag(Path("out/pairs"), "where made pairs are kept", type=Path, metavar="FOLDER")
     device: Literal["cpu", "cuda"] = _flag("cpu", choices=("cpu", "cuda"))
     dtype: Literal["float32", "bfloat16"] = _flag("bfloat16", choices=DTYPES)
+    exact: Exact = _flag("auto", "GPU products in which no row depends on the batch", choices=get_args(Exact))
     threads: int | None = _count(None, "CPU threads (default: torch's)")
 
     only: tuple[str, ...] = _flag((), "configurations, by name or glob, with commas", type=listed(str), metavar="NAMES")

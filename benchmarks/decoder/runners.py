@@ -12,9 +12,11 @@ from benchmarks.decoder.recorder import ForwardRecorder, RawSeconds
 from benchmarks.decoder.results import Result, per_position
 from benchmarks.decoder.round_count import count_round
 from benchmarks.decoder.shared_models import SharedModels
+from benchmarks.decoder.whole_rounds import begin_anew, rounds_of
 from benchmarks.decoder.work import work_of
 from benchmarks.harness import seconds_of
 from decoding import Engine
+from decoding.network.slot_network import Exact
 
 WarmUp = tuple[Result, list[list[int]]]
 
@@ -59,11 +61,12 @@ class EngineRunner(Runner):
 
     models: SharedModels
     with_raw: bool
+    exact: Exact = "auto"
     _recorder: ForwardRecorder | None = field(default=None, init=False)
 
     def engine(self) -> Engine:
         """Return a new engine of this configuration."""
-        return self.models.engine(self.configuration.engine_options(self.batch, self.corpus.max_model_len))
+        return self.models.engine(self.configuration.engine_options(self.batch, self.corpus.max_model_len, self.exact))
 
     def warm_up(self) -> WarmUp:
         """Run once, with the recorder in front of the models; then some rounds, whose launches are counted."""
@@ -99,11 +102,11 @@ class EngineRunner(Runner):
         # Memory that was never touched and graphs that must be recorded are not what is measured.
         if self.models.holds_one_cache or self.models.num_allocations > num_allocations:
             generate(engine, self.corpus.sequences(self.num_rows))
-            engine = self.engine()
+            engine = begin_anew(engine, self.engine())
         samples = self.corpus.sequences(self.num_rows)
         seconds = seconds_of(partial(generate, engine, samples), engine.target.device)
         assert all(len(sample.output_token_ids) == self.corpus.new_tokens for sample in samples)
-        return seconds, self._recorder.replay() if self._recorder else None
+        return seconds, self._recorder.replay(rounds_of(engine)) if self._recorder else None
 
 
 def _commit(commit: Callable[..., None], rounds: list[tuple[int, int]], tokens: Sequence[int], **kwargs: Any) -> None:

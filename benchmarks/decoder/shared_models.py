@@ -6,6 +6,7 @@ probing a model, measuring a cost table and the engine's own time. Slot caches a
 warm.
 """
 
+import gc
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from decoding.drafters import Drafter
 from decoding.engine.measured_costs import measure_costs, with_overhead
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from decoding.network.slot_network import Exact
 from decoding.pace.cost_table import CostTable
 
 
@@ -61,12 +63,12 @@ class SharedModel(LanguageModel):
 class SharedModels:
     """A target and a draft; makes engines over them."""
 
-    def __init__(self, target: str, draft: str, device: Device, dtype: DType) -> None:
-        """Load both; a ValueError says what cannot be."""
+    def __init__(self, target: str, draft: str, device: Device, dtype: DType, exact: Exact = "auto") -> None:
+        """Load both as an engine with these options does; a ValueError says what cannot be."""
         self._folders = (target, draft)
         self._device, self._dtype = device, dtype
-        self.target = _load(target, device, dtype)
-        self.draft = _load(draft, device, dtype)
+        self.target = _load(target, device, dtype, exact)
+        self.draft = _load(draft, device, dtype)  # nothing depends on its numbers
         self._check_model, self._measure_costs = cache(check_model), cache(measure_costs)
         self._overheads: dict[Any, CostTable] = {}
 
@@ -82,6 +84,8 @@ class SharedModels:
 
     def engine(self, options: EngineOptions) -> Engine:
         """Return a new engine with these options; an earlier one must not be used any more."""
+        if self.holds_one_cache:
+            gc.collect()  # an earlier engine's recordings are in a circle of references
         for model in (self.target, self.draft) if self.holds_one_cache else ():
             # Plain decoding is not to find the memory full of what drafted for another batch.
             if model.cache is not None and model.cache.num_slots != options.num_slots:
@@ -108,8 +112,8 @@ class SharedModels:
         return self.target if path == self._folders[0] else self.draft
 
 
-def _load(path: str, device: Device, dtype: DType) -> SharedModel:
-    model = SharedModel.load(path, device, dtype)
+def _load(path: str, device: Device, dtype: DType, exact: Exact = "off") -> SharedModel:
+    model = SharedModel.load(path, device, dtype, exact)
     assert isinstance(model, SharedModel), "load makes what it is called on"
     model.holds_one_cache = model.device.type == "cuda"
     return model

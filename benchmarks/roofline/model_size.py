@@ -4,6 +4,7 @@ A product of a line of inputs with a matrix multiplies each weight once. What is
 rotation, activations) is left out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,21 @@ class Forward:
         """Return the forward of a round: every row has as many tokens and positions, and all logits are wanted."""
         num_tokens = num_rows * tokens_per_row
         return cls(num_tokens, num_tokens, num_rows * positions_per_row, num_tokens * positions_per_row)
+
+    @classmethod
+    def of_rows(cls, starts: Sequence[int], lengths: Sequence[int], num_logits: int | None = None) -> "Forward":
+        """Return the forward in which row b has `lengths[b]` tokens from position `starts[b]` on.
+
+        Each token reads the keys up to its own. At most the logits of all tokens are wanted, which is the default.
+        """
+        num_tokens = sum(lengths)
+        rows = list(zip(starts, lengths, strict=True))
+        return cls(
+            num_tokens,
+            num_tokens if num_logits is None else min(num_logits, num_tokens),
+            sum(start + length for start, length in rows),
+            sum(length * start + length * (length + 1) // 2 for start, length in rows),
+        )
 
 
 @dataclass(frozen=True)

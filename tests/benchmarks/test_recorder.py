@@ -55,7 +55,7 @@ def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
 def test_each_shape_runs_a_few_times_before_it_is_timed_on_cuda(models, monkeypatch):
     recorder, events = run(models, drafter="none"), []
     for number, recorded in enumerate(recorder.shapes.values()):
-        monkeypatch.setattr(recorded, "again", lambda number=number: events.append(number))
+        monkeypatch.setattr(recorded, "again", lambda _, number=number: events.append(number))
     monkeypatch.setattr(recorder, "models", {"target": SimpleNamespace(device=torch.device("cuda"))})
     monkeypatch.setattr(
         "benchmarks.decoder.recorder.seconds_of", lambda work, device, times: events.append("timed") or 1.0
@@ -135,6 +135,17 @@ def test_plain_decoding_finds_no_cache_of_another_batchs_draft(crowded):
     crowded.engine(EngineOptions(num_slots=2, max_model_len=32, drafter="none"))
     assert crowded.draft.cache is None
     assert crowded.target.cache.num_slots == 2
+
+
+def test_the_target_is_loaded_and_run_with_the_products_that_are_asked_for(pair):
+    models = SharedModels(str(pair / "target"), str(pair / "draft"), "cpu", "float32", exact="auto")
+    assert (models.target.exact, models.draft.exact) == ("auto", "off")
+    runner = EngineRunner(
+        select(["plain"])[0], 2, Corpus("random", ((1, 2),), 1, SamplingParams(), 0), 1, models, False
+    )
+    assert runner.engine().options.exact == "auto"
+    runner.exact = "off"
+    assert runner.engine().options.exact == "off"
 
 
 def test_twins_have_caches_of_their_own(models):
