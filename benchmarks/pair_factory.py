@@ -21,14 +21,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.harness import listed
 
-_Pair = tuple[LlamaForCausalLM, LlamaForCausalLM, Callable[[float], None]]
+_Pair = tuple[PreTrainedModel, PreTrainedModel, Callable[[float], None]]
+_FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,12 @@ class Shape:
     draft_layers: int = 0
     head_size: int | None = None  # None: hidden / heads
     draft: "Shape | None" = None
+    family: Literal["llama", "qwen3"] = "llama"  # qwen3 normalizes each head's queries and keys
 
-    def config(self) -> LlamaConfig:
+    def config(self) -> PretrainedConfig:
         """Return the configuration of a model of this shape, which has no end token."""
-        return LlamaConfig(
+        make_config, _ = _FAMILIES[self.family]
+        return make_config(
             vocab_size=self.vocab,
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -61,15 +64,20 @@ class Shape:
             bos_token_id=None,
         )
 
+    def network(self) -> PreTrainedModel:
+        """Return a model of this shape, as transformers initializes it."""
+        _, make_network = _FAMILIES[self.family]
+        return make_network(self.config()).eval().requires_grad_(False)
 
+
+# The sizes of Qwen3-0.6B, but for the head, which is not the embedding.
+_QWEN_DRAFT = Shape(1024, 28, 16, 8, 3072, 151936, head_size=128, family="qwen3")
 SHAPES = {
     "tiny": Shape(256, 8, 4, 2, 704, 4096, 1),
     "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # 182 M, draft 29 M
     "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
     "nested-tiny": Shape(128, 3, 8, 2, 256, 512, head_size=16, draft=Shape(64, 2, 4, 2, 96, 512, head_size=16)),
-    "8b": Shape(  # the sizes of Qwen3-8B and Qwen3-0.6B
-        4096, 36, 32, 8, 12288, 151936, head_size=128, draft=Shape(1024, 28, 16, 8, 3072, 151936, head_size=128)
-    ),
+    "8b": Shape(4096, 36, 32, 8, 12288, 151936, head_size=128, draft=_QWEN_DRAFT, family="qwen3"),  # Qwen3-8B's sizes
 }
 _ENTROPY_STD = 3.4  # logits of this deviation over 8 k tokens have about 3 nats of entropy
 _LANGUAGE_LEAD = 40.0  # how far a language's tokens stand above the others, before the final norm takes its share
@@ -125,8 +133,7 @@ def _layered(shape: Shape, dtype: torch.dtype, num_languages: int) -> _Pair:
     if num_languages:
         _add_languages(target, num_languages)
     target.to(dtype)
-    config = replace(shape, layers=shape.draft_layers).config()
-    draft = LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
+    draft = replace(shape, layers=shape.draft_layers).network().to(dtype)
     draft.load_state_dict(target.state_dict(), strict=False)  # the first layers
     later = [p for layer in target.model.layers[shape.draft_layers :] for p in _outputs(layer)]
     full = [projection.weight.clone() for projection in later]
@@ -142,14 +149,17 @@ def _nested(shape: Shape, draft_shape: Shape, dtype: torch.dtype, seed: int) -> 
     """Return a target, a draft that it holds in the corner of its weights, and what scales the noise around it.
 
     Without noise the target's hidden state is the draft's followed by zeros; its norms divide by the root of all
-    dimensions, so their weights are smaller by the root of the ratio.
+    dimensions, so their weights are smaller by the root of the ratio. A norm of a head's queries or keys sees as many
+    dimensions as the draft's.
     """
     group, draft_group = shape.heads // shape.kv_heads, draft_shape.heads // draft_shape.kv_heads
     if group < draft_group:
         raise ValueError("the target needs as many query heads for each KV head as the draft")
+    if shape.family != draft_shape.family:
+        raise ValueError(f"target and draft are of one family, got {shape.family} and {draft_shape.family}")
     head_of = [group * (head // draft_group) + head % draft_group for head in range(draft_shape.heads)]
     draft = _random_model(draft_shape).to(dtype)
-    target = LlamaForCausalLM(shape.config()).eval().requires_grad_(False).to(dtype)
+    target = shape.network().to(dtype)
     queries = torch.arange(shape.heads * target.config.head_dim).view(shape.heads, -1)[head_of].flatten()
     inside = draft.state_dict()
     shrink = (draft_shape.hidden / shape.hidden) ** 0.5
@@ -158,7 +168,7 @@ def _nested(shape: Shape, draft_shape: Shape, dtype: torch.dtype, seed: int) -> 
         generator = torch.Generator(target.device).manual_seed(seed)
         for name, weight in target.state_dict().items():
             if "norm" in name:
-                weight.fill_(shrink)
+                weight.fill_(1.0 if "q_norm" in name or "k_norm" in name else shrink)
                 continue
             unit = _ENTROPY_STD if name == "lm_head.weight" else 1.0
             fan_in = 1 if "embed" in name else weight.shape[1]
@@ -177,8 +187,8 @@ def _outputs(layer: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:
     return layer.self_attn.o_proj, layer.mlp.down_proj
 
 
-def _random_model(shape: Shape) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(shape.config()).eval().requires_grad_(False)
+def _random_model(shape: Shape) -> PreTrainedModel:
+    model = shape.network()
     model.lm_head.weight.normal_(std=_ENTROPY_STD / shape.hidden**0.5)
     model.model.embed_tokens.weight.normal_(std=1.0)
     for layer in model.model.layers:  # each layer moves the hidden state, so that the context matters
@@ -187,7 +197,7 @@ def _random_model(shape: Shape) -> LlamaForCausalLM:
     return model
 
 
-def _add_languages(model: LlamaForCausalLM, num_languages: int) -> None:
+def _add_languages(model: PreTrainedModel, num_languages: int) -> None:
     """Give all tokens of a language a common direction, going in and coming out: text then stays in its language."""
     hidden, vocab = model.config.hidden_size, model.config.vocab_size
     directions_LH = torch.randn(num_languages, hidden).sign()
@@ -220,7 +230,7 @@ def _find_scale(
 
 def _blur(
     target: PreTrainedModel,
-    draft: LlamaForCausalLM,
+    draft: PreTrainedModel,
     prompts_BT: torch.Tensor,
     language: int,
     num_languages: int,
@@ -295,13 +305,17 @@ def cached_pair(
     device: str = "cpu",
     seed: int = 0,
 ) -> Path:
-    """Return the folder of such a pair, which is made if there is none. pair.json, written last, says what it is."""
+    """Return the folder of such a pair, which is made if there is none of this family.
+
+    pair.json, written last, says what it is.
+    """
     rates = "-".join(f"{rate:g}" for rate in languages) or f"{acceptance:g}"
     folder = cache / f"{size}-{rates}-{dtype}-{seed}"
-    description = folder / "pair.json"
-    if not description.exists():
-        found = make_pair(folder, SHAPES[size], acceptance, getattr(torch, dtype), seed, languages, device)
-        description.write_text(json.dumps({"size": size, "dtype": dtype, **found._asdict()}))
+    shape = SHAPES[size]
+    if describe_pair(folder).get("family") != shape.family:
+        found = make_pair(folder, shape, acceptance, getattr(torch, dtype), seed, languages, device)
+        what = {"size": size, "family": shape.family, "dtype": dtype}
+        (folder / "pair.json").write_text(json.dumps({**what, **found._asdict()}))
     return folder
 
 

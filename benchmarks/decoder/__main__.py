@@ -45,10 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for report in reports:
         print(*table.summary(report), sep="\n")
         show("results", table.HEADINGS, [table.cells(report, result) for result in report.results])
+        if rows := table.round_rows(report):
+            show("rounds, and the roofline", table.ROUND_HEADINGS, rows)
         if rows := table.target_rows(report):
-            show("targets", table.TARGET_HEADINGS, rows)
-    if given.sweep:
-        show("adaptive against fixed lengths", table.SWEEP_HEADINGS, table.sweep_rows(reports))
+            show("targets on two CPU cores", table.TARGET_HEADINGS, rows)
+    if rows := table.sweep_rows(reports):
+        show("adaptive against fixed lengths", table.SWEEP_HEADINGS, rows)
     print(*table.LEGEND, sep="\n")
     return 0
 

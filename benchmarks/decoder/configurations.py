@@ -11,6 +11,7 @@ from typing import Literal
 
 from decoding.drafters import DRAFTERS, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
+from decoding.network.slot_network import Exact
 
 System = Literal["engine", "transformers", "openvino", "vllm"]
 MAX_FIXED = 8
@@ -33,7 +34,7 @@ class Configuration:
         """Tell whether this way of generating exists at this batch size."""
         return batch == 1 if self.batch_1_only else not (self.mode == "batched" and batch == 1)
 
-    def engine_options(self, batch: int, max_model_len: int) -> EngineOptions:
+    def engine_options(self, batch: int, max_model_len: int, exact: Exact = "auto") -> EngineOptions:
         """Return what our engine is made with."""
         return EngineOptions(
             num_slots=batch,
@@ -41,6 +42,7 @@ class Configuration:
             drafter=self.drafter,
             num_speculative_tokens=self.num_draft_tokens,
             draft_length=self.draft_length,
+            exact=exact,
         )
 
 

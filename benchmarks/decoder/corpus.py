@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 from transformers import AutoConfig, AutoTokenizer
 
@@ -29,8 +30,7 @@ class Corpus:
     kind: str
     prompts: tuple[tuple[int, ...], ...]
     samples: int
-    new_tokens: int
-    temperature: float
+    params: SamplingParams  # no row ends before max_tokens
     seed: int
 
     def rows(self, num_rows: int) -> list[tuple[int, ...]]:
@@ -39,11 +39,25 @@ class Corpus:
 
     def sequences(self, num_rows: int) -> list[Sequence]:
         """Return fresh sequences of the first rows, all of the same length: there is no end token."""
-        params = SamplingParams(temperature=self.temperature, max_tokens=self.new_tokens, ignore_eos=True)
         return [
-            Sequence.create(prompt, params, run_seed=self.seed, row=row // self.samples, sample=row % self.samples)
+            Sequence.create(prompt, self.params, run_seed=self.seed, row=row // self.samples, sample=row % self.samples)
             for row, prompt in enumerate(self.rows(num_rows))
         ]
+
+    @property
+    def new_tokens(self) -> int:
+        """Output tokens of every row."""
+        return self.params.max_tokens
+
+    @property
+    def prompt_tokens(self) -> dict[str, float]:
+        """Tokens of the shortest, the mean and the longest prompt."""
+        lengths = [len(prompt) for prompt in self.prompts]
+        return {"shortest": min(lengths), "mean": fmean(lengths), "longest": max(lengths)}
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0
 
     @property
     def max_model_len(self) -> int:
@@ -85,7 +99,7 @@ def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
         case _:
             rows = [_random_tokens(rng, vocab_size, lengths) for _ in range(num_prompts)]
     prompts = tuple(tuple(row) for row in rows)
-    corpus = Corpus(kind, prompts, options.samples, options.new_tokens, options.temperature, options.seed)
+    corpus = Corpus(kind, prompts, options.samples, options.sampling_params(), options.seed)
     if corpus.max_model_len > config.max_position_embeddings:
         raise ValueError(
             f"the longest row would have {corpus.max_model_len} tokens and the target sees "

@@ -45,7 +45,7 @@ def measure(options: BenchOptions, command: str) -> Report:
         say(f"pair: {options.size}, acceptance {options.languages or options.acceptance} ...")
     pair = options.pair_folder()
     corpus = make_corpus(options, pair)
-    models = SharedModels(str(pair / "target"), str(pair / "draft"), options.device, options.dtype)
+    models = SharedModels(str(pair / "target"), str(pair / "draft"), options.device, options.dtype, options.exact)
     say(f"corpus: {corpus.kind}, {len(corpus.prompts)} prompts, {corpus.new_tokens} new tokens a row")
     with closing(Peers(options, pair, torch.get_num_threads())) as peers:
         bench = _Bench(options, pair, corpus, models, peers)
@@ -61,6 +61,7 @@ def measure(options: BenchOptions, command: str) -> Report:
         copy_bandwidth=bench.copy_bandwidth,
         read_bandwidth=read_bandwidth(models.target.device),
         target_bytes=models.target.num_bytes_read,
+        prompt_tokens=corpus.prompt_tokens,
         results=tuple(results),
     )
 
@@ -88,7 +89,7 @@ class _Bench:
         what = (configuration, batch, self._corpus, self._options.num_rows(batch))
         match configuration.system:
             case "engine":
-                return EngineRunner(*what, self._models, self._options.raw)
+                return EngineRunner(*what, self._models, self._options.raw, self._options.exact)
             case "transformers":
                 return TransformersRunner(*what, self._transformers)
             case _:
@@ -97,7 +98,7 @@ class _Bench:
     def _reference(self) -> list[list[int]] | None:
         """Return the greedy text of the first rows as transformers writes it, each row alone."""
         num_rows = min(self._options.reference, max(self._options.num_rows(b) for b in self._options.batches))
-        if self._corpus.temperature or not num_rows:
+        if not self._corpus.is_greedy or not num_rows:
             return None
         say(f"reference: {num_rows} rows by transformers")
         return self._transformers.greedy(self._corpus.rows(num_rows), self._corpus.new_tokens)
@@ -159,6 +160,6 @@ class _Bench:
         if runner.configuration.system != "engine" or not is_wanted:
             return None
         say(f"memory: {runner.label}")
-        options = runner.configuration.engine_options(runner.batch, self._corpus.max_model_len)
+        options = runner.configuration.engine_options(runner.batch, self._corpus.max_model_len, self._options.exact)
         device, dtype = self._options.device, self._options.dtype
         return measure_memory(self._corpus, runner.num_rows, self._pair, device, dtype, options)

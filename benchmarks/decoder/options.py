@@ -5,11 +5,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.decoder.configurations import select
 from benchmarks.harness import listed
 from benchmarks.pair_factory import SHAPES, cached_pair
+from decoding import SamplingParams
+from decoding.network.slot_network import Exact
 
 CORPORA = ("auto", "random", "text", "templated", "mixed")
 DTYPES = ("float32", "bfloat16")
@@ -44,6 +46,7 @@ class BenchOptions:
     cache: Path = _flag(Path("out/pairs"), "where made pairs are kept", type=Path, metavar="FOLDER")
     device: Literal["cpu", "cuda"] = _flag("cpu", choices=("cpu", "cuda"))
     dtype: Literal["float32", "bfloat16"] = _flag("bfloat16", choices=DTYPES)
+    exact: Exact = _flag("auto", "GPU products in which no row depends on the batch", choices=get_args(Exact))
     threads: int | None = _count(None, "CPU threads (default: torch's)")
 
     only: tuple[str, ...] = _flag((), "configurations, by name or glob, with commas", type=listed(str), metavar="NAMES")
@@ -68,6 +71,9 @@ class BenchOptions:
     new_tokens: int = _count(64, "output tokens of every row", metavar="N")
     samples: int = _count(1, "samples of each prompt", metavar="N")
     temperature: float = _flag(0.0, "0 is greedy (default)", type=float)
+    top_p: float = _flag(1.0, "sample from the likeliest tokens of this probability (1: all)", type=float)
+    top_k: int = _count(0, "sample from this many likeliest tokens (0: all)", metavar="N")
+    min_p: float = _flag(0.0, "sample from tokens this likely, relative to the likeliest (0: all)", type=float)
 
     def __post_init__(self) -> None:
         """Check every field that argparse does not."""
@@ -78,8 +84,7 @@ class BenchOptions:
         _require(bool(self.batches) and min(self.batches) >= 1, "batches", "numbers from 1 up", self.batches)
         shortest, longest = self.prompt_lengths
         _require(1 <= shortest <= longest, "prompt-lengths", "two numbers, the shorter first", self.prompt_lengths)
-        is_temperature = self.temperature == 0 or 0.01 <= self.temperature <= 100
-        _require(is_temperature, "temperature", "0 or 0.01 to 100", self.temperature)
+        self._check_sampling()
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 "--samples above 1 needs --temperature above 0: greedy samples of a prompt are all the same"
@@ -88,6 +93,27 @@ class BenchOptions:
             raise ValueError("--corpus text needs --prompts-file, JSON lines with 'prompt' or 'messages'")
         _require(self.prompts_file is None or self.prompts_file.is_file(), "prompts-file", "a file", self.prompts_file)
         select(self.only)  # a ValueError if a pattern names nothing
+
+    def _check_sampling(self) -> None:
+        is_temperature = self.temperature == 0 or 0.01 <= self.temperature <= 100
+        _require(is_temperature, "temperature", "0 or 0.01 to 100", self.temperature)
+        _require(0 < self.top_p <= 1, "top-p", "above 0 and at most 1", self.top_p)
+        _require(self.top_k >= 0, "top-k", "0 or more", self.top_k)
+        _require(0 <= self.min_p <= 1, "min-p", "0 to 1", self.min_p)
+        for name, keeps_all in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            if self.temperature == 0 and getattr(self, name) != keeps_all:
+                raise ValueError(f"--{name.replace('_', '-')} needs --temperature above 0: greedy text has no choice")
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how tokens are sampled; no row ends before it has all its tokens."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.new_tokens,
+            ignore_eos=True,
+        )
 
     @classmethod
     def of(cls, given: argparse.Namespace, **changes: Any) -> "BenchOptions":

@@ -5,10 +5,13 @@ timed in the same repeat, so a ratio is the median over repeats of the ratio wit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
+
+from benchmarks.decoder.launches import Launches
+from benchmarks.decoder.work import Work
 
 FORMAT = 1
 _FIGURES = (
@@ -16,9 +19,13 @@ _FIGURES = (
     "spread",
     "tokens_per_round",
     "acceptance_rate",
+    "drafted_per_round",
     "acceptance_by_position",
     "ideal_tokens_per_second",
     "efficiency",
+    "bytes_per_round",
+    "roofline_tokens_per_second",
+    "roofline_share",
 )
 
 
@@ -57,6 +64,8 @@ class Result:
     raw_target: tuple[float, ...] = ()
     raw_draft: tuple[float, ...] = ()
     num_target_forwards: int = 0  # without prefill
+    work: Work | None = None  # of one repeat; None where the models' sizes cannot be counted
+    launches_per_round: Launches | None = None
     equal_to_transformers: float | None = None  # share of the rows that were compared
     equal_to_plain: float | None = None
     memory: Memory | None = None
@@ -86,6 +95,11 @@ class Result:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
+    def drafted_per_round(self) -> float | None:
+        """Draft tokens of a row in a round."""
+        return self.num_draft_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Chance that a draft token stands if all before it do."""
         return tuple(
@@ -108,6 +122,23 @@ class Result:
     def efficiency(self) -> float | None:
         """The forwards' share of the time."""
         return _median_ratio(self.raw_seconds, self.seconds)
+
+    @property
+    def bytes_per_round(self) -> float | None:
+        """Bytes of weights, keys and values that a round reads."""
+        return self.work.round_bytes / self.num_target_forwards if self.work and self.num_target_forwards else None
+
+    @property
+    def roofline_tokens_per_second(self) -> float | None:
+        """If the GPU did the run's forwards, prefill included, as fast as its memory and its arithmetic allow."""
+        seconds = self.work.roofline_seconds if self.work else None
+        return self.num_output_tokens / seconds if seconds else None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """Tokens per second over those of the roofline."""
+        speed, limit = self.tokens_per_second, self.roofline_tokens_per_second
+        return speed / limit if speed and limit else None
 
     @property
     def step_seconds(self) -> float | None:
@@ -143,6 +174,7 @@ class Report:
     copy_bandwidth: float  # bytes a second, read and written counted both
     read_bandwidth: float
     target_bytes: int  # read by every forward: all weights but an input embedding that is not also the head
+    prompt_tokens: dict[str, float] = field(default_factory=dict)  # shortest, mean and longest prompt
     results: tuple[Result, ...] = ()
 
     @property

@@ -10,9 +10,13 @@ from benchmarks.decoder.configurations import Configuration
 from benchmarks.decoder.corpus import Corpus, generate
 from benchmarks.decoder.recorder import ForwardRecorder, RawSeconds
 from benchmarks.decoder.results import Result, per_position
+from benchmarks.decoder.round_count import count_round
 from benchmarks.decoder.shared_models import SharedModels
+from benchmarks.decoder.whole_rounds import begin_anew, rounds_of
+from benchmarks.decoder.work import work_of
 from benchmarks.harness import seconds_of
 from decoding import Engine
+from decoding.network.slot_network import Exact
 
 WarmUp = tuple[Result, list[list[int]]]
 
@@ -57,14 +61,15 @@ class EngineRunner(Runner):
 
     models: SharedModels
     with_raw: bool
+    exact: Exact = "auto"
     _recorder: ForwardRecorder | None = field(default=None, init=False)
 
     def engine(self) -> Engine:
         """Return a new engine of this configuration."""
-        return self.models.engine(self.configuration.engine_options(self.batch, self.corpus.max_model_len))
+        return self.models.engine(self.configuration.engine_options(self.batch, self.corpus.max_model_len, self.exact))
 
     def warm_up(self) -> WarmUp:
-        """Run once, with the recorder in front of the models."""
+        """Run once, with the recorder in front of the models; then some rounds, whose launches are counted."""
         engine = self.engine()
         recorder = ForwardRecorder({"target": self.models.target, "draft": self.models.draft})
         samples = self.corpus.sequences(self.num_rows)
@@ -74,6 +79,8 @@ class EngineRunner(Runner):
         with recorder.recording():
             generate(engine, samples)
         self._recorder = recorder if self.with_raw else None
+        rows = self.corpus.sequences(min(self.batch, self.num_rows))
+        launches = count_round(self.engine(), (self.models.target, self.models.draft), rows)
         drafted, tried, accepted = per_position(rounds)
         return self.shown(
             [sample.output_token_ids for sample in samples],
@@ -84,19 +91,22 @@ class EngineRunner(Runner):
             tried_per_position=tried,
             accepted_per_position=accepted,
             num_target_forwards=recorder.count("target"),
+            work=work_of(recorder),
+            launches_per_round=launches,
         )
 
     def repeat(self) -> tuple[float, RawSeconds | None]:
         """Time the run, then every shape of its forwards."""
         num_allocations = self.models.num_allocations
         engine = self.engine()
-        if self.models.num_allocations > num_allocations:  # memory that was never touched: not what is measured
+        # Memory that was never touched and graphs that must be recorded are not what is measured.
+        if self.models.holds_one_cache or self.models.num_allocations > num_allocations:
             generate(engine, self.corpus.sequences(self.num_rows))
-            engine = self.engine()
+            engine = begin_anew(engine, self.engine())
         samples = self.corpus.sequences(self.num_rows)
         seconds = seconds_of(partial(generate, engine, samples), engine.target.device)
         assert all(len(sample.output_token_ids) == self.corpus.new_tokens for sample in samples)
-        return seconds, self._recorder.replay() if self._recorder else None
+        return seconds, self._recorder.replay(rounds_of(engine)) if self._recorder else None
 
 
 def _commit(commit: Callable[..., None], rounds: list[tuple[int, int]], tokens: Sequence[int], **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.decoder.recorder import RawSeconds
 from benchmarks.decoder.runners import Runner, WarmUp
 from benchmarks.harness import seconds_of
+from decoding import SamplingParams
 
 _DEFAULT_ASSISTANT = {
     "num_assistant_tokens": 20,
@@ -45,7 +46,8 @@ class TransformersModels:
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """Return the text of each prompt alone, which the other ways are compared with."""
-        return [_generate(self.target, [prompt], new_tokens, temperature=0.0)[0] for prompt in prompts]
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
+        return [_generate(self.target, [prompt], params)[0] for prompt in prompts]
 
 
 @dataclass
@@ -77,7 +79,7 @@ class TransformersRunner(Runner):
         outputs: list[list[int]] = []
         for first in range(0, len(prompts), self.rows_at_once):
             some = prompts[first : first + self.rows_at_once]
-            outputs += _generate(target, some, self.corpus.new_tokens, self.corpus.temperature, **self._arguments())
+            outputs += _generate(target, some, self.corpus.params, **self._arguments())
         return outputs
 
     def _arguments(self) -> dict[str, Any]:
@@ -99,13 +101,21 @@ class TransformersRunner(Runner):
 
 @torch.inference_mode()
 def _generate(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float, **arguments: Any
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, **arguments: Any
 ) -> list[list[int]]:
     """Return the new tokens of prompts that are padded on the left to the longest."""
     width = max(map(len, prompts))
     tokens_BT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    output_BT = model.generate(tokens_BT, attention_mask=mask_BT, max_new_tokens=new_tokens, **sampling, **arguments)
+    output_BT = model.generate(
+        tokens_BT, attention_mask=mask_BT, max_new_tokens=params.max_tokens, **_sampling(params), **arguments
+    )
     new: list[list[int]] = output_BT[:, width:].tolist()
     return new
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    if params.temperature == 0:
+        return {"do_sample": False}
+    cuts = {"top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p or None}
+    return {"do_sample": True, "temperature": params.temperature, **cuts}

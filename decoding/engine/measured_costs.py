@@ -186,11 +186,11 @@ class _Instant(LocalTarget):
         self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
         self.close_call = model.close_call
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(model.device).manual_seed(0)  # a host would take seconds for a long vocabulary
         shape = (num_slots, num_positions, model.vocab_size)
         self._logits_BJV = torch.empty(shape, device=model.device, dtype=model.dtype)
         for logits_JV in self._logits_BJV:
-            logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator))
+            logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator, device=model.device))
         self._logits_BJV[..., 0] = -100.0  # what is drafted is rejected: every round of every row commits one token
 
     def allocate(self, num_slots: int, num_positions: int) -> None:

@@ -53,10 +53,12 @@ def made_up_report(*results: Result, **options: object) -> Report:
         versions={"torch": "1"},
         pair={"folder": "pair", "target_bytes": 400, "draft_bytes": 40},
         options={"corpus": "random", "samples": 1, "dtype": "float32", "new_tokens": 20, "temperature": 0, "repeats": 2}
+        | {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
         | options,
         copy_bandwidth=1000.0,
         read_bandwidth=700.0,
         target_bytes=300,
+        prompt_tokens={"shortest": 3, "mean": 6.4, "longest": 9},
         results=results,
     )
 

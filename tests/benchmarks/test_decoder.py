@@ -59,6 +59,30 @@ def test_the_forwards_alone_are_part_of_the_time(report):
     assert report.find("transformers-looped", 1).efficiency is None
 
 
+def test_what_a_round_reads_and_starts_is_counted_for_our_configurations(report):
+    plain, drafted = report.find("plain", 3), report.find("fixed-2", 3)
+    assert plain.bytes_per_round >= report.target_bytes
+    assert drafted.bytes_per_round > plain.bytes_per_round
+    assert (plain.launches_per_round.replays, drafted.launches_per_round.replays) == (1, 3)
+    assert report.find("transformers-batched", 3).launches_per_round is None
+    assert plain.roofline_share is None  # of a CPU
+
+
+def test_sampled_rows_with_prompts_of_mixed_lengths_are_as_plain_ones_and_are_recorded(pair, tmp_path):
+    arguments = (
+        f"--pair {pair} --dtype float32 --repeats 1 --batches 3 --new-tokens 6 --prompt-lengths 3-90 --temperature 0.8 "
+        f"--top-p 0.9 --memory none --only plain,fixed-2,transformers-batched --json {tmp_path}/bench.json"
+    )
+    assert main(arguments.split()) == 0
+    written = json.loads((tmp_path / "bench.json").read_text())
+    assert (written["options"]["top_p"], written["options"]["prompt_lengths"]) == (0.9, [3, 90])
+    assert 3 <= written["prompt_tokens"]["shortest"] < 40 < written["prompt_tokens"]["longest"] <= 90
+    _, drafted, theirs = written["results"]
+    assert drafted["equal_to_plain"] == 1.0
+    assert drafted["launches_per_round"]["replays"] == 3
+    assert theirs["num_output_tokens"] == 36
+
+
 def test_memory_is_measured_where_it_is_asked_for(report):
     assert {result.label for result in report.results if result.memory} == {"adaptive@3"}
     memory = report.find("adaptive", 3).memory
@@ -75,6 +99,7 @@ def test_the_tables_are_printed(pair, capsys):
     assert main([*arguments.split(), "--memory", "", "--only", "plain,adaptive", "--prompt-lengths", "3-9"]) == 0
     printed = capsys.readouterr().out
     assert "tokens/s" in printed
+    assert "host syncs" in printed
     assert "adaptive over plain, batch 1" in printed
     assert "copy" in printed
 

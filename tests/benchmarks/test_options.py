@@ -7,6 +7,7 @@ import pytest
 from benchmarks.decoder.configurations import CONFIGURATIONS, select
 from benchmarks.decoder.corpus import make_corpus
 from benchmarks.decoder.options import BenchOptions, parse
+from benchmarks.decoder.transformers_runner import _sampling
 from decoding.drafters import DRAFTERS
 
 
@@ -44,6 +45,10 @@ def test_names_are_unique():
         (["--samples", "8"], "--samples above 1 needs --temperature above 0"),
         (["--prompt-lengths", "9-3"], "--prompt-lengths must be two numbers, the shorter first"),
         (["--corpus", "text"], "--corpus text needs --prompts-file"),
+        (["--top-p", "0.9"], "--top-p needs --temperature above 0"),
+        (["--min-p", "0.1"], "--min-p needs --temperature above 0"),
+        (["--temperature", "0.8", "--top-p", "0"], "--top-p must be above 0 and at most 1, got 0.0"),
+        (["--temperature", "0.8", "--top-k", "-1"], "--top-k must be 0 or more, got -1"),
         (["--temperature", "-1"], "--temperature must be 0 or 0.01 to 100, got -1.0"),
     ],
 )
@@ -84,3 +89,21 @@ def test_mixed_rows_take_turns_in_the_languages(pair, tmp_path):
     (tmp_path / "pair.json").write_text(json.dumps({"languages": [0.9, 0.5, 0.2]}))
     rows = make_corpus(options, tmp_path).rows(6)
     assert [{token % 3 for token in row} for row in rows] == [{0}, {1}, {2}, {0}, {1}, {2}]
+
+
+def test_rows_are_sampled_as_the_command_line_says(pair):
+    arguments = f"--pair {pair} --temperature 0.8 --top-p 0.95 --top-k 40 --min-p 0.05 --new-tokens 7"
+    options, _ = parse(arguments.split(), "bench")
+    (row,) = make_corpus(options, pair).sequences(1)
+    params = row.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.95, 40, 0.05)
+    assert (params.max_tokens, params.ignore_eos) == (7, True)
+    assert _sampling(params) == {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
+
+
+def test_prompts_of_mixed_lengths_are_described_by_their_shortest_mean_and_longest(pair):
+    options, _ = parse(f"--pair {pair} --prompt-lengths 10-190 --new-tokens 4".split(), "bench")
+    corpus = make_corpus(options, pair)
+    lengths = [len(prompt) for prompt in corpus.prompts]
+    assert corpus.prompt_tokens == {"shortest": min(lengths), "mean": sum(lengths) / 64, "longest": max(lengths)}
+    assert corpus.prompt_tokens["longest"] > 150

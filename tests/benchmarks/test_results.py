@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.decoder.results import per_position, share_equal
+from benchmarks.decoder.work import Work
 from benchmarks.harness import write_json
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
@@ -52,6 +53,16 @@ def test_the_bandwidth_share_is_that_of_a_step_without_prefill():
     assert plain.step_seconds == pytest.approx(0.3)
     assert report.bandwidth_share(plain) == pytest.approx(300 / 1000 / 0.3)
     assert report.bandwidth_share(made_up()) is None
+
+
+def test_the_roofline_is_the_runs_time_on_a_gpu_at_its_limits():
+    work = Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=1.5)
+    result = made_up(work=work)
+    assert result.bytes_per_round == 4000 / 10
+    assert result.roofline_tokens_per_second == pytest.approx(120 / 1.5)
+    assert result.roofline_share == pytest.approx(1.5 / 4.5)
+    unknown = made_up(work=Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=None))
+    assert (unknown.bytes_per_round, unknown.roofline_share) == (400, None)
 
 
 def test_a_configuration_without_times_has_no_figures():

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from benchmarks.decoder.table import HEADINGS, cells, summary, sweep_rows, target_rows
+from benchmarks.decoder.launches import Launches
+from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, summary, sweep_rows, target_rows
 from benchmarks.decoder.targets import judge
+from benchmarks.decoder.work import Work
 from benchmarks.harness import show
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
@@ -21,6 +23,31 @@ def test_a_row_has_a_cell_for_every_heading():
     assert found["a round"] == "3.00"
     assert found["memory"] == "1.15"
     assert found["by position"] == ".75 1.00 1.25"
+
+
+def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
+    work = Work(prefill_bytes=500, round_bytes=4e9, roofline_seconds=1.5)
+    launches = Launches(launches=1026.5, replays=5, host_syncs=11)
+    report = made_up_report(made_up(work=work, launches_per_round=launches), made_up("openvino"))
+    found = dict(zip(HEADINGS, cells(report, report.results[0]), strict=True))
+    assert found["roofline"] == "33%"
+    (row,) = round_rows(report)
+    assert dict(zip(ROUND_HEADINGS, row, strict=True)) == {
+        "configuration": "adaptive",
+        "batch": "4",
+        "GB a round": "0.400",
+        "launches": "1,026",
+        "replays": "5",
+        "host syncs": "11",
+        "roofline/s": "80.0",
+        "tokens/s": "26.7",
+        "share": "33%",
+    }
+
+
+def test_the_summary_says_how_long_prompts_are_and_how_tokens_are_sampled():
+    text = "\n".join(summary(made_up_report(PLAIN, temperature=0.8, top_p=0.95)))
+    assert "prompts of 3 to 9 (mean 6) tokens, 20 new tokens, temperature 0.8, top_p 0.95, 2 repeats" in text
 
 
 def test_a_missing_peer_is_shown_as_missing_in_an_aligned_table(capsys):
@@ -62,8 +89,13 @@ def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     report = made_up_report(PLAIN, made_up(), *fixed)
     (row,) = sweep_rows([report])
     assert row[3] == "fixed-3"
-    assert float(row[6]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
+    assert row[6] == "2.50"  # draft tokens a round
+    assert float(row[7]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
     assert any("over the best fixed length" in row[0] and row[3] == "NO" for row in target_rows(report))
+
+
+def test_without_a_fixed_length_there_is_nothing_to_compare_with():
+    assert not sweep_rows([made_up_report(PLAIN, made_up())])
 
 
 def test_on_mixed_acceptance_the_best_fixed_length_is_to_be_beaten():

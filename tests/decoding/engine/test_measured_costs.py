@@ -1,11 +1,13 @@
 """What drafts of another process cost is measured through the drafter that asks for them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.engine.measured_costs import with_remote_drafts
+from decoding.engine.measured_costs import _Instant, with_remote_drafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
@@ -70,3 +72,20 @@ def test_drafting_that_verification_hides_is_not_taken_for_overhead(measure):
     corrected = schedule._overhead.costs
     own = corrected.round_seconds + corrected.position_seconds * num_positions
     assert own == pytest.approx(0.5 + 0.01 * num_positions, rel=0.05)
+
+
+def test_the_logits_of_the_stand_in_are_drawn_where_the_model_is(monkeypatch):
+    drawn_on, randn = set(), torch.randn
+
+    def draw(*args: object, **kwargs: object) -> torch.Tensor:
+        drawn_on.add(kwargs.get("device"))
+        return randn(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "randn", draw)
+    place = torch.device("cpu", 0)
+    model = SimpleNamespace(device=place, dtype=torch.bfloat16, vocab_size=50, eos_token_ids=(), close_call=0.0)
+    logits_BJV = _Instant(model, num_slots=3, num_positions=2)._logits_BJV
+    assert drawn_on == {place}
+    generator = torch.Generator().manual_seed(0)
+    expected_BJV = torch.stack([4 * randn(2, 50, generator=generator) for _ in range(3)]).bfloat16()
+    assert torch.equal(logits_BJV[..., 1:], expected_BJV[..., 1:])

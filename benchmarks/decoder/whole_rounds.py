@@ -1,0 +1,91 @@
+"""Rounds that the host starts as a whole: those of an OverlappedLane (`decoding/engine/overlapped_lane.py`).
+
+The host starts no single forwards there, and does not know the lengths of rows that are under way. Which forwards a
+round consists of is found from the state of its rows, which is read from the device.
+
+This file imports nothing of DeviceRounds itself, since only machines with Triton can.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from benchmarks.roofline.model_size import Forward
+from decoding import Engine
+
+if TYPE_CHECKING:
+    from decoding.engine.device_rounds import DeviceRounds, PendingRound, Turn
+    from decoding.gpu.pick_table import PickTable
+
+Watcher = Callable[["DeviceRounds", "Sequence[Turn | None]", "PickTable", int], None]
+
+
+@contextmanager
+def watching_rounds(watch: Watcher) -> Iterator[None]:
+    """Call `watch` before each round of the engines that exist, with the arguments of its start."""
+    module = sys.modules.get("decoding.engine.device_rounds")
+    if module is None:  # no engine has loaded it
+        yield
+        return
+    original = module.DeviceRounds.start
+
+    def start(
+        rounds: "DeviceRounds", turns: "Sequence[Turn | None]", table: "PickTable", num_visible: int
+    ) -> "PendingRound":
+        watch(rounds, turns, table, num_visible)
+        pending: PendingRound = original(rounds, turns, table, num_visible)
+        return pending
+
+    with patch.object(module.DeviceRounds, "start", start):
+        yield
+
+
+def with_states(rounds: "DeviceRounds", turns: "Sequence[Turn | None]") -> "list[Turn | None]":
+    """Return the turns with the state of every row, so that they can be started again and again. Waits for the device.
+
+    A turn of None is a row that takes no part.
+    """
+    start_of = sys.modules["decoding.engine.device_rounds"].Start
+    states = zip(rounds._length_S.tolist(), rounds._tokens_S2.tolist(), strict=True)
+    return [
+        turn if turn is None or turn.start is not None else turn._replace(start=start_of(length, *tokens))
+        for turn, (length, tokens) in zip(turns, states, strict=False)
+    ]
+
+
+def forwards_of(turns: "Sequence[Turn | None]") -> tuple[Forward, list[Forward]]:
+    """Return the target's forward of a round, and the draft's; every turn is given with its row's state.
+
+    The target reads each row's newest token and its draft. The draft's first step reads each row's two newest tokens,
+    and every later one a token that was drafted, for all rows of the round.
+    """
+    rows = [(turn.start.length, turn.limit) for turn in turns if turn is not None and turn.start is not None]
+    scored = Forward.of_rows([length - 1 for length, _ in rows], [1 + limit for _, limit in rows])
+    steps: list[Forward] = []
+    for step in range(max((limit for _, limit in rows), default=0)):
+        width = 1 if step else 2
+        starts = [max(length + step - width, 0) for length, _ in rows]
+        steps.append(Forward.of_rows(starts, [width] * len(rows), num_logits=len(rows)))
+    return scored, steps
+
+
+def rounds_of(engine: Engine) -> "DeviceRounds | None":
+    """Return what starts an engine's rounds, once it has run; None for an engine whose host starts every forward."""
+    rounds: Any = getattr(engine.lanes[0], "_rounds", None)
+    return rounds  # type: ignore[no-any-return]
+
+
+def begin_anew(used: Engine, fresh: Engine) -> Engine:
+    """Return an engine that has learned nothing, but keeps what `used` has recorded, if recordings are an engine's own.
+
+    Rounds that overlap are recorded by the engine. It learns by its schedule alone, since none of its drafters learns,
+    and it forgets what its slots hold, so that prompts are read again.
+    """
+    if rounds_of(used) is None:
+        return fresh
+    used.clear()
+    for lane, new in zip(used.lanes, fresh.lanes, strict=True):
+        lane.schedule = new.schedule
+    return used
