@@ -45,11 +45,10 @@ class Biases:
 
     @classmethod
     def of(cls, biases: Seq[Mapping[int, float]], device: torch.device) -> "Biases":
-        width = max(map(len, biases), default=0)
+        width = max(map(len, biases))
         ids = [[*bias, *[0] * (width - len(bias))] for bias in biases]
         values = [[*bias.values(), *[0.0] * (width - len(bias))] for bias in biases]
-        ids_RE, values_RE = to_device(ids, device, torch.int64), to_device(values, device, torch.float32)
-        return cls(ids_RE.view(len(biases), width), values_RE.view(len(biases), width))
+        return cls(to_device(ids, device, torch.int64), to_device(values, device, torch.float32))
 
     def dense(self, vocab_size: int) -> torch.Tensor:
         """Return the numbers of all token ids, float32 [R, V], always the same tensor."""
@@ -64,8 +63,8 @@ class PickTable:
     """The parameters of B rows."""
 
     columns_BC: torch.Tensor  # int64
-    biases: Biases
-    uses_counts: tuple[bool, ...]  # whether a row has penalties, as the host knows it
+    biases: Biases | None
+    uses_counts: tuple[bool, ...] = ()  # which rows have penalties, as the host knows it
 
     @classmethod
     def build(
@@ -90,11 +89,18 @@ class PickTable:
         padded = [sorted(ids) + [-1] * (num_stop_ids - len(ids)) for ids in stop_ids]
         stop_ids_BS = torch.tensor(padded, dtype=torch.int64).view(len(params), num_stop_ids)
         columns_BC = torch.cat([own_BC, stop_ids_BS], dim=1).to(device, non_blocking=True)
-        return cls(columns_BC, Biases.of(biases, device), tuple(p.uses_token_counts for p in params))
+        uses_counts = tuple(p.uses_token_counts for p in params)
+        return cls(columns_BC, Biases.of(biases, device) if biases else None, uses_counts)
 
     @property
     def num_stop_ids(self) -> int:
         return self.columns_BC.shape[1] - len(Column)
+
+    def biases_of(self, vocab_size: int) -> torch.Tensor:
+        """Return the biases of all token ids, float32 [R, V]: on the device, and the same tensor each time."""
+        if self.biases is None:
+            return torch.empty(0, device=self.columns_BC.device)
+        return self.biases.dense(vocab_size)
 
     def take(self, rows: Seq[int], index_N: torch.Tensor) -> "PickTable":
         """Return the table of some of the rows, given as numbers and as a tensor. The biases stay where they are."""

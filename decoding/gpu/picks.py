@@ -41,16 +41,18 @@ class PickInputs:
     """What the kernels read beside the logits, all on the device."""
 
     table: PickTable
+    biases_RV: torch.Tensor  # `table.biases_of(vocab_size)`
     lengths_B: torch.Tensor  # committed tokens of each row, int64
-    counted: Counted | None  # of the committed tokens; None: no row has penalties
+    drafted_BK: torch.Tensor  # tokens behind the committed ones, int64; read where a row has penalties
+    counted: Counted | None  # how often the committed tokens occur; None: no row has penalties
 
 
 @torch.no_grad()
-def pick(logits_BJV: torch.Tensor, inputs: PickInputs, drafted_BK: torch.Tensor, first: int) -> Picked:
+def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     """Pick at the J positions from `first` on, from raw logits of any float type; the last dimension must be dense.
 
-    Position j is token number `lengths + first + j`; the first `first + j` of the drafted tokens (int64), as far as
-    there are as many, stand between it and the committed ones. A row's result is a function of its own logits,
+    Position j is token number `lengths + first + j`; the first `first + j` of the drafted tokens (or all, if they are
+    fewer) stand between it and the committed ones. A row's result is a function of its own logits,
     parameters, tokens and positions, bit for bit, whatever else is in the batch.
     """
     from decoding.gpu.kernels import picks as kernels  # only where Triton is installed
@@ -69,16 +71,16 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, drafted_BK: torch.Tensor,
     values_3BJ = torch.empty(3, num_rows, num_positions, device=device)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool, device=device)
 
-    table, counted = inputs.table, inputs.counted
+    columns_BC, drafted_BK, counted = inputs.table.columns_BC, inputs.drafted_BK, inputs.counted
     if counted is None:  # the kernels ask for pointers, and follow only those that a row's parameters name
         counted = Counted(torch.empty(0, dtype=torch.int32, device=device), inputs.lengths_B)
     shared: tuple[torch.Tensor | int, ...] = (
         *(logits_BJV, logits_BJV.stride(0), logits_BJV.stride(1)),
-        *(table.columns_BC, table.biases.dense(vocab_size), *counted),
+        *(columns_BC, inputs.biases_RV, *counted),
         *(drafted_BK, drafted_BK.stride(0), drafted_BK.shape[1], inputs.lengths_B),
         *(block_max_PN, chunk_max_PC, chunk_sum_PC),
     )
-    sizes = (vocab_size, num_positions, first, table.num_stop_ids)
+    sizes = (vocab_size, num_positions, first, inputs.table.num_stop_ids)
     kernels.summarize[num_places, num_chunks](*shared, *sizes, CHUNK=_CHUNK, num_warps=8, enable_fp_fusion=False)
     kernels.pick[num_places,](
         *(*shared, to_read_PN, token_ids_BJ, values_3BJ, is_finite_BJ, *sizes, num_chunks),

@@ -12,7 +12,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.gpu.pick_table import PickTable
-from decoding.gpu.picks import PickInputs
+from decoding.gpu.picks import Counted, PickInputs
 from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import SamplingBatch, TokenHistory, shape_logits
@@ -82,23 +82,22 @@ class Rows:
         """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them."""
         num_positions, vocab_size = logits_BJV.shape[1:]
         if self.sampling.table is not None and not (margin and self.sampling.cuts):  # kernels know no borders of cuts
-            picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size), drafted_BK, first)
+            picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size, drafted_BK), first)
             return Picks(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
         shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
         return pick_tokens(shaped_BJV, self.sampling, noise, margin)
 
-    def _pick_inputs(self, table: PickTable, vocab_size: int) -> PickInputs:
-        if self._inputs.get(vocab_size) is None:
-            counted = None
-            if any(table.uses_counts):
-                counts = self.token_counts or TokenCounts(len(self.sequences), table.columns_BC.device)
-                counted = counts.of(self.sequences, table.uses_counts, vocab_size)
-            self._inputs[vocab_size] = PickInputs(table, self._lengths_B, counted)
-        return self._inputs[vocab_size]
+    def _pick_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> PickInputs:
+        if any(table.uses_counts) and vocab_size not in self._counted:
+            counts = self.token_counts or TokenCounts(len(self.sequences), table.columns_BC.device)
+            self._counted[vocab_size] = counts.of(self.sequences, table.uses_counts, vocab_size)
+        biases_RV, counted = table.biases_of(vocab_size), self._counted.get(vocab_size)
+        return PickInputs(table, biases_RV, self._lengths_B, drafted_BK, counted)
 
     @cached_property
-    def _inputs(self) -> dict[int, PickInputs]:
+    def _counted(self) -> dict[int, Counted]:
+        """The counts of the rows' committed tokens, by the size of the vocabulary."""
         return {}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The tests in `interpreted/`, each file in a process of its own: Triton must know that it interprets before it starts."""
+"""The tests in `interpreted/`, each file in its own process: Triton must know that it interprets before it starts."""
 
 import os
 import subprocess

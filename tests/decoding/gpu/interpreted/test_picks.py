@@ -35,8 +35,9 @@ def _kernels(case: Case) -> Picked:
     keys = [noise_key(3, case.first_row + row, 0) for row in range(len(case.params))]
     nothing = [frozenset()] * len(keys)
     table = PickTable.build(case.params, keys, nothing, [1] * len(keys), torch.device("cpu"))
-    inputs = PickInputs(table, torch.full((len(keys),), 5), counted=None)
-    return pick(case.logits_BJV, inputs, torch.zeros(len(keys), 0, dtype=torch.int64), 0)
+    vocab_size, lengths_B = case.logits_BJV.shape[-1], torch.full((len(keys),), 5)
+    nothing_BK = torch.zeros(len(keys), 0, dtype=torch.int64)
+    return pick(case.logits_BJV, PickInputs(table, table.biases_of(vocab_size), lengths_B, nothing_BK, None), 0)
 
 
 def _assert_same(found: object, expected: object) -> None:
