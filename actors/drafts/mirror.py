@@ -16,6 +16,7 @@ from decoding.engine.prefix import common_prefix
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.verify import Draft, Verification
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -52,6 +53,7 @@ class DraftMirror:
         self._drafter = ModelDrafter(model, terms.vocab_size, terms.num_slots, terms.max_model_len, most)
         self._rows: list[_Row | None] = [None] * terms.num_slots
         self._sampling: tuple[tuple[Sequence, ...], SamplingBatch] | None = None  # the newest, with its sequences
+        self._token_counts = TokenCounts(terms.num_slots, model.device)
         for slot in range(terms.num_slots):
             self._drafter.begin(slot, None, 0)
 
@@ -131,7 +133,8 @@ class DraftMirror:
         if self._sampling is None or self._sampling[0] != sequences:
             self._sampling = sequences, sampling_batch(sequences, self._terms.eos_token_ids, self._model.device)
         lengths = tuple(limits.get(slot, 0) for slot in range(len(sequences)))
-        draft = self._drafter.propose(Rows(sequences, self._sampling[1], lengths, self._terms.verification))
+        rows = Rows(sequences, self._sampling[1], lengths, self._terms.verification, token_counts=self._token_counts)
+        draft = self._drafter.propose(rows)
         counts, tokens = draft.num_draft_tokens_B.tolist(), draft.token_ids_BK.tolist()
         for slot in limits:
             row = self._rows[slot]

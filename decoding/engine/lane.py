@@ -29,6 +29,7 @@ from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
@@ -55,6 +56,7 @@ class Lane:
         self._verification = verification
         self._close_calls = CloseCalls(target, drafter, verification)
         self._sampling: SamplingBatch | None = None  # of the running rows; None when they have changed
+        self._token_counts = TokenCounts(num_slots, target.device)
         self._finished: list[Sequence] = []  # not handed out yet
         self._seconds = 0.0  # of this round, so far
         self._max_model_len = max_model_len
@@ -154,7 +156,8 @@ class Lane:
         sequences = tuple(self.running)
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
-        rows = Rows(sequences, self._sampling, self.schedule.lengths(sequences), self._verification)
+        lengths = self.schedule.lengths(sequences)
+        rows = Rows(sequences, self._sampling, lengths, self._verification, token_counts=self._token_counts)
         plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
         rows = replace(
             rows, num_draft_tokens=plan.lengths, uses_lookup=plan.uses_lookup, extension_limits=plan.extension_limits

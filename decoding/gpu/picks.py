@@ -42,19 +42,18 @@ class PickInputs:
 
     table: PickTable
     biases_RV: torch.Tensor  # `table.biases_of(vocab_size)`
-    lengths_B: torch.Tensor  # committed tokens of each row, int64: position j is token number `lengths + first + j`
-    drafted_BK: (
-        torch.Tensor
-    )  # int64, with K >= first + J - 1 where a row has penalties: tokens behind the committed ones
-    counted: Counted | None  # None: no row has penalties
+    lengths_B: torch.Tensor  # committed tokens of each row, int64
+    drafted_BK: torch.Tensor  # tokens behind the committed ones, int64; read where a row has penalties
+    counted: Counted | None  # how often the committed tokens occur; None: no row has penalties
 
 
 @torch.no_grad()
 def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     """Pick at the J positions from `first` on, from raw logits of any float type; the last dimension must be dense.
 
-    The token at position j is picked given the first `first + j` drafted tokens. A row's result is a function of its
-    own logits, parameters, tokens and positions, bit for bit, whatever else is in the batch.
+    Position j is token number `lengths + first + j`; the first `first + j` of the drafted tokens (or all, if they are
+    fewer) stand between it and the committed ones. A row's result is a function of its own logits,
+    parameters, tokens and positions, bit for bit, whatever else is in the batch.
     """
     from decoding.gpu.kernels import picks as kernels  # only where Triton is installed
 
@@ -64,29 +63,27 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     device, num_places = logits_BJV.device, num_rows * num_positions
     num_blocks = -(-vocab_size // BLOCK)
     num_chunks = -(-num_blocks // _CHUNK)
-    largest = torch.empty(num_places, num_blocks + num_chunks, device=device)
-    block_max, chunk_max = largest.view(-1).split([num_places * num_blocks, num_places * num_chunks])
-    chunk_sum = torch.empty(num_places, num_chunks, dtype=torch.int64, device=device)
-    to_read = torch.empty(num_places, num_blocks, dtype=torch.int32, device=device)
+    block_max_PN = torch.empty(num_places, num_blocks, device=device)
+    chunk_max_PC = torch.empty(num_places, num_chunks, device=device)
+    chunk_sum_PC = torch.empty(num_places, num_chunks, dtype=torch.int64, device=device)
+    to_read_PN = torch.empty(num_places, num_blocks, dtype=torch.int32, device=device)
     token_ids_BJ = torch.empty(num_rows, num_positions, dtype=torch.int64, device=device)
     values_3BJ = torch.empty(3, num_rows, num_positions, device=device)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool, device=device)
 
-    columns_BC, drafted_BK = inputs.table.columns_BC, inputs.drafted_BK
-    nothing = columns_BC[:0, 0]
-    counts_RV, rows_B = inputs.counted or (nothing.to(torch.int32), nothing)
-    shared = (logits_BJV, logits_BJV.stride(0), logits_BJV.stride(1), columns_BC, inputs.biases_RV, counts_RV, rows_B)
-    shared += (drafted_BK, drafted_BK.stride(0), inputs.lengths_B, block_max, chunk_max, chunk_sum)
+    columns_BC, drafted_BK, counted = inputs.table.columns_BC, inputs.drafted_BK, inputs.counted
+    if counted is None:  # the kernels ask for pointers, and follow only those that a row's parameters name
+        counted = Counted(torch.empty(0, dtype=torch.int32, device=device), inputs.lengths_B)
+    shared: tuple[torch.Tensor | int, ...] = (
+        *(logits_BJV, logits_BJV.stride(0), logits_BJV.stride(1)),
+        *(columns_BC, inputs.biases_RV, *counted),
+        *(drafted_BK, drafted_BK.stride(0), drafted_BK.shape[1], inputs.lengths_B),
+        *(block_max_PN, chunk_max_PC, chunk_sum_PC),
+    )
     sizes = (vocab_size, num_positions, first, inputs.table.num_stop_ids)
     kernels.summarize[num_places, num_chunks](*shared, *sizes, CHUNK=_CHUNK, num_warps=8, enable_fp_fusion=False)
     kernels.pick[num_places,](
-        *shared,
-        to_read,
-        token_ids_BJ,
-        values_3BJ,
-        is_finite_BJ,
-        *sizes,
-        num_chunks,
+        *(*shared, to_read_PN, token_ids_BJ, values_3BJ, is_finite_BJ, *sizes, num_chunks),
         MAX_BLOCKS=_power_of_two(num_blocks),
         MAX_CHUNKS=_power_of_two(num_chunks),
         PART=_PART,
@@ -95,7 +92,8 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
         num_stages=1,
         enable_fp_fusion=False,
     )
-    return Picked(token_ids_BJ, *values_3BJ, is_finite_BJ)
+    best_BJ, second_BJ, score_BJ = values_3BJ
+    return Picked(token_ids_BJ, best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
 
 def _power_of_two(number: int) -> int:

@@ -81,6 +81,9 @@ def find_supports(scores: Scores, cuts: Cuts, margin: float = 0.0) -> Iterator[S
         is_settled_P = (_lowest(scores_PM, loose_PM) > last_P) | (last_P == NEVER)
         if cuts.top_k_P is not None and size < scores.vocab_size:
             is_settled_P &= cuts.top_k_P < size
+            if cuts.top_p_P is not None:  # its mass is that of all tokens which top-k keeps, so all must be listed
+                kth_P = scores_PM.gather(-1, (cuts.top_k_P.clamp(max=size) - 1)[:, None])[:, 0]
+                is_settled_P &= (kth_P > last_P) | (last_P == NEVER) | (cuts.top_p_P == 1)
         if size == scores.vocab_size or bool(is_settled_P.all()):
             yield Support(index_P, ids_PM, scores_PM, kept_PM, loose_PM, tight_PM)
             return

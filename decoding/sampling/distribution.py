@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 
 from decoding.device import to_device
+from decoding.gpu.available import kernels_run_on
+from decoding.gpu.pick_table import PickTable
 from decoding.sampling.cuts import Cuts, find_supports
 from decoding.sampling.scores import NEVER, Scores
 from decoding.sampling_params import SamplingParams
@@ -57,6 +59,7 @@ class SamplingBatch:
     bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
     min_length_B: torch.Tensor | None  # total length (prompt and output) before a stop id may be drawn
+    table: PickTable | None  # the same again for the kernels that pick; None where they do not run
 
     @classmethod
     def build(
@@ -79,6 +82,7 @@ class SamplingBatch:
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
             min_length_B=_column(min_lengths, 0, device),
+            table=PickTable.build(params, keys, stop_ids, prompt_lengths, device) if kernels_run_on(device) else None,
         )
 
     @property
@@ -86,10 +90,15 @@ class SamplingBatch:
         """Whether any row has noise."""
         return any(kind.name != "greedy" for kind in self.kinds)
 
+    @property
+    def cuts(self) -> bool:
+        """Whether any row has top-k, top-p or min-p."""
+        return any(kind.name in ("top_k", "nucleus") for kind in self.kinds)
+
     def of_scores(self) -> "SamplingBatch":
         """Return the batch for logits that are scores already, so that nothing is left to divide or to cut."""
         kinds = tuple(replace(k, name="greedy" if k.name == "greedy" else "open") for k in self.kinds)
-        return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds)
+        return replace(self, temperature_B=torch.ones_like(self.temperature_B), kinds=kinds, table=None)
 
     def take(self, rows: Seq[int]) -> "SamplingBatch":
         index_N = to_device(rows, self.keys_B.device)
@@ -103,6 +112,7 @@ class SamplingBatch:
             bias_BE=None if self.bias_BE is None else (self.bias_BE[0][index_N], self.bias_BE[1][index_N]),
             stop_ids_BS=self.stop_ids_BS[index_N],
             min_length_B=None if self.min_length_B is None else self.min_length_B[index_N],
+            table=None if self.table is None else self.table.take(rows, index_N),
         )
 
 

@@ -11,9 +11,13 @@ from typing import NamedTuple
 import torch
 
 from decoding.device import to_device
+from decoding.gpu.pick_table import PickTable
+from decoding.gpu.picks import Counted, PickInputs
+from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import SamplingBatch, TokenHistory, shape_logits
 from decoding.sampling.picks import Picks, pick_tokens
+from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
@@ -38,6 +42,8 @@ class Rows:
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what may be looked up behind the model's tokens
     # Shared by the round's rows and parts of them, so that the drafter and the verifier draw their noise once.
     round_noise: "RoundNoise | None" = field(default=None, compare=False)
+    # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
+    token_counts: TokenCounts | None = field(default=None, compare=False)
 
     def take(self, rows: Seq[int]) -> "Rows":
         if list(rows) == list(range(len(self.sequences))):
@@ -50,6 +56,7 @@ class Rows:
             tuple(self.uses_lookup[row] for row in rows if self.uses_lookup),
             tuple(self.extension_limits[row] for row in rows if self.extension_limits),
             self._round_noise.take(rows),
+            self.token_counts,
         )
 
     def limited(self, may_draft: Seq[bool]) -> "Rows":
@@ -74,9 +81,24 @@ class Rows:
     def pick(self, logits_BJV: torch.Tensor, drafted_BK: torch.Tensor, first: int, margin: float = 0.0) -> Picks:
         """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them."""
         num_positions, vocab_size = logits_BJV.shape[1:]
+        if self.sampling.table is not None and not (margin and self.sampling.cuts):  # kernels know no borders of cuts
+            picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size, drafted_BK), first)
+            return Picks(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
         shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
         return pick_tokens(shaped_BJV, self.sampling, noise, margin)
+
+    def _pick_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> PickInputs:
+        if any(table.uses_counts) and vocab_size not in self._counted:
+            counts = self.token_counts or TokenCounts(len(self.sequences), table.columns_BC.device)
+            self._counted[vocab_size] = counts.of(self.sequences, table.uses_counts, vocab_size)
+        biases_RV, counted = table.biases_of(vocab_size), self._counted.get(vocab_size)
+        return PickInputs(table, biases_RV, self._lengths_B, drafted_BK, counted)
+
+    @cached_property
+    def _counted(self) -> dict[int, Counted]:
+        """The counts of the rows' committed tokens, by the size of the vocabulary."""
+        return {}
 
     @cached_property
     def _round_noise(self) -> "RoundNoise":

@@ -30,7 +30,7 @@ LARGEST_ID = tl.constexpr(2**31 - 1)
 SLACK = tl.constexpr(1e-4)  # bounds hold up to the last bits of a logarithm and of sums
 
 
-@triton.jit(do_not_specialize=["num_positions", "first", "num_stop_ids", "drafted_stride"])
+@triton.jit(do_not_specialize=["num_positions", "first", "num_stop_ids", "drafted_stride", "num_drafted"])
 def summarize(
     logits,
     row_stride,
@@ -41,6 +41,7 @@ def summarize(
     count_rows,
     drafted,
     drafted_stride,
+    num_drafted,
     lengths,
     block_max,
     chunk_max,
@@ -55,7 +56,7 @@ def summarize(
     place, chunk = tl.program_id(0), tl.program_id(1)
     logits_at, columns_at, changes, _ = _position(
         place, logits, row_stride, position_stride, columns, biases, counts, count_rows, drafted, drafted_stride,
-        lengths, vocab_size, num_positions, first, num_stop_ids,
+        num_drafted, lengths, vocab_size, num_positions, first, num_stop_ids,
     )  # fmt: skip
     blocks_G = chunk * CHUNK + tl.arange(0, CHUNK)
     ids_GM = blocks_G[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -75,7 +76,7 @@ def summarize(
         tl.store(chunk_sum + chunk_at, tl.sum(fixed(weights_GM)))
 
 
-@triton.jit(do_not_specialize=["num_positions", "first", "num_stop_ids", "drafted_stride", "num_chunks"])
+@triton.jit(do_not_specialize=["num_positions", "first", "num_stop_ids", "drafted_stride", "num_drafted", "num_chunks"])
 def pick(
     logits,
     row_stride,
@@ -86,6 +87,7 @@ def pick(
     count_rows,
     drafted,
     drafted_stride,
+    num_drafted,
     lengths,
     block_max,
     chunk_max,
@@ -111,16 +113,15 @@ def pick(
     place = tl.program_id(0)
     logits_at, columns_at, changes, position = _position(
         place, logits, row_stride, position_stride, columns, biases, counts, count_rows, drafted, drafted_stride,
-        lengths, vocab_size, num_positions, first, num_stop_ids,
+        num_drafted, lengths, vocab_size, num_positions, first, num_stop_ids,
     )  # fmt: skip
     num_blocks = tl.cdiv(vocab_size, BLOCK)
     list_at = blocks_to_read + place.to(tl.int64) * num_blocks
     block_max_at = block_max + place.to(tl.int64) * num_blocks
     temperature = number(columns_at, scores.TEMPERATURE).to(tl.float32)
     source = (logits_at, vocab_size, changes, temperature, block_max_at, num_blocks, list_at)
-    max_logit_N = tl.load(
-        block_max_at + tl.arange(0, MAX_BLOCKS), mask=tl.arange(0, MAX_BLOCKS) < num_blocks, other=NEVER
-    )
+    block_N = tl.arange(0, MAX_BLOCKS)
+    max_logit_N = tl.load(block_max_at + block_N, mask=block_N < num_blocks, other=NEVER)
     has_nan = tl.max((max_logit_N != max_logit_N).to(tl.int32), axis=0) > 0
     max_N = tl.div_rn(tl.where(max_logit_N == max_logit_N, max_logit_N, NEVER), temperature)
     top = tl.max(max_N, axis=0)
@@ -202,6 +203,7 @@ def _position(
     count_rows,
     drafted,
     drafted_stride,
+    num_drafted,
     lengths,
     vocab_size,
     num_positions,
@@ -214,8 +216,8 @@ def _position(
     columns_at = columns + row * (num_stop_ids + scores.NUM_COLUMNS)
     position = tl.load(lengths + row) + first + step
     changes = scores.shaping(
-        row, first + step, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride,
-        vocab_size,
+        row, tl.minimum(first + step, num_drafted), position, columns_at, num_stop_ids,
+        biases, counts, count_rows, drafted, drafted_stride, vocab_size,
     )  # fmt: skip
     return logits_at, columns_at, changes, position
 
@@ -336,13 +338,10 @@ def _kth_score(source, least, top, top_k, PART: tl.constexpr, GROUP: tl.constexp
     low, high = ordered(least).to(tl.int64), ordered(top).to(tl.int64) + 1
     while high - low > 1:  # at least k tokens reach `low`, and fewer reach `high`
         middle = (low + high) >> 1
-        num_above, above, below = (
-            tl.full((), 0, tl.int32),
-            tl.full((), LARGEST_ID, tl.int32),
-            tl.full((), -LARGEST_ID, tl.int32),
-        )
+        num_above = tl.full((), 0, tl.int32)
+        above, below = tl.full((), LARGEST_ID, tl.int32), tl.full((), -LARGEST_ID, tl.int32)
         for start in range(0, num_read, GROUP):
-            _, ids_GM, scores_GM = _read(source, start, num_read, GROUP)
+            _, _, scores_GM = _read(source, start, num_read, GROUP)
             key_GM = ordered(scores_GM)
             num_above += tl.sum((key_GM >= middle).to(tl.int32))
             above = tl.minimum(above, tl.min(tl.where(key_GM >= middle, key_GM, LARGEST_ID)))

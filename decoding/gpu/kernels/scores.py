@@ -33,11 +33,11 @@ def number(columns_at, column):
 
 @triton.jit
 def shaping(
-    row, step, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride, vocab_size
+    row, num_before, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride, vocab_size
 ):
     """Return what changes the logits of a row's position before the temperature does, for `shaped`.
 
-    `step` tokens were drafted before the position.
+    `num_before` drafted tokens stand before the position.
     """
     has_bias = tl.load(columns_at + BIAS_ROW) >= 0
     biases_at = biases + tl.maximum(tl.load(columns_at + BIAS_ROW), 0) * vocab_size
@@ -52,7 +52,7 @@ def shaping(
         has_penalties,
         counts_at,
         drafted + row.to(tl.int64) * drafted_stride,
-        step,
+        num_before,
         number(columns_at, REPETITION).to(tl.float32),
         number(columns_at, PRESENCE).to(tl.float32),
         number(columns_at, FREQUENCY).to(tl.float32),

@@ -116,6 +116,19 @@ def test_a_pick_that_rounding_changes_is_a_close_call(fields):
     assert num_changed > 0
 
 
+def test_top_p_counts_every_token_that_equals_the_last_one_of_top_k():
+    """All of these stay after top-k, also those behind the list in which the last one was found."""
+    scores_11V = torch.zeros(1, 1, 4000)
+    scores_11V[..., ::60] = 1.0  # 67 tokens
+    alone = [SamplingParams(top_k=70, top_p=0.9)]
+    kept = truncate(scores_11V, Case(scores_11V, alone).sampling).isfinite()
+    mass = torch.where(scores_11V == 1.0, math.e, 1.0)
+    assert kept.sum() == 67 + math.ceil(0.9 * float(mass.sum()) - 67 * math.e)
+    beside = [*alone, SamplingParams(top_k=900)]
+    together = truncate(scores_11V.expand(2, 1, -1), Case(scores_11V.expand(2, 1, -1), beside).sampling).isfinite()
+    assert torch.equal(together[:1], kept)
+
+
 def test_loose_holds_kept_and_kept_holds_tight():
     for name in LOGITS:
         rows = [SamplingParams(**fields) for fields in PARAMS["top_p"] + PARAMS["min_p"]]
