@@ -10,7 +10,7 @@ draft, forward of the target, picks and verdict. Such a round is kept as one sha
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from decoding.cache.kv_cache import LENGTH_BUCKET
 from decoding.network.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from decoding.engine.device_rounds import DeviceRounds, Turn
+    from decoding.engine.device_rounds import DeviceRounds, Turns
     from decoding.gpu.pick_table import PickTable
 
 Role = Literal["target", "draft"]
@@ -94,13 +94,19 @@ class ForwardRecorder:
             seconds[recorded.phase] += recorded.count * seconds_of(again, device, times)
         return RawSeconds(**seconds)
 
-    def _record_round(
-        self, rounds: "DeviceRounds", turns: "Sequence[Turn | None]", table: "PickTable", num_visible: int
-    ) -> None:
+    def _record_round(self, rounds: "DeviceRounds", turns: "Turns", table: "PickTable", num_visible: int) -> None:
         turns = with_states(rounds, turns)
         scored, steps = forwards_of(turns)
         bucket = -(-num_visible // LENGTH_BUCKET)
-        shape = ("round", len(turns), turns.count(None), len(steps), scored.num_tokens, bucket, table.num_stop_ids)
+        shape = (
+            "round",
+            len(turns.limits),
+            sum(turns.is_active),
+            len(steps),
+            scored.num_tokens,
+            bucket,
+            table.num_stop_ids,
+        )
         if shape not in self.shapes:
             self.shapes[shape] = Recorded("target", lambda present: _of(present).start(turns, table, num_visible))
         self.shapes[shape].count += 1

@@ -7,8 +7,9 @@ This file imports nothing of DeviceRounds itself, since only machines with Trito
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -16,10 +17,10 @@ from benchmarks.roofline.model_size import Forward
 from decoding import Engine
 
 if TYPE_CHECKING:
-    from decoding.engine.device_rounds import DeviceRounds, PendingRound, Turn
+    from decoding.engine.device_rounds import DeviceRounds, PendingRound, Turns
     from decoding.gpu.pick_table import PickTable
 
-Watcher = Callable[["DeviceRounds", "Sequence[Turn | None]", "PickTable", int], None]
+Watcher = Callable[["DeviceRounds", "Turns", "PickTable", int], None]
 
 
 @contextmanager
@@ -31,9 +32,7 @@ def watching_rounds(watch: Watcher) -> Iterator[None]:
         return
     original = module.DeviceRounds.start
 
-    def start(
-        rounds: "DeviceRounds", turns: "Sequence[Turn | None]", table: "PickTable", num_visible: int
-    ) -> "PendingRound":
+    def start(rounds: "DeviceRounds", turns: "Turns", table: "PickTable", num_visible: int) -> "PendingRound":
         watch(rounds, turns, table, num_visible)
         pending: PendingRound = original(rounds, turns, table, num_visible)
         return pending
@@ -42,26 +41,24 @@ def watching_rounds(watch: Watcher) -> Iterator[None]:
         yield
 
 
-def with_states(rounds: "DeviceRounds", turns: "Sequence[Turn | None]") -> "list[Turn | None]":
+def with_states(rounds: "DeviceRounds", turns: "Turns") -> "Turns":
     """Return the turns with the state of every row, so that they can be started again and again. Waits for the device.
 
-    A turn of None is a row that takes no part.
+    A row that takes no part has no state.
     """
     start_of = sys.modules["decoding.engine.device_rounds"].Start
-    states = zip(rounds._length_S.tolist(), rounds._tokens_S2.tolist(), strict=True)
-    return [
-        turn if turn is None or turn.start is not None else turn._replace(start=start_of(length, *tokens))
-        for turn, (length, tokens) in zip(turns, states, strict=False)
-    ]
+    held = [start_of(length, *tokens) for length, tokens in zip(*rounds.state(), strict=True)]
+    starts = {row: turns.starts.get(row, held[row]) for row, active in enumerate(turns.is_active) if active}
+    return replace(turns, starts=starts)
 
 
-def forwards_of(turns: "Sequence[Turn | None]") -> tuple[Forward, list[Forward]]:
+def forwards_of(turns: "Turns") -> tuple[Forward, list[Forward]]:
     """Return the target's forward of a round, and the draft's; every turn is given with its row's state.
 
     The target reads each row's newest token and its draft. The draft's first step reads each row's two newest tokens,
     and every later one a token that was drafted, for all rows of the round.
     """
-    rows = [(turn.start.length, turn.limit) for turn in turns if turn is not None and turn.start is not None]
+    rows = [(start.length, turns.limits[row]) for row, start in turns.starts.items()]
     scored = Forward.of_rows([length - 1 for length, _ in rows], [1 + limit for _, limit in rows])
     steps: list[Forward] = []
     for step in range(max((limit for _, limit in rows), default=0)):
@@ -73,7 +70,7 @@ def forwards_of(turns: "Sequence[Turn | None]") -> tuple[Forward, list[Forward]]
 
 def rounds_of(engine: Engine) -> "DeviceRounds | None":
     """Return what starts an engine's rounds, once it has run; None for an engine whose host starts every forward."""
-    rounds: Any = getattr(engine.lanes[0], "_rounds", None)
+    rounds: Any = getattr(engine.lanes[0], "rounds", None)
     return rounds  # type: ignore[no-any-return]
 
 

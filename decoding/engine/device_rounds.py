@@ -131,6 +131,10 @@ class DeviceRounds:
         )
         return PendingRound(columns_BC, len(turns.limits), num_drafted)
 
+    def state(self) -> tuple[list[int], list[list[int]]]:
+        """Return each slot's length and two newest tokens, as the device holds them. It waits for the device."""
+        return self._length_S.tolist(), self._tokens_S2.tolist()
+
     @property
     def _num_positions(self) -> int:
         assert self._target.cache is not None, "allocate() comes first"
