@@ -87,6 +87,8 @@ class EngineSettings(EngineOptions):
 
 _ONLY_DRAYS: dict[str, tuple[str | None, str]] = {  # the value that says what vLLM does, and why it has no other
     "verification": ("rejection", "vLLM verifies drafts by rejection, and only Dray's engine has 'coupled'"),
+    "exact": ("auto", "vLLM's own switch is VLLM_BATCH_INVARIANT in engine.vllm_env"),
+    "draft_window": (None, "vLLM's drafts see all of a row"),
     "draft_length": ("fixed", "vLLM drafts engine.num_speculative_tokens in every round"),
     "max_prefill_tokens": (None, "vLLM's is engine.vllm.max_num_batched_tokens"),
 }
@@ -229,6 +231,16 @@ class GeneratorSettings:
             raise ValueError(
                 f"{wanted} are for Dray's own engine; with engine.backend 'vllm' the draft runs beside the target, and "
                 "engine.vllm.tensor_parallel_size shares out a model over the GPUs of an actor (actors.num_gpus)"
+            )
+        if self.engine.exact == "on" and self.stages.is_apart:
+            raise ValueError(
+                "engine.exact is 'on', but a target in stages or ranks runs the GPU library's products, whose numbers "
+                "depend on the batch; use engine.exact 'auto', or a target in one process"
+            )
+        if self.placement == "split" and self.engine.draft_window:
+            raise ValueError(
+                f"engine.draft_window is {self.engine.draft_window}, for a draft in the target's process, but "
+                "placement is 'split'; leave it out, or use placement 'colocated'"
             )
         if self.placement == "split":
             drafter = self.engine.pick_drafter(self.models.draft)

@@ -24,6 +24,7 @@ from actors.vllm import arguments as vllm_arguments
 from decoding.device import Device
 from decoding.engine.engine import Engine
 from decoding.fused.kernels import linear_kind
+from decoding.gpu.available import gpu_kind
 from pipeline.text.codec import TextCodec
 
 if TYPE_CHECKING:
@@ -156,14 +157,17 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
     """Return what a part records about the engine that made it: engines of one run may be on different machines.
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
-    `kernels`: the instructions of the CPU kernels that made it so; those of another kind round otherwise.
+    `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
+    another kind round otherwise.
     """
     target = engine.target
+    kind = linear_kind(target.dtype) if target.runs_on == "cpu" else gpu_kind(target.runs_on)
     return {
         "device": target.runs_on,
         "dtype": str(target.dtype).removeprefix("torch."),
         "is_batch_invariant": target.is_batch_invariant,
-        "kernels": linear_kind(target.dtype) if target.is_batch_invariant else "",
+        "kernels": kind if target.is_batch_invariant else "",
+        "exact": engine.options.exact,
         "placement": "split" if engine.has_remote_drafts else "colocated",
         "stages": target.facts().get("stages", 1),
         "ranks": target.facts().get("ranks", 1),

@@ -25,7 +25,7 @@ NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # li
 
 
 def torch_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Normalize by torch's own operation."""
+    """Compute `x / rms(x) * weight` by torch's own operation."""
     return rms_norm(x_NE, weight_E.shape, weight_E, epsilon)
 
 

@@ -1,10 +1,11 @@
-"""Where our Triton kernels run: on CUDA devices, and for tests on the CPU, by Triton's interpreter.
+"""Availability of our Triton kernels: they run on CUDA devices, and for tests on the CPU, by Triton's interpreter.
 
 Triton comes with the CUDA builds of torch. The kernels are imported only where they run, since a CPU installation has
 no Triton. DRAY_TRITON=off runs torch's own operations on CUDA. TRITON_INTERPRET=1, set before Python starts, runs the
 kernels' source on the CPU, operation by operation: thousands of times slower, for tests.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 
@@ -27,3 +28,8 @@ def is_interpreted() -> bool:
     It multiplies bfloat16 wrongly, so kernels that multiply convert their operands to float32 there.
     """
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def gpu_kind(device_name: str) -> str:
+    """Return what decides how the kernels round on a GPU: its name, and the compiler."""
+    return f"{device_name}, triton {importlib.metadata.version('triton')}"

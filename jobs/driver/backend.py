@@ -38,7 +38,10 @@ def describe_engine(settings: GeneratorSettings) -> str:
     engine = settings.engine
     drafter = engine.pick_drafter(settings.models.draft)
     if engine.backend == "dray":
-        return f"dray, drafter {drafter}, {engine.verification}"
+        exact = (
+            "" if settings.models.dtype == "float32" or settings.models.device == "cpu" else f", exact {engine.exact}"
+        )
+        return f"dray, drafter {drafter}, {engine.verification}{exact}"
     drafts = "as engine.vllm.speculative_config says" if "speculative_config" in engine.vllm else f"drafter {drafter}"
     return f"vLLM {vllm_version()}, {drafts}; exact: {exactness(settings)}"
 

@@ -32,7 +32,7 @@ def split_heads(
     HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
-    """Normalize and rotate a token's queries and keys, and store its keys and values: program (token, some heads)."""
+    """Turn queries and keys, after their norms, and store a token's keys and values: program (token, some heads)."""
     token = tl.program_id(0).to(tl.int64)
     head_H = tl.program_id(1) * HEADS + tl.arange(0, HEADS)  # queries, then keys, then values
     num_heads = num_query_heads + 2 * num_kv_heads
