@@ -11,6 +11,7 @@ see position 0 and write to the spare position of their slot.
 Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positions, N tokens, V vocabulary, C columns.
 """
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from decoding.cache.kv_cache import Plan
+from decoding.device import is_out_of_memory
 from decoding.drafters.model import ModelDrafter
 from decoding.fused.recording import Recorder, Recording
 from decoding.gpu.attention import CHUNK
@@ -29,6 +31,8 @@ from decoding.gpu.picks import PickInputs, pick
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import first_stop
 from decoding.sampling.judging import RowVerdict
+
+_log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
@@ -109,9 +113,25 @@ class DeviceRounds:
 
         The table has the parameters of all rows, in this order.
         """
+        num_tokens = sum(turns.limits) + sum(turns.is_active)
+        columns_BC = self._run(turns, table, num_tokens, num_visible)
+        return PendingRound(columns_BC, len(turns.limits), max(turns.limits))
+
+    def prepare(self, table: PickTable, most_drafted: int, num_visible: int) -> None:
+        """Compile and record the rounds of full slots in which each row drafts equally many tokens, up to these.
+
+        No row takes part in them, so they change nothing.
+        """
+        num_rows = len(table.columns_BC)
+        for num_drafted in range(most_drafted + 1) if self._drafter is not None else (0,):
+            turns = Turns([num_drafted] * num_rows, [False] * num_rows, {})
+            for _ in range(2):  # the second run is recorded
+                self._run(turns, table, num_rows * (1 + num_drafted), num_visible)
+
+    def _run(self, turns: Turns, table: PickTable, num_tokens: int, num_visible: int) -> torch.Tensor:
+        """Run the draft and the target's part of a round; return the columns of `PendingRound`."""
         num_rows = min(_rounded(len(turns.limits)), self._num_slots)
         num_drafted = max(turns.limits)
-        num_tokens = sum(turns.limits) + sum(turns.is_active)
         key = (num_rows, table.num_stop_ids)
         if key not in self._shapes:
             self._shapes[key] = _Inputs(num_rows, table, self._length_S.device)
@@ -125,11 +145,10 @@ class DeviceRounds:
             )
         width = rounded_width(num_drafted)
         num_padded = min(_rounded(max(num_tokens, num_rows)), num_rows * (1 + num_drafted))
-        columns_BC = self.run_shape(
+        return self.run_shape(
             ("verify", *key, num_drafted, num_padded, chunks),
             lambda: self._verify(inputs, drafted_BK, width, num_padded, chunks),
         )
-        return PendingRound(columns_BC, len(turns.limits), num_drafted)
 
     def state(self) -> tuple[list[int], list[list[int]]]:
         """Return each slot's length and two newest tokens, as the device holds them. It waits for the device."""
@@ -143,11 +162,17 @@ class DeviceRounds:
     def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Replay the recording of this key; a run comes before it is recorded, since kernels are compiled in it."""
         recorded = self._recorded.setdefault(key, _Recorded())
-        if self._record is None or not recorded.was_run:
+        if recorded.was_run and recorded.recording is None and self._record is not None:
+            try:
+                recorded.recording = self._record(run)
+            except RuntimeError as error:
+                if is_out_of_memory(error):  # the engine answers with fewer slots, and records anew
+                    raise
+                _log.warning("rounds cannot be recorded here (%s): each starts its kernels one by one", error)
+                self._record = None
+        if recorded.recording is None:
             recorded.was_run = True
             return run()
-        if recorded.recording is None:
-            recorded.recording = self._record(run)
         recorded.recording.replay()
         return recorded.recording.output
 

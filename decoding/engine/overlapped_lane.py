@@ -26,6 +26,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.sampling.judging import RowVerdict
+from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
 
@@ -70,8 +71,13 @@ class OverlappedLane(Lane):
 
     def renew(self) -> None:
         """Begin with empty slots."""
-        super().renew()
         self.rounds = None
+        super().renew()
+
+    def close(self) -> None:
+        """Give the slots' memory back, and that of the recordings."""
+        self.rounds = None
+        super().close()
 
     @torch.inference_mode()
     def _round(self) -> Generator[None, None, bool]:
@@ -172,6 +178,10 @@ class OverlappedLane(Lane):
         if self.rounds is None:
             drafter = self.drafter if isinstance(self.drafter, ModelDrafter) else None
             self.rounds = self._make_rounds(self.target, drafter, self._num_slots, self._record)
+            if self._record is not None:
+                likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
+                table = self._table_of((likely,) * self._num_slots)
+                self.rounds.prepare(table, self.schedule.ceiling, self._max_model_len)
         return self.rounds
 
     def _read(self, newer: _UnderWay | None = None) -> None:
@@ -204,16 +214,17 @@ class OverlappedLane(Lane):
 
     def _pick_table(self, rows: tuple[Sequence, ...]) -> PickTable:
         if self._table is None or self._table[0] != rows:
-            eos_token_ids = self.target.eos_token_ids
-            table = PickTable.build(
-                [row.params for row in rows],
-                [row.noise_key for row in rows],
-                [row.stop_ids(eos_token_ids) for row in rows],
-                [len(row.prompt_token_ids) for row in rows],
-                self.target.device,
-            )
-            self._table = rows, table
+            self._table = rows, self._table_of(rows)
         return self._table[1]
+
+    def _table_of(self, rows: tuple[Sequence, ...]) -> PickTable:
+        return PickTable.build(
+            [row.params for row in rows],
+            [row.noise_key for row in rows],
+            [row.stop_ids(self.target.eos_token_ids) for row in rows],
+            [len(row.prompt_token_ids) for row in rows],
+            self.target.device,
+        )
 
     @property
     def _model_drafter(self) -> ModelDrafter:
