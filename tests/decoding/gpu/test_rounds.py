@@ -6,7 +6,7 @@ The kernels run in Triton's interpreter, on models of two layers and a few token
 import pytest
 import torch
 
-from decoding import Engine, EngineOptions, SamplingParams
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine.overlapped_lane import OverlappedLane
 from decoding.network import probe
 from tests.decoding.tiny import build, llama_config, noised, save
@@ -26,6 +26,28 @@ def pair(tmp_path_factory) -> tuple[str, str]:
 def _unmeasured(monkeypatch):
     """Batch invariance is measured by a test of its own: it takes half a minute here."""
     monkeypatch.setattr(probe, "is_invariant", lambda model: True)
+
+
+def numbered(prompts: list[list[int]]) -> list[Sequence]:
+    """The rows that `Engine.generate` makes of these prompts."""
+    return [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(prompts)]
+
+
+class Again:
+    """A recording that runs again, into the tensor of the first time: all of a CUDA graph but CUDA."""
+
+    num_made = 0
+
+    def __init__(self, run) -> None:
+        self._run, self.output = run, torch.empty(0)
+        Again.num_made += 1
+
+    def replay(self) -> None:
+        output = self._run()
+        if self.output.numel():
+            self.output.copy_(output)
+        else:
+            self.output = output.clone()
 
 
 def texts(pair, params: SamplingParams = PARAMS, **options: object) -> list[list[int]]:
@@ -48,9 +70,9 @@ def plain(pair) -> list[list[int]]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"drafter": "none", "num_slots": 3},
-        {"num_speculative_tokens": 1, "num_slots": 4},
-        {"num_speculative_tokens": 4, "num_slots": 2},
+        pytest.param({"drafter": "none", "num_slots": 3}, marks=pytest.mark.slow),
+        pytest.param({"num_speculative_tokens": 1, "num_slots": 4}, marks=pytest.mark.slow),
+        pytest.param({"num_speculative_tokens": 4, "num_slots": 2}, marks=pytest.mark.slow),
         {"num_speculative_tokens": 2, "num_slots": 3, "draft_window": 16},
     ],
     ids=str,
@@ -59,14 +81,29 @@ def test_text_does_not_depend_on_draft_slots_or_window(pair, plain, options):
     assert texts(pair, **options) == plain
 
 
+def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorded_first(pair, plain, monkeypatch):
+    settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
+    engine = Engine.load(*pair, settings, device="cpu", dtype="bfloat16")
+    monkeypatch.setattr(engine.lanes[0], "_record", Again)
+    monkeypatch.setattr(Again, "num_made", 0)
+    rows = numbered(PROMPTS)
+    engine.submit(rows)
+    engine.step()
+    num_prepared = Again.num_made
+    assert num_prepared == 2 * 2 + 1  # drafts of 1 and 2 tokens, and verdicts on 0 to 2
+    while engine.has_work:
+        engine.step()
+    assert [row.output_token_ids for row in rows] == plain
+    assert Again.num_made <= num_prepared + 12
+
+
+@pytest.mark.slow
 def test_a_row_of_another_kind_makes_rounds_that_do_not_overlap_and_changes_no_text(pair, plain):
     """Log-probabilities need the logits, so these rounds are run as on any device."""
     target, draft = pair
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(target, draft, settings, device="cpu", dtype="bfloat16")
-    from decoding import Sequence
-
-    rows = [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(PROMPTS)]
+    rows = numbered(PROMPTS)
     with_logprobs = SamplingParams(max_tokens=3, temperature=0.8, logprobs=2)
     other = Sequence.create([3, 1, 4], with_logprobs, run_seed=1, row=len(rows))
     list(engine.stream([*rows[:2], other, *rows[2:]]))
@@ -78,9 +115,7 @@ def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, p
     target, draft = pair
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=3, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(target, draft, settings, device="cpu", dtype="bfloat16")
-    from decoding import Sequence
-
-    rows = [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(PROMPTS)]
+    rows = numbered(PROMPTS)
     engine.submit(rows)
     for number in range(30):
         if number in (2, 4):
@@ -93,14 +128,11 @@ def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, p
     assert [row.output_token_ids for row in rows] == plain
 
 
-def test_a_row_whose_numbers_are_not_finite_fails_alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("poisoned")
-    network = build(llama_config(), seed=1)
-    with torch.no_grad():
-        network.get_input_embeddings().weight[40] = float("nan")
-    target = save(network, folder / "target")
+def test_a_row_whose_numbers_are_not_finite_fails_alone(pair):
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=3)
-    engine = Engine.load(target, None, settings, device="cpu", dtype="bfloat16")
+    engine = Engine.load(pair[0], None, settings, device="cpu", dtype="bfloat16")
+    with torch.no_grad():  # behind the probe, which would refuse such a model
+        engine.target.network.get_input_embeddings().weight[40] = float("nan")
     params = SamplingParams(max_tokens=4, temperature=0)
     sound, poisoned, other = engine.generate([[1, 2, 3], [4, 40, 5], [6, 7]], params)
     assert poisoned.finish_reason == "error"
