@@ -16,8 +16,21 @@ from triton.runtime import KernelInterface
 # Methods that read numbers of a tensor on the host. Of these, the dispatcher sees only some.
 _READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 # Operations whose result has a shape that depends on numbers.
-_SHAPED_BY_NUMBERS = {"aten.nonzero", "aten.masked_select", "aten.unique_dim", "aten._unique2", "aten.repeat_interleave"}
-_START_NOTHING = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.detach", "aten.lift_fresh"}
+_SHAPED_BY_NUMBERS = {
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten.unique_dim",
+    "aten._unique2",
+    "aten.repeat_interleave",
+}
+_START_NOTHING = {
+    "aten.empty",
+    "aten.empty_like",
+    "aten.new_empty",
+    "aten.empty_strided",
+    "aten.detach",
+    "aten.lift_fresh",
+}
 
 
 class Operations:

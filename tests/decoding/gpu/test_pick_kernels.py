@@ -31,7 +31,7 @@ def _launched(num_rows: int, num_positions: int, vocab_size: int, dtype: torch.d
 
 
 def test_a_pick_is_two_launches_and_no_wait_whatever_the_batch():
-    """At 128 rows, temperature 0.8, top-p 0.95 and 151,936 tokens torch starts over a thousand operations, and waits."""
+    """At 128 rows, temperature 0.8, top-p 0.95, 151,936 tokens, torch starts over a thousand operations, and waits."""
     for num_rows, num_positions in ((1, 1), (128, 5)):
         launches = _launched(num_rows, num_positions, 151_936, torch.bfloat16, temperature=0.8, top_p=0.95)
         assert [launch.kernel.fn.__name__ for launch in launches] == ["summarize", "pick"]
