@@ -81,7 +81,9 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
         *(block_max_PN, chunk_max_PC, chunk_sum_PC),
     )
     sizes = (vocab_size, num_positions, first, inputs.table.num_stop_ids)
-    kernels.summarize[num_places, num_chunks](*shared, *sizes, CHUNK=_CHUNK, num_warps=8, enable_fp_fusion=False)
+    kernels.summarize[num_places, num_chunks](
+        *shared, *sizes, CHUNK=_CHUNK, num_warps=8, maxnreg=128, enable_fp_fusion=False
+    )
     kernels.pick[num_places,](
         *(*shared, to_read_PN, token_ids_BJ, values_3BJ, is_finite_BJ, *sizes, num_chunks),
         MAX_BLOCKS=_power_of_two(num_blocks),
@@ -90,6 +92,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
         GROUP=_GROUP,
         num_warps=16,
         num_stages=1,
+        maxnreg=128,  # all that 16 warps can have; without a word the assembler may take 64, and spill
         enable_fp_fusion=False,
     )
     best_BJ, second_BJ, score_BJ = values_3BJ

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # Bytes of shared memory that one program may have (CUDA C++ Programming Guide, "Compute Capabilities").
 SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 _TYPES = {
@@ -34,7 +34,7 @@ _TYPES = {
     torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
-_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Compiled:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "kernel.ptx"
             source.write_text(ptx)
-            ptxas = _TOOLS / ("ptxas-blackwell" if capability >= 100 else "ptxas")
             command = [
-                str(ptxas),
+                get_ptxas(capability).path,
                 "-v",
                 f"--gpu-name={target[1]}",
                 "--fmad=false",

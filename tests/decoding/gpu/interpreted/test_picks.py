@@ -82,7 +82,7 @@ def _mixture(seed: int) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     return rows_over(sequences, (num_drafted,) * 6), logits_BJV[..., :vocab_size], drafted_BK
 
 
-def _by_torch(rows: Rows) -> Rows:
+def by_torch(rows: Rows) -> Rows:
     return replace(rows, sampling=replace(rows.sampling, table=None))
 
 
@@ -90,7 +90,7 @@ def _by_torch(rows: Rows) -> Rows:
 def test_picks_of_random_mixtures_are_torchs(seed):
     """With penalties, biases and stops, too, and at several positions behind drafted tokens."""
     rows, logits_BJV, drafted_BK = _mixture(seed)
-    _assert_same(rows.pick(logits_BJV, drafted_BK, 0), _by_torch(rows).pick(logits_BJV, drafted_BK, 0))
+    _assert_same(rows.pick(logits_BJV, drafted_BK, 0), by_torch(rows).pick(logits_BJV, drafted_BK, 0))
 
 
 @pytest.mark.parametrize("seed", range(10, 14))
@@ -152,6 +152,6 @@ def test_a_close_call_at_a_cut_is_left_to_torch_which_knows_borders(monkeypatch)
         rows = rows_over([Sequence.create([1, 2], SamplingParams(**fields))], (0,))
         logits = torch.randn(1, 1, 200, generator=torch.Generator().manual_seed(0))
         found = rows.pick(logits, torch.zeros(1, 0, dtype=torch.int64), 0, margin)
-        _assert_same(found, _by_torch(rows).pick(logits, torch.zeros(1, 0, dtype=torch.int64), 0, margin))
+        _assert_same(found, by_torch(rows).pick(logits, torch.zeros(1, 0, dtype=torch.int64), 0, margin))
         assert len(launched) == by_kernels
         launched.clear()
