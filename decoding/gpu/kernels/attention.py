@@ -15,6 +15,8 @@ Sizes in capitals are known to the compiler.
 import triton
 import triton.language as tl
 
+# They change from round to round: compiling anew for a 1, or for a multiple of 16, would take a second in a round.
+VARYING = ["num_keys", "num_chunks", "num_tiles", "mask_row_stride", "mask_token_stride"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(float("-inf"))
 
@@ -151,7 +153,7 @@ def _tile_range(position_M, exists_M, window, segment, num_keys, HAS_MASK: tl.co
     return first, end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def attend_whole(
     query_NQD,
     out_NQD,
@@ -219,7 +221,7 @@ def attend_whole(
     tl.store(out_NQD + at_MD, found_MD, mask=exists_M[:, None] & (size_D[None] < HEAD_SIZE))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def attend_chunks(
     query_NQD,
     parts_NQCD,
@@ -283,7 +285,7 @@ def attend_chunks(
     tl.store(marks_NQC2 + part_M * 2 + 1, weight_M, mask=exists_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def merge(
     parts_NQCD,
     marks_NQC2,

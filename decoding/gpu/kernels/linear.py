@@ -13,6 +13,9 @@ Shapes: N lines, I inputs, O outputs, C parts. Sizes in capitals are known to th
 import triton
 import triton.language as tl
 
+# It changes from round to round: compiling anew for a 1, or for a multiple of 16, would take a second in a round.
+VARYING = ["num_lines"]
+
 
 @triton.jit
 def _part(
@@ -56,7 +59,7 @@ def _tile(num_lines, LINES: tl.constexpr, OUTPUTS: tl.constexpr):
     return line_N, tile // num_line_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def multiply(
     x_NI,
     weight_OI,
@@ -98,7 +101,7 @@ def multiply(
     tl.store(out_NO + at_NO, total_NO.to(out_NO.dtype.element_ty), mask=inside_NO)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def multiply_part(
     x_NI,
     weight_OI,
@@ -125,7 +128,7 @@ def multiply_part(
     tl.store(parts_CNO + line[:, None] * num_outputs + output_O[None], tl.trans(sum_ON), mask=inside_NO)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def add_parts(
     parts_CNO,
     bias_O,
@@ -153,7 +156,7 @@ def add_parts(
     tl.store(out_NO + at_O, total_O.to(out_NO.dtype.element_ty), mask=inside_O)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def multiply_gated(
     x_NI,
     gate_OI,
