@@ -194,7 +194,7 @@ def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMode
             ingested = settled[: drafter._num_ingested.get(slot, 0)]
             if not resident.sequence.is_finished:
                 max_missing = max(max_missing, len(settled) - len(ingested))
-            assert_slot_equals_fresh_prefill(drafter._model, fresh_draft, slot, ingested)
+            assert_slot_equals_fresh_prefill(drafter.model, fresh_draft, slot, ingested)
     assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == lane.running
     return max_missing
 

@@ -45,12 +45,12 @@ def resident(prompt: list[int], output: list[int] | None = None, **fields: int) 
     ],
 )
 def test_settled_tokens_of_prompt_and_output_can_be_shared_and_the_newest_cannot(prompt, expected):
-    assert resident([1, 2, 3, 4], [5, 6]).num_in_common(prompt) == expected
+    assert resident([1, 2, 3, 4], [5, 6]).num_in_common(tuple(prompt)) == expected
 
 
 def test_a_prompt_that_is_being_read_shares_what_has_been_read():
     half = resident([1, 2, 3, 4, 5], num_filled=2)
-    assert half.num_in_common([1, 2, 3, 4, 9]) == 4
+    assert half.num_in_common((1, 2, 3, 4, 9)) == 4
     assert half.num_cached(4) == 2
     assert half.num_cached(1) == 1
 
@@ -58,13 +58,13 @@ def test_a_prompt_that_is_being_read_shares_what_has_been_read():
 def test_a_sequence_that_failed_shares_nothing():
     failed = resident([1, 2, 3, 4], [5, 6])
     failed.sequence.fail("not finite")
-    assert failed.num_in_common([1, 2, 3, 4, 5]) == 0
+    assert failed.num_in_common((1, 2, 3, 4, 5)) == 0
 
 
 def test_a_sequence_that_comes_with_output_is_read_to_its_newest_token():
     sequence = Sequence.create([1, 2, 3], SamplingParams())
     sequence.output_token_ids += [4, 5]
     again = Resident(sequence, 0)
-    assert again.tokens_to_read == [1, 2, 3, 4]
+    assert again.tokens_to_read == (1, 2, 3, 4)
     sequence.output_token_ids += [6]
-    assert again.tokens_to_read == [1, 2, 3, 4], "what it has written since is not read, but computed by the rounds"
+    assert again.tokens_to_read == (1, 2, 3, 4), "what it has written since is not read, but computed by the rounds"

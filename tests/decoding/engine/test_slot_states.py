@@ -116,8 +116,8 @@ GARBAGE = 1e4
 def _fill_unused_positions(engine: Engine) -> None:
     """Huge finite values wherever no running row stands."""
     caches = [engine.target.cache]
-    if hasattr(engine.lanes[0].drafter, "_model"):
-        caches.append(engine.lanes[0].drafter._model.cache)
+    if hasattr(engine.lanes[0].drafter, "model"):
+        caches.append(engine.lanes[0].drafter.model.cache)
     for index, cache in enumerate(caches):
         for layer in cache.layers:
             for stored_SPHD in layer.stored():

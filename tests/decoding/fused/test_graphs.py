@@ -95,7 +95,7 @@ def test_replayed_forwards_write_the_same_text(options, temperature, pair):
     def generate(recording: type[Again] | None) -> tuple[list[list[int]], int]:
         engine = Engine.load(*pair, EngineOptions(**options), device="cpu")
         engine.lanes[0].schedule = EverOther(engine.options.num_speculative_tokens)
-        models = [engine.target, getattr(engine.lanes[0].drafter, "_model", None)]
+        models = [engine.target, getattr(engine.lanes[0].drafter, "model", None)]
         graphs = [with_graphs(m, recording) for m in models if recording and isinstance(m, LanguageModel)]
         texts = [s.output_token_ids for s in engine.generate(prompts, params)]
         return texts, min((num_recorded(g) for g in graphs), default=0)
