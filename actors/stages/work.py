@@ -12,7 +12,8 @@ import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
-from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge, token_logprobs
+from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.logprobs import token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence, TokenLogprobs
 

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from decoding.device import name_of, to_device
-from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge, token_logprobs
+from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.logprobs import token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 

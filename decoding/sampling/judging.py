@@ -15,6 +15,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.sampling.distribution import process_logits
+from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
 from decoding.sequence import TokenLogprobs
@@ -92,22 +93,22 @@ class DeviceVerdicts:
         """Pack all numbers of the verdicts into one tensor, so that one copy brings them to the host."""
         columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B)
         columns_BC = torch.stack([column.long() for column in (*columns, draft.num_draft_tokens_B)], dim=1)
-        self._columns_BC = torch.cat([columns_BC, draft.token_ids_BK], dim=1)
-        self._logits_BJV, self._num_logprobs = logits_BJV, num_logprobs
+        columns_BC = torch.cat([columns_BC, draft.token_ids_BK], dim=1)
+        self._logprobs = RoundLogprobs(verdict, draft, logits_BJV, num_logprobs)
+        self._shape = columns_BC.shape
+        self._packed = torch.cat([columns_BC.flatten(), *self._logprobs.packed])
 
     def result(self) -> list[RowVerdict]:
-        """Return one verdict for each row. Nothing else of a round is copied from the device to the host.
-
-        Read it before the target's next forward, which may reuse the memory of the logits.
-        """
+        """Return one verdict for each row. Nothing else of a round is copied from the device to the host."""
+        packed, num_columns = self._packed.cpu(), self._shape.numel()
         verdicts = []
-        for row, columns in enumerate(self._columns_BC.tolist()):
+        for columns in packed[:num_columns].view(self._shape).tolist():
             accepted, next_token, close_call, is_finite, num_drafted, *drafted = columns
-            tokens, num_top = [*drafted[:accepted], next_token], self._num_logprobs[row]
-            logprobs = token_logprobs(self._logits_BJV[row], tokens, num_top) if is_finite else []
-            verdicts.append(
-                RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, logprobs)
-            )
+            verdicts.append(RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, []))
+        num_tokens = [verdict.num_accepted + 1 for verdict in verdicts]
+        for row, found in self._logprobs.of_rows(packed[num_columns:], num_tokens):
+            if verdicts[row].is_finite:
+                verdicts[row] = verdicts[row]._replace(logprobs=found)
         return verdicts
 
 
@@ -152,16 +153,3 @@ def verify_rows(
         verdict = verify_coupled(picks, draft, rows.sampling, close_call)
         is_finite_B = picks.is_finite_BJ.all(-1)
     return verdict, is_finite_B
-
-
-def token_logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -> list[TokenLogprobs]:
-    """Return the log-probabilities of these tokens, one for each of the first positions; [] if `num_top` is None."""
-    if num_top is None:
-        return []
-    logprobs_JV = logits_JV[: len(tokens)].float().log_softmax(-1)
-    chosen_J = logprobs_JV.gather(-1, to_device(tokens, logits_JV.device)[:, None])[:, 0].tolist()
-    values_JK, ids_JK = logprobs_JV.topk(min(num_top, logprobs_JV.shape[-1]), dim=-1)
-    return [
-        TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
-        for logprob, ids, values in zip(chosen_J, ids_JK.tolist(), values_JK.tolist(), strict=True)
-    ]

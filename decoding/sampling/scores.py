@@ -14,7 +14,8 @@ import torch
 from decoding.noise import BLOCK
 
 NEVER = float("-inf")
-_AT_ONCE = 1 << 18  # scores that fit a cache
+_AT_ONCE = 1 << 18  # scores that fit a CPU's cache
+_AT_ONCE_ON_GPU = 1 << 26  # scores: there only memory is a bound, and each part takes launches
 _MANY = 512  # in a vocabulary this many times longer than a list, the list is sought in the best blocks
 
 
@@ -115,7 +116,8 @@ class Scores:
             index_P1 = torch.arange(len(blocks_PM), device=blocks_PM.device)[:, None]
             scores_PM, order_PM = self.block(index_P1, blocks_PM).flatten(1).topk(size, dim=-1)
             ids_PM = blocks_PM.gather(-1, order_PM // BLOCK) * BLOCK + order_PM % BLOCK
-        if bool((scores_PM[:, 1:] == scores_PM[:, :-1]).any()):
+        # A GPU sorts at once: to ask it whether there are equals takes longer.
+        if scores_PM.device.type != "cpu" or bool((scores_PM[:, 1:] == scores_PM[:, :-1]).any()):
             ids_PM, order_PM = ids_PM.sort(dim=-1, descending=True)
             scores_PM, order_PM = scores_PM.gather(-1, order_PM).sort(dim=-1, descending=True, stable=True)
             ids_PM = ids_PM.gather(-1, order_PM)
@@ -127,7 +129,8 @@ class Scores:
         It is a function of the position alone: softmax sums each position in the same order in any batch.
         """
         index_P = torch.arange(len(self.places_P), device=self.places_P.device)
-        chunks = torch.split(index_P, max(1, _AT_ONCE // self.vocab_size))
+        at_once = _AT_ONCE if index_P.device.type == "cpu" else _AT_ONCE_ON_GPU
+        chunks = torch.split(index_P, max(1, at_once // self.vocab_size))
         parts = [self] if len(chunks) == 1 else [self.of(chunk) for chunk in chunks]
         return torch.cat([part.dense().softmax(-1).amax(-1) for part in parts])
 

@@ -21,6 +21,8 @@ from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
 
 Verification = Literal["coupled", "rejection"]
+_BYTES_AT_ONCE = 1 << 28  # of probabilities and laws under rejection
+_NUM_LAWS = 6  # float64 numbers of each token that `recovery` and `_inverse_cdf` have at a time
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Draft:
     num_draft_tokens_B: torch.Tensor  # int64, 0..K
     probs_BKV: torch.Tensor | None = None  # what each token was drawn from; None: a point mass on the token
     max_draft_tokens_B: tuple[int, ...] = ()  # of a drafter: num_draft_tokens_B's upper bounds, known to the host
+
+    def of(self, rows: slice) -> "Draft":
+        """Return the drafts of some of the sequences."""
+        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[rows]
+        bounds = self.max_draft_tokens_B[rows]
+        return Draft(self.token_ids_BK[rows], self.num_draft_tokens_B[rows], probs_BKV, bounds)
 
 
 @dataclass(frozen=True)
@@ -81,38 +89,74 @@ def verify_rejection(
     scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
 ) -> BatchVerdict:
     """Return the verdict of the rejection rule, with noise that is a function of key and position."""
-    accept_BK, recover_BJV = rejection_rule(probabilities(scores_BJV, sampling).double(), draft)
+    num_rows, num_positions, vocab_size = scores_BJV.shape
+    at_once = max(1, _BYTES_AT_ONCE // (vocab_size * (4 * num_positions + 8 * _NUM_LAWS)))
+    verdicts = []
+    for rows in (range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)):
+        part = slice(rows.start, rows.stop)
+        own = sampling if len(rows) == num_rows else sampling.take(rows)
+        verdicts.append(_verify_rejection(scores_BJV[part], draft.of(part), own, positions_BJ[part]))
+    num_accepted_B, next_token_B = (torch.cat(field) for field in zip(*verdicts, strict=True))
+    return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, num_positions))
+
+
+def _verify_rejection(
+    scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens are accepted, and the next token, of rows that fit into memory at once."""
+    target_probs_BJV = probabilities(scores_BJV, sampling)
     accept_noise_BK = uniform(sampling.keys_B, positions_BJ[:, :-1], Stream.ACCEPT)
-    num_accepted_B = _count_leading(accept_noise_BK < accept_BK, draft)
+    num_accepted_B = _count_leading(accept_noise_BK < acceptance(target_probs_BJV, draft), draft)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
-    rows_B = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
-    next_token_B = _inverse_cdf(recover_BJV[rows_B, num_accepted_B], recover_noise_BJ[rows_B, num_accepted_B])
-    return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, scores_BJV.shape[1]))
+    stops_B1 = num_accepted_B[:, None]
+    recover_BV = recovery(target_probs_BJV, draft, stops_B1)[:, 0]
+    return num_accepted_B, _inverse_cdf(recover_BV, recover_noise_BJ.gather(1, stops_B1)[:, 0])
 
 
 def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
 
-    The latter are distributions [B, J, V]. `verify_rejection` draws with both, so enumerating them enumerates the
-    verifier, which the tests do in float64.
+    The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
+    enumerates the verifier, which the tests do in float64.
     """
-    drafted_BK1 = draft.token_ids_BK[:, :, None]
-    draft_probs_BKV = draft.probs_BKV
-    if draft_probs_BKV is None:
-        draft_probs_BKV = torch.zeros_like(target_probs_BJV[:, :-1]).scatter_(-1, drafted_BK1, 1.0)
-    draft_probs_BKV = draft_probs_BKV.to(target_probs_BJV.dtype)
-    exists_BK = _exists(draft)
-    p_BK = target_probs_BJV[:, :-1].gather(-1, drafted_BK1)[..., 0]
-    q_BK = draft_probs_BKV.gather(-1, drafted_BK1)[..., 0]
-    # q is positive wherever a token was drawn from it; the floor keeps positions without a draft from dividing by 0.
-    accept_BK = (p_BK / q_BK.clamp(min=torch.finfo(q_BK.dtype).tiny)).clamp(max=1.0) * exists_BK
+    num_rows, num_positions = target_probs_BJV.shape[:2]
+    every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
+    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, draft, every_BJ)
 
-    q_BJV = torch.nn.functional.pad(draft_probs_BKV * exists_BK[..., None], (0, 0, 0, 1))
-    residual_BJV = (target_probs_BJV - q_BJV).clamp(min=0.0)
-    mass_BJ1 = residual_BJV.sum(-1, keepdim=True)
+
+def acceptance(target_probs_BJV: torch.Tensor, draft: Draft) -> torch.Tensor:
+    """Return the probability that each drafted token is accepted, float64 [B, K]: min(1, p / q)."""
+    drafted_BK1 = draft.token_ids_BK[:, :, None]
+    p_BK = target_probs_BJV[:, :-1].gather(-1, drafted_BK1)[..., 0].double()
+    if draft.probs_BKV is None:
+        q_BK = torch.ones_like(p_BK)
+    else:
+        q_BK = draft.probs_BKV.gather(-1, drafted_BK1)[..., 0].double()
+    # q is positive wherever a token was drawn from it; the floor keeps positions without a draft from dividing by 0.
+    return (p_BK / q_BK.clamp(min=torch.finfo(q_BK.dtype).tiny)).clamp(max=1.0) * _exists(draft)
+
+
+def recovery(target_probs_BJV: torch.Tensor, draft: Draft, stops_BM: torch.Tensor) -> torch.Tensor:
+    """Return what the token after a stop at each of these positions is drawn from, float64 [B, M, V].
+
+    It is norm(max(0, p - q)); q is nothing where no token was drafted.
+    """
+    rows_B1 = torch.arange(len(stops_BM), device=stops_BM.device)[:, None]
+    p_BMV = residual_BMV = target_probs_BJV[rows_B1, stops_BM].double()
+    num_drafted = draft.token_ids_BK.shape[1]
+    if num_drafted:
+        drafted_BM = stops_BM.clamp(max=num_drafted - 1)
+        is_drafted_BM1 = (stops_BM < draft.num_draft_tokens_B[:, None])[..., None]
+        if draft.probs_BKV is None:
+            tokens_BM1 = draft.token_ids_BK.gather(1, drafted_BM)[..., None]
+            residual_BMV = p_BMV.scatter_add(-1, tokens_BM1, -is_drafted_BM1.double())
+        else:
+            q_BMV = draft.probs_BKV[rows_B1, drafted_BM].double()
+            residual_BMV = p_BMV - q_BMV.masked_fill_(~is_drafted_BM1, 0.0)
+    residual_BMV = residual_BMV.clamp(min=0.0)
+    mass_BM1 = residual_BMV.sum(-1, keepdim=True)
     # No residual means p == q: the draft is accepted with certainty, and nothing is ever drawn from this row.
-    recover_BJV = torch.where(mass_BJ1 > 0, residual_BJV / mass_BJ1, target_probs_BJV)
-    return accept_BK, recover_BJV
+    return torch.where(mass_BM1 > 0, residual_BMV / mass_BM1, p_BMV)
 
 
 def _exists(draft: Draft) -> torch.Tensor:

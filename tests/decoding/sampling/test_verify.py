@@ -7,13 +7,22 @@ from itertools import product
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import SamplingParams, noise
 from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import verify
 from decoding.sampling.distribution import first_stop, probabilities
 from decoding.sampling.judging import verify_rows
-from decoding.sampling.verify import BatchVerdict, Draft, draw_draft, rejection_rule, verify_coupled, verify_rejection
+from decoding.sampling.verify import (
+    BatchVerdict,
+    Draft,
+    acceptance,
+    draw_draft,
+    recovery,
+    verify_coupled,
+    verify_rejection,
+)
 from tests.decoding.toy import PROMPT, Language, is_plausible
 
 NUM_ROWS = 40_000
@@ -118,17 +127,32 @@ def test_coupled_tokens_are_those_of_no_draft_at_all():
     assert _written(target, _draw_drafts(draft, "coupled", 500), "coupled") == _written(target, nothing, "coupled")
 
 
+def _rule(probs, draft):
+    """The rule of the verifier, from its two parts as they are before a bug is planted."""
+    every_BJ = torch.arange(probs.shape[1]).expand(len(probs), -1)
+    return acceptance(probs, draft), recovery(probs, draft, every_BJ)
+
+
+def _planted(rule):
+    """The verifier's two parts with another rule."""
+
+    def recovered(probs, draft, stops_BM):
+        return rule(probs.double(), draft)[1].gather(1, stops_BM[..., None].expand(-1, -1, probs.shape[-1]))
+
+    return {"acceptance": lambda probs, draft: rule(probs.double(), draft)[0], "recovery": recovered}
+
+
 def _upside_down(probs, draft):
     """The acceptance test with the quotient upside down."""
     if draft.token_ids_BK.shape[1] == 0:
-        return rejection_rule(probs, draft)
+        return _rule(probs, draft)
     stated = torch.cat([draft.probs_BKV.double(), probs[:, -1:]], 1)
-    return rejection_rule(stated, replace(draft, probs_BKV=probs[:, :-1]))[0], rejection_rule(probs, draft)[1]
+    return _rule(stated, replace(draft, probs_BKV=probs[:, :-1]))[0], _rule(probs, draft)[1]
 
 
 def _stale(probs, draft):
     stale = None if draft.probs_BKV is None else draft.probs_BKV.roll(1, dims=1)
-    return rejection_rule(probs, replace(draft, probs_BKV=stale))
+    return _rule(probs, replace(draft, probs_BKV=stale))
 
 
 def _coupled_to_the_draft(probs, _):
@@ -139,14 +163,14 @@ def _coupled_to_the_draft(probs, _):
 
 
 BUGS = {  # what of the real verifier each replaces, and by what
-    "p and q swapped": ("rejection_rule", _upside_down),
-    "recovered from p": ("rejection_rule", lambda probs, draft: (rejection_rule(probs, draft)[0], probs)),
-    "stale q": ("rejection_rule", _stale),
-    "accept and recover share noise": ("uniform", lambda keys, positions, _: uniform(keys, positions, Stream.RECOVER)),
-    "draft and accept share noise": ("uniform", lambda keys, positions, _: uniform(keys, positions, Stream.DRAFT)),
-    "draft and target share noise under rejection": ("_inverse_cdf", _coupled_to_the_draft),
-    "accepts everything": ("rejection_rule", lambda p, draft: (1.0 + 0 * rejection_rule(p, draft)[0], p)),
-    "soft greedy": ("probabilities", lambda scores, _: scores.softmax(-1)),
+    "p and q swapped": _planted(_upside_down),
+    "recovered from p": _planted(lambda probs, draft: (_rule(probs, draft)[0], probs)),
+    "stale q": _planted(_stale),
+    "accept and recover share noise": {"uniform": lambda keys, positions, _: uniform(keys, positions, Stream.RECOVER)},
+    "draft and accept share noise": {"uniform": lambda keys, positions, _: uniform(keys, positions, Stream.DRAFT)},
+    "draft and target share noise under rejection": {"_inverse_cdf": _coupled_to_the_draft},
+    "accepts everything": _planted(lambda p, draft: (1.0 + 0 * _rule(p, draft)[0], p)),
+    "soft greedy": {"probabilities": lambda scores, _: scores.softmax(-1)},
 }
 
 
@@ -169,7 +193,8 @@ def test_a_planted_bug_is_caught(monkeypatch, bug, name):
     target, draft = _pair(name)
     drafts, expected = _draw_drafts(draft, "rejection"), target.distribution(3)
     assert is_plausible(_written(target, drafts, "rejection"), expected)
-    monkeypatch.setattr(verify, *BUGS[bug])
+    for part, broken in BUGS[bug].items():
+        monkeypatch.setattr(verify, part, broken)
     assert not is_plausible(_written(target, drafts, "rejection"), expected)
 
 
@@ -237,6 +262,32 @@ def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_unit_interval(monkey
         verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1))
         assert verdict.num_accepted_B.item() == 0
         assert verdict.next_token_B.item() in (1, 2)
+
+
+class _LargestTensor(TorchDispatchMode):
+    """The most bytes that a float64 tensor has."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype == torch.float64:
+            self.num_bytes = max(self.num_bytes, found.nbytes)
+        return found
+
+
+def test_rejection_takes_rows_in_parts_that_fit_into_memory_and_decides_as_with_all_at_once(monkeypatch):
+    target, draft = _pair("plain")
+    drafts, rows = _draw_drafts(draft, "rejection", 300), target.rows(300, "rejection")
+    scores_BJV = target.scores(_behind_the_prompt(drafts.token_ids_BK), 3, rows.sampling)
+    whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+    for most in (1, 5_000):
+        monkeypatch.setattr(verify, "_BYTES_AT_ONCE", most)
+        with _LargestTensor() as largest:
+            parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+        assert largest.num_bytes <= max(most, 6 * 8)  # one row's law is the least
+        for name in vars(whole):
+            assert torch.equal(getattr(parts, name), getattr(whole, name)), name
 
 
 def test_close_calls_are_reported_at_the_first_position_where_the_best_two_nearly_tie():
