@@ -114,7 +114,7 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     """Run rounds of this many rows at temperature 0.8 and top_p 0.95; texts end, and others begin, all the time."""
     target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
     schedule: Schedule = AdaptiveSchedule(_COSTS, num_drafted) if is_adaptive else FixedSchedule(num_drafted)
-    params = SamplingParams(max_tokens=128, temperature=0.8, top_p=0.95)
+    params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
     lane = OverlappedLane(
         target,
         ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN),

@@ -62,6 +62,8 @@ class Admission:
 
     def advance(self, max_rows: int) -> list[Sequence]:
         """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
+        if all(resident is not None and resident.is_running for resident in self._residents):
+            return [resident.sequence for resident in self._residents if resident is not None]
         self._seat_newcomers(max_rows)
         num_running = sum(resident.is_ready for _, resident in self._seated())
         budget = self._max_prefill_tokens * len(self._residents) // max(1, num_running)

@@ -189,6 +189,8 @@ class OverlappedLane(Lane):
         under_way, self._under_way = self._under_way, None
         assert under_way is not None
         slots = {sequence: slot for slot, sequence in enumerate(self.running)}  # some rows may have changed theirs
+        drafter = self._model_drafter if self.drafter.has_model else None
+        num_fed = under_way.num_drafted - 1  # drafted tokens that the draft has read, where they were accepted
         read: list[tuple[Sequence, int, RowVerdict]] = []
         for before, sequence, limit, verdict in zip(
             under_way.num_read, under_way.rows, under_way.plan.lengths, under_way.verdicts.result(), strict=True
@@ -197,20 +199,21 @@ class OverlappedLane(Lane):
                 continue
             slot, length = slots[sequence], len(sequence)
             self._commit(slot, sequence, verdict)
+            if drafter is not None:
+                if verdict.is_finite and num_fed >= 0 and before >= length - 2:
+                    drafter.ingested(slot, length + min(verdict.num_accepted, num_fed))
+                if newer is not None:
+                    newer.num_read[slot] = drafter.num_ingested(slot)  # it was the most that it could be
             if newer is not None and not verdict.is_finite:
                 newer.void.add(sequence)
-            elif self.drafter.has_model and under_way.num_drafted and before >= length - 2:
-                num_fed = min(verdict.num_accepted, under_way.num_drafted - 1)
-                self._model_drafter.ingested(slot, length + num_fed)
-            if newer is not None and self.drafter.has_model:
-                newer.num_read[slot] = self._model_drafter.num_ingested(slot)  # it was the most that it could be
             read.append((sequence, limit, verdict))
         if read:
-            plan = DraftPlan(tuple(limit for _, limit, _ in read), (False,) * len(read))
-            num_drafted, num_accepted = [v.num_drafted for *_, v in read], [v.num_accepted for *_, v in read]
+            rows, limits, verdicts = zip(*read, strict=True)
+            plan = DraftPlan(limits, (False,) * len(read))
+            num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
             seconds = time.perf_counter() - self._began
             self.round_seconds += seconds
-            self.schedule.observe(plan, [row for row, *_ in read], num_drafted, num_accepted, seconds)
+            self.schedule.observe(plan, rows, num_drafted, num_accepted, seconds)
 
     def _pick_table(self, rows: tuple[Sequence, ...]) -> PickTable:
         if self._table is None or self._table[0] != rows:

@@ -45,6 +45,11 @@ class Resident:
         return not self.num_missing and not self.sequence.is_finished
 
     @property
+    def is_running(self) -> bool:
+        """Whether it takes part in rounds already, and goes on."""
+        return self.is_admitted and self.sequence.finish_reason is None and self.num_filled == self._num_to_read
+
+    @property
     def is_filling(self) -> bool:
         """Whether its tokens are still being read."""
         return bool(self.num_missing)

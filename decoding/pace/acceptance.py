@@ -31,7 +31,7 @@ class Acceptance:
         """Start estimates for drafts of at most `num_positions` tokens."""
         self._accepted_K, self._tried_K = np.zeros(num_positions), np.zeros(num_positions)
         self._accepted, self._tried = _FIRST_GUESS * _ROW_WEIGHT, _ROW_WEIGHT
-        self._of_row: dict[Sequence, tuple[int, int]] = {}  # accepted and tried tokens of unfinished sequences
+        self._of_row: dict[Sequence, list[int]] = {}  # accepted and tried tokens of unfinished sequences
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn how much each sequence drafted, and how much of it was accepted."""
@@ -49,8 +49,9 @@ class Acceptance:
         self._tried += sum(tried_B)
         for sequence, accepted, tried in zip(sequences, accepted_B, tried_B, strict=True):
             if tried:
-                before = self._of_row.get(sequence, (0, 0))
-                self._of_row[sequence] = (before[0] + accepted, before[1] + tried)
+                counts = self._of_row.setdefault(sequence, [0, 0])
+                counts[0] += accepted
+                counts[1] += tried
             if sequence.is_finished:
                 self._of_row.pop(sequence, None)
         if len(self._of_row) > 2 * len(sequences):  # some were dropped without finishing
@@ -59,7 +60,7 @@ class Acceptance:
     def survival_BK(self, sequences: Seq[Sequence | None]) -> npt.NDArray[np.float64]:
         """Return the chances [B, K] that a sequence's first 1, ..., K tokens are all accepted; None: a new sequence."""
         mean = min(self._accepted / self._tried, _MAX_RATE)
-        counts = [self._of_row.get(s, (0, 0)) if s is not None else (0, 0) for s in sequences]
+        counts = [self._of_row.get(s, [0, 0]) if s is not None else [0, 0] for s in sequences]
         counts_B2 = np.array(counts, dtype=np.float64)
         rate_B = (counts_B2[:, 0] + mean * _ROW_WEIGHT) / (counts_B2[:, 1] + _ROW_WEIGHT)
         rate_K = (self._accepted_K + mean * _POSITION_WEIGHT) / (self._tried_K + _POSITION_WEIGHT)
