@@ -84,11 +84,13 @@ class _Rounds(DeviceRounds):
     """Rounds that take no time: each row accepts a number of tokens of its own."""
 
     num_replays = 0
+    num_drafts = 0
 
     def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
         kind, num_rows, _, num_drafted, *_ = cast(tuple[str, int, int, int], key)
         if kind == "draft":
+            self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
         return _verdicts(num_rows, num_drafted)
 
@@ -111,22 +113,9 @@ def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
 
 
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:
-    """Run rounds of this many rows at temperature 0.8 and top_p 0.95; texts end, and others begin, all the time."""
-    target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
+    """Run rounds of this many rows at temperature 0.8 and top_p 0.95; medians are of rounds without newcomers."""
     schedule: Schedule = AdaptiveSchedule(_COSTS, num_drafted) if is_adaptive else FixedSchedule(num_drafted)
-    params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
-    lane = OverlappedLane(
-        target,
-        ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN),
-        schedule,
-        deque(Sequence.create([row % 997] * _PROMPT_TOKENS, params, row=row) for row in range(8 * num_rows)),
-        num_slots=num_rows,
-        max_model_len=_MAX_MODEL_LEN,
-        max_prefill_tokens=2048,
-        verification="coupled",
-        record=None,
-        make_rounds=_Rounds,
-    )
+    lane = lane_over(schedule, num_rows, vocab_size)
     for _ in range(_WARM_UP):
         lane.advance(num_rows)
     seconds, counts = [], []
@@ -142,6 +131,24 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
             seconds.append(time.thread_time() - started)
     operations, replays, waits = (int(statistics.median(column)) for column in zip(*counts, strict=True))
     return HostTime(num_rows, operations, replays, waits, statistics.median(seconds))
+
+
+def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> OverlappedLane:
+    """Return a lane of this many rows, more rows behind them, and models that are never run."""
+    target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
+    params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
+    return OverlappedLane(
+        target,
+        ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN),
+        schedule,
+        deque(Sequence.create([row % 997] * _PROMPT_TOKENS, params, row=row) for row in range(8 * num_rows)),
+        num_slots=num_rows,
+        max_model_len=_MAX_MODEL_LEN,
+        max_prefill_tokens=2048,
+        verification="coupled",
+        record=None,
+        make_rounds=_Rounds,
+    )
 
 
 def _num_replays(lane: OverlappedLane) -> int:

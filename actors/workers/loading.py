@@ -161,12 +161,14 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
     another kind round otherwise.
     """
     target = engine.target
-    kind = linear_kind(target.dtype) if target.runs_on == "cpu" else gpu_kind(target.runs_on)
+    kind = ""
+    if target.is_batch_invariant:
+        kind = linear_kind(target.dtype) if target.runs_on == "cpu" else gpu_kind(target.runs_on)
     return {
         "device": target.runs_on,
         "dtype": str(target.dtype).removeprefix("torch."),
         "is_batch_invariant": target.is_batch_invariant,
-        "kernels": kind if target.is_batch_invariant else "",
+        "kernels": kind,
         "exact": engine.options.exact,
         "placement": "split" if engine.has_remote_drafts else "colocated",
         "stages": target.facts().get("stages", 1),

@@ -58,12 +58,13 @@ class ModelDrafter(Drafter):
             self.is_finite_S[slot] = True
         elif not self.is_finite_S[slot]:
             self.reset(slot)
-        num_copied = 0
-        if donor is not None and self.is_finite_S[donor]:
-            num_copied = min(num_shared, self._num_ingested.get(donor, 0))
-            if not self.model.cache.is_finite(donor, num_copied):
+        num_copied = 0 if donor is None else min(num_shared, self._num_ingested.get(donor, 0))
+        if donor is not None and num_copied:
+            if self.model.cache.hides_unwritten:  # a copy that is not finite is a guess that is rejected
+                self.is_finite_S[slot] = self.is_finite_S[donor]
+            elif not (self.is_finite_S[donor] and self.model.cache.is_finite(donor, num_copied)):
                 num_copied = 0
-            elif donor != slot:
+            if num_copied and donor != slot:
                 self.model.cache.copy(donor, slot, num_copied)
         self._num_ingested[slot] = num_copied
 
@@ -184,7 +185,9 @@ class ModelDrafter(Drafter):
         is_known = cache.hides_unwritten or bool(self.is_finite_S[slots].all())
         cache.swap(first, second, *(lengths if is_known else [cache.num_positions + 1] * 2))
         self._num_ingested[second], self._num_ingested[first] = lengths
-        self.is_finite_S[first], self.is_finite_S[second] = self.is_finite_S[slots[::-1]].unbind()
+        kept = self.is_finite_S[first].clone()
+        self.is_finite_S[first] = self.is_finite_S[second]
+        self.is_finite_S[second] = kept
 
     def reset(self, slot: int) -> None:
         """Clear the slot's keys and values: a NaN in a masked position would spoil all later logits (0 * NaN)."""

@@ -12,6 +12,7 @@ Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positi
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -32,7 +33,11 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import first_stop
 from decoding.sampling.judging import RowVerdict
 
+_LEAST_REACH = 4 * CHUNK  # positions
+_MOST_RECORDED = 256
 _log = logging.getLogger(__name__)
+
+Key = tuple[int | str, ...]  # a kind, rows, stop ids, drafted tokens, positions; of a verdict also tokens
 
 
 class Start(NamedTuple):
@@ -106,7 +111,7 @@ class DeviceRounds:
         self._length_S = torch.ones(num_slots, dtype=torch.int64, device=device)
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
         self._shapes: dict[tuple[int, int], _Inputs] = {}  # by rows and stop ids
-        self._recorded: dict[tuple[int | str, ...], _Recorded] = {}
+        self._recorded: OrderedDict[Key, _Recorded] = OrderedDict()  # the most recently used at the end
 
     def start(self, turns: Turns, table: PickTable, num_visible: int) -> PendingRound:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
@@ -117,37 +122,38 @@ class DeviceRounds:
         columns_BC = self._run(turns, table, num_tokens, num_visible)
         return PendingRound(columns_BC, len(turns.limits), max(turns.limits))
 
-    def prepare(self, table: PickTable, most_drafted: int, num_visible: int) -> None:
+    def prepare(self, table: PickTable, most_drafted: int) -> None:
         """Compile and record the rounds of full slots in which each row drafts equally many tokens, up to these.
 
-        No row takes part in them, so they change nothing.
+        Rows of all lengths are covered. No row takes part, so nothing is changed.
         """
         num_rows = len(table.columns_BC)
-        for num_drafted in range(most_drafted + 1) if self._drafter is not None else (0,):
-            turns = Turns([num_drafted] * num_rows, [False] * num_rows, {})
-            for _ in range(2):  # the second run is recorded
-                self._run(turns, table, num_rows * (1 + num_drafted), num_visible)
+        for reach in sorted({reach_of(end) for end in range(1, self._num_positions + CHUNK, CHUNK)}):
+            for num_drafted in range(most_drafted + 1) if self._drafter is not None else (0,):
+                turns = Turns([num_drafted] * num_rows, [False] * num_rows, {})
+                for _ in range(2):  # the second run is recorded
+                    self._run(turns, table, num_rows * (1 + num_drafted), reach)
 
     def _run(self, turns: Turns, table: PickTable, num_tokens: int, num_visible: int) -> torch.Tensor:
         """Run the draft and the target's part of a round; return the columns of `PendingRound`."""
         num_rows = min(_rounded(len(turns.limits)), self._num_slots)
         num_drafted = max(turns.limits)
-        key = (num_rows, table.num_stop_ids)
+        key = (num_rows, _power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
         if key not in self._shapes:
-            self._shapes[key] = _Inputs(num_rows, table, self._length_S.device)
+            self._shapes[key] = _Inputs(*key, table)
         inputs = self._shapes[key]
         inputs.take(turns, table)
-        chunks = min(_power_of_two(-(-num_visible // CHUNK)) * CHUNK, self._num_positions)
+        reach = min(reach_of(num_visible), self._num_positions)
         drafted_BK = self._length_S.new_empty(num_rows, 0)
         if num_drafted:
             drafted_BK = self.run_shape(
-                ("draft", *key, num_drafted, chunks), lambda: self._draft(inputs, num_drafted, chunks)
+                ("draft", *key, num_drafted, reach), lambda: self._draft(inputs, num_drafted, reach)
             )
         width = rounded_width(num_drafted)
         num_padded = min(_rounded(max(num_tokens, num_rows)), num_rows * (1 + num_drafted))
         return self.run_shape(
-            ("verify", *key, num_drafted, num_padded, chunks),
-            lambda: self._verify(inputs, drafted_BK, width, num_padded, chunks),
+            ("verify", *key, num_drafted, reach, num_padded),
+            lambda: self._verify(inputs, drafted_BK, width, num_padded, reach),
         )
 
     def state(self) -> tuple[list[int], list[list[int]]]:
@@ -159,9 +165,12 @@ class DeviceRounds:
         assert self._target.cache is not None, "allocate() comes first"
         return self._target.cache.num_positions
 
-    def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run_shape(self, key: Key, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Replay the recording of this key; a run comes before it is recorded, since kernels are compiled in it."""
         recorded = self._recorded.setdefault(key, _Recorded())
+        self._recorded.move_to_end(key)
+        if len(self._recorded) > _MOST_RECORDED:
+            self._forget(next(iter(self._recorded)))
         if recorded.was_run and recorded.recording is None and self._record is not None:
             try:
                 recorded.recording = self._record(run)
@@ -175,6 +184,15 @@ class DeviceRounds:
             return run()
         recorded.recording.replay()
         return recorded.recording.output
+
+    def _forget(self, key: "Key") -> None:
+        """Drop a recording; with a draft go the verdicts that read its output."""
+        kind, *sizes = key
+        last = len(sizes)
+        for other in [
+            other for other in self._recorded if other == key or (kind == "draft" and [*other[1 : last + 1]] == sizes)
+        ]:
+            del self._recorded[other]
 
     def _state(self, inputs: "_Inputs") -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's length and two newest tokens, given or as the device holds them."""
@@ -194,7 +212,7 @@ class DeviceRounds:
         drafted_BK = lengths_B.new_zeros(num_rows, num_drafted)
         num_finite_B = torch.zeros_like(lengths_B)
         positions_BT = (lengths_B[:, None] + torch.arange(-2, 0, device=lengths_B.device)).clamp(min=0)
-        tokens_BT = tokens_B2
+        tokens_BT = drafter.known(tokens_B2)
         for step in range(num_drafted):
             logits_B1V = self._logits(drafter.model, inputs, tokens_BT, positions_BT, num_visible)
             picks = pick(
@@ -290,11 +308,12 @@ class _Recorded:
 class _Inputs:
     """The tensors that the recordings of a number of rows read."""
 
-    def __init__(self, num_rows: int, like: PickTable, device: torch.device) -> None:
+    def __init__(self, num_rows: int, num_stop_ids: int, like: PickTable) -> None:
         self.num_rows = num_rows
-        self.given_6B = torch.zeros(len(_Given), num_rows, dtype=torch.int64, device=device)
-        self.columns_BC = like.columns_BC[:1].repeat(num_rows, 1)
-        self.no_biases = torch.empty(0, device=device)
+        self.given_6B = like.columns_BC.new_zeros(len(_Given), num_rows)
+        self.columns_BC = like.columns_BC.new_full((num_rows, len(Column) + num_stop_ids), -1)
+        self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
+        self.no_biases = torch.empty(0, device=like.columns_BC.device)
         self._table: PickTable | None = None  # that was copied last
 
     def take(self, turns: Turns, table: PickTable) -> None:
@@ -310,7 +329,10 @@ class _Inputs:
             given_6B[_Given.LENGTH : _Given.NEWEST + 1, row] = start
         self.given_6B.copy_(torch.from_numpy(given_6B), non_blocking=True)
         if table is not self._table:
-            self.columns_BC[: len(table.columns_BC)].copy_(table.columns_BC)
+            own_BC = self.columns_BC[: len(table.columns_BC)]
+            num_columns = table.columns_BC.shape[1]
+            own_BC[:, :num_columns].copy_(table.columns_BC)
+            own_BC[:, num_columns:] = -1  # no stop id
             self._table = table
 
 
@@ -349,6 +371,11 @@ def _rounded(number: int) -> int:
 def rounded_width(num_drafted: int) -> int:
     """Round the positions that are judged up, so that few shapes occur: 0, 1, 2, 4, 8, ... drafted tokens."""
     return num_drafted if num_drafted <= 1 else 1 << (num_drafted - 1).bit_length()
+
+
+def reach_of(num_visible: int) -> int:
+    """Round the positions that attention may read up, so that few shapes occur; chunks that no row has end at once."""
+    return max(_LEAST_REACH, _power_of_two(-(-num_visible // CHUNK)) * CHUNK)
 
 
 def _power_of_two(number: int) -> int:

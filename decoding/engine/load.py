@@ -68,6 +68,11 @@ def load_parts(
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
     drafter_name = options.pick_drafter(draft)
+    if options.draft_window and drafter_name not in NEED_A_MODEL:
+        raise ValueError(
+            f"engine.draft_window is {options.draft_window}, for a draft model, but the drafter is {drafter_name!r}; "
+            "leave it out, or use drafter 'model' or 'hybrid'"
+        )
     if target_model is None:
         target_model = LanguageModel.load(target, device, dtype, options.exact)
         check_model(target_model, target)

@@ -29,6 +29,8 @@ from decoding.sampling.judging import RowVerdict
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
+_MOST_PREPARED = 8  # drafted tokens of the rounds that are recorded before the first one
+
 
 @dataclass
 class _UnderWay:
@@ -55,6 +57,7 @@ class OverlappedLane(Lane):
         self._record, self._make_rounds = record, make_rounds
         self.rounds: DeviceRounds | None = None  # over the caches that are allocated now
         self._under_way: _UnderWay | None = None
+        self._postponed: dict[Sequence, int] | None = None  # draft lengths that waited for the round under way
         self._began = 0.0  # when this turn began
         self._table: tuple[tuple[Sequence, ...], PickTable] | None = None  # of these rows
 
@@ -66,7 +69,7 @@ class OverlappedLane(Lane):
 
     def clear(self) -> None:
         """Forget every row, and the round under way."""
-        self._under_way, self._table = None, None
+        self._under_way, self._table, self._postponed = None, None, None
         super().clear()
 
     def renew(self) -> None:
@@ -114,6 +117,9 @@ class OverlappedLane(Lane):
         plan = self._plan(rows, takes_part)
         num_drafted = max(plan.lengths)
         lengths = [len(row) for row in rows]
+        if under_way is None and self.drafter.has_model:  # other rounds leave guesses behind a row's newest token
+            for slot, length in enumerate(lengths):
+                self._model_drafter.roll_back(slot, length - 1)
         num_read = self._num_read(lengths, is_known) if self.drafter.has_model else [0] * len(rows)
         num_more = 0 if under_way is None else 1 + under_way.num_drafted  # tokens that a known row may have by now
         if num_drafted:
@@ -123,6 +129,7 @@ class OverlappedLane(Lane):
                 if limit and num_read[slot] < lengths[slot] + is_known[slot] * num_more - 2
             ]
             if behind and under_way is not None:
+                self._postponed = dict(zip(rows, plan.lengths, strict=True))
                 return None
             self._model_drafter.catch_up([(slot, rows[slot]) for slot in behind])
             for slot in behind:
@@ -146,6 +153,10 @@ class OverlappedLane(Lane):
 
     def _plan(self, rows: tuple[Sequence, ...], takes_part: Seq[bool]) -> DraftPlan:
         """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
+        postponed, self._postponed = self._postponed, None
+        if postponed is not None:  # another plan would not have the probe that this one may have
+            wanted = [min(postponed.get(row, 0), row.num_remaining_tokens - 1) for row in rows]
+            return DraftPlan(tuple(wanted), (False,) * len(rows))
         plan = self.schedule.plan(rows, None, self.drafter.has_model)
         if not self.drafter.has_model:
             return replace(plan, lengths=(0,) * len(rows))
@@ -181,7 +192,7 @@ class OverlappedLane(Lane):
             if self._record is not None:
                 likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
                 table = self._table_of((likely,) * self._num_slots)
-                self.rounds.prepare(table, self.schedule.ceiling, self._max_model_len)
+                self.rounds.prepare(table, min(self.schedule.ceiling, _MOST_PREPARED))
         return self.rounds
 
     def _read(self, newer: _UnderWay | None = None) -> None:

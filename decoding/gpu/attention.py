@@ -20,6 +20,7 @@ from decoding.gpu.kernels.heads import split_heads
 
 CHUNK = 256  # positions; a chunk's part is computed by itself, and parts are added in order
 _ENOUGH_PROGRAMS = 1024  # some for each multiprocessor of the largest GPUs: fewer are divided into one for each chunk
+_MOST_PART_BYTES = 1 << 28
 _LINES_OF_A_MERGE = 8
 _HEADS_AT_ONCE = 8
 
@@ -109,7 +110,8 @@ def attend(
     sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": tile.padded_size, "CHUNK": CHUNK, "HAS_MASK": mask_BTL is not None}
     tiling = {"GROUP": group, "LINES": tile.lines, "KEYS": tile.keys, "WIDENED": is_interpreted()}
     tiling |= {"HAS_SOFTCAP": rule.softcap > 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    if num_chunks == 1 or grid[0] * grid[1] >= _ENOUGH_PROGRAMS:
+    num_part_bytes = 4 * num_tokens * num_query_heads * num_chunks * head_size
+    if num_chunks == 1 or grid[0] * grid[1] >= _ENOUGH_PROGRAMS or num_part_bytes > _MOST_PART_BYTES:
         kernels.attend_whole[grid](
             query_NQD, out_NQD, keys_SHPD, values_SHPD, *places, sinks, rows.num_visible, num_kv_heads, *numbers,
             **sizes, **tiling, HAS_SINKS=sinks_Q is not None, enable_fp_fusion=False,

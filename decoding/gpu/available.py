@@ -5,21 +5,31 @@ no Triton. DRAY_TRITON=off runs torch's own operations on CUDA. TRITON_INTERPRET
 kernels' source on the CPU, operation by operation: thousands of times slower, for tests.
 """
 
-import importlib.metadata
 import importlib.util
 import os
+from functools import cache
 
 import torch
 
+_LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
+
 
 def kernels_run_on(device: torch.device) -> bool:
-    """Tell whether the Triton kernels run on tensors of this device."""
-    wish = os.environ.get("DRAY_TRITON", "on")
+    """Tell whether the Triton kernels run on tensors of this device: an NVIDIA GPU of capability 8.0 or more."""
+    if device.type not in ("cuda", "cpu") or (device.type == "cpu" and not is_interpreted()):
+        return False
+    return _kernels_run(device, os.environ.get("DRAY_TRITON", "on"))
+
+
+@cache
+def _kernels_run(device: torch.device, wish: str) -> bool:
     if wish not in ("on", "off"):
         raise ValueError(f"DRAY_TRITON must be 'on' or 'off', got {wish!r}")
     if wish == "off" or importlib.util.find_spec("triton") is None:
         return False
-    return device.type == "cuda" or (device.type == "cpu" and is_interpreted())
+    if device.type == "cpu":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
 def is_interpreted() -> bool:
@@ -32,4 +42,6 @@ def is_interpreted() -> bool:
 
 def gpu_kind(device_name: str) -> str:
     """Return what decides how the kernels round on a GPU: its name, and the compiler."""
-    return f"{device_name}, triton {importlib.metadata.version('triton')}"
+    import triton  # it is here if a kernel ran
+
+    return f"{device_name}, triton {triton.__version__}"

@@ -13,8 +13,8 @@ import torch
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
 
-# Rows and tokens of each in a forward: 2, 5, 16, 64 and 256 lines beside others, and 16 of one row.
-_FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (16, 4), (16, 16))
+# Rows and tokens of each in a forward: 2, 5, 16, 64, 256 and 1,024 lines beside others, and 16 of one row.
+_FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (16, 4), (16, 16), (64, 16))
 _NUM_SCORED = 16  # tokens of a row
 _LONGEST_PROMPT = 250  # tokens: the scored ones cross the end of a chunk of keys (`decoding/gpu/attention.py`)
 

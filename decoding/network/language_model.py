@@ -58,6 +58,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return twin
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
+        if self.graphs is not None:  # recordings have the addresses of the earlier cache
+            self.graphs.forget()
         is_on_gpu = self.fused is not None and self.fused.is_on_gpu
         self.cache = KVCache(num_slots, num_positions, self.device if is_on_gpu else None)
 

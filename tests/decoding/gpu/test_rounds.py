@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.engine import load
 from decoding.engine.overlapped_lane import OverlappedLane
 from decoding.network import probe
 from tests.decoding.tiny import build, llama_config, noised, save
@@ -95,6 +96,15 @@ def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorde
         engine.step()
     assert [row.output_token_ids for row in rows] == plain
     assert Again.num_made <= num_prepared + 12
+
+
+def test_a_draft_that_knows_fewer_ids_than_its_target_reads_others_as_0(pair, plain, tmp_path_factory, monkeypatch):
+    """Qwen2.5's small models have shorter embeddings than its large ones."""
+    small = save(build(llama_config(vocab_size=6), seed=3), tmp_path_factory.mktemp("small") / "draft")
+    monkeypatch.setattr(load, "check_same_vocabulary", lambda *_: None)
+    settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
+    engine = Engine.load(pair[0], small, settings, device="cpu", dtype="bfloat16")
+    assert [row.output_token_ids for row in engine.generate(PROMPTS, PARAMS, seed=1)] == plain
 
 
 @pytest.mark.slow
