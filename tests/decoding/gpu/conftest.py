@@ -1,4 +1,4 @@
-"""A faster interpreter: it looks through Triton's language once for each file of kernels, not at each call of a function.
+"""A faster interpreter: it looks through Triton's language once for each file of kernels, not at each call.
 
 Half of the interpreter's time goes there. What it computes is the same.
 """
