@@ -27,7 +27,7 @@ class ModelSettings:
     device: Device = "auto"
     """Where to run; auto takes GPUs if the cluster has any."""
     dtype: DType = "auto"
-    """Type of weights and arithmetic; auto is float32 on CPU, else the checkpoint's."""
+    """Type of weights and arithmetic; auto is float32 on CPU (not with FP8 weights), else the checkpoint's."""
 
 
 @dataclass(frozen=True, kw_only=True)

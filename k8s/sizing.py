@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from transformers import AutoConfig, PretrainedConfig
 
 from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
+from decoding.checkpoint.fp8_format import fp8_format
 
 GPU_GIB = {  # as CUDA reports them to programs
     "H200 (141 GB)": 139.7,
@@ -45,6 +46,16 @@ def describe(name: str, footprint: Footprint) -> str:
     return f"{name}: weights {weights:.2f} GiB, cache of a token {cache:,} bytes"
 
 
+def config_of(name: str) -> PretrainedConfig:
+    """Read a model's configuration; raise a ValueError if it is quantized in a way that Dray does not run."""
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    try:
+        fp8_format(config)
+    except ValueError as error:
+        raise ValueError(f"{name!r} {error}") from error
+    return config
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m k8s.sizing", description="How many slots fit into a GPU.")
@@ -52,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     asked = parser.parse_args(arguments)
     try:
-        configs = [AutoConfig.from_pretrained(name, trust_remote_code=False) for name in asked.models]
+        configs = [config_of(name) for name in asked.models]
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,8 +13,9 @@ import torch
 
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
+from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.supported import load_config, model_folder
-from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, TOLERANCE, check_lengths
+from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, check_lengths, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 from decoding.sampling.judging import close_call_margin
 
@@ -27,36 +28,38 @@ def check_chain(model: ShardedModel, name: str) -> float:
 
     Stages that can be made faster (`Stage.speed_up`) are then made so, and measured again, against the same forwards.
     """
-    lengths, pipeline = check_lengths(load_config(model_folder(name)), name), model.pipeline
+    config, pipeline = load_config(model_folder(name)), model.pipeline
+    is_fp8 = fp8_format(config) is not None
+    lengths, tolerance = check_lengths(config, name, is_fp8=is_fp8), tolerance_of(model.dtype, is_fp8)
     rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
     try:
         plain = [repeat(partial(model.plain_logits, text, NUM_REAL)).float() for text in rows.texts]
         measure = partial(repeat, partial(_measured, model, rows, plain))
         deviation = measure()
-        if not deviation <= TOLERANCE[model.dtype]:  # perhaps the model does not bear packed rows
+        if not deviation <= tolerance:  # perhaps the model does not bear packed rows
             pipeline.tell_all("set_packs_rows", False)
             deviation = measure()
-        if lengths.needs_rows_apart or _is_misled(model, measure):
+        if lengths.needs_rows_apart or _is_misled(model, measure, tolerance):
             pipeline.tell_all("run_rows_apart")
             deviation = measure()
     except StagesGoneError:
         raise
     except _FAILURES as error:
         raise ValueError(f"{name!r} cannot run in stages: {type(error).__name__}: {error}") from error
-    if not deviation <= TOLERANCE[model.dtype]:
+    if not deviation <= tolerance:
         raise ValueError(
             f"{name!r} does not compute the same in stages on the slot cache as alone: after a rollback its logits are "
-            f"off by {deviation:.1e} of their size, where {TOLERANCE[model.dtype]:.0e} is rounding; run it whole "
+            f"off by {deviation:.1e} of their size, where {tolerance:.0e} is rounding; run it whole "
             "(stages.count 1, stages.tensor_parallel 1)"
         )
     pipeline.tell_all("speed_up")
     fused = measure()
-    if not fused <= FUSED_TOLERANCE.get(model.dtype, TOLERANCE[model.dtype]):
+    if not fused <= FUSED_TOLERANCE.get(model.dtype, tolerance):
         _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
         pipeline.tell_all("slow_down")
         fused = measure()
-    if not fused <= TOLERANCE[model.dtype]:
+    if not fused <= tolerance:
         raise ValueError(
             f"{name!r} computes the same in stages, but not with its weights laid out for this processor (off by "
             f"{fused:.1e}); set DRAY_KERNELS=off to run without our kernels, and report this"
@@ -65,11 +68,11 @@ def check_chain(model: ShardedModel, name: str) -> float:
     return max(deviation, fused)
 
 
-def _is_misled(model: ShardedModel, measure: Callable[[], float]) -> bool:
+def _is_misled(model: ShardedModel, measure: Callable[[], float], tolerance: float) -> bool:
     """Tell whether the layers depend on the length that a cache says it has, which is not that of each row."""
     model.pipeline.tell_all("mislead", MISLEADING)
     try:
-        return not measure() <= TOLERANCE[model.dtype]
+        return not measure() <= tolerance
     except StagesGoneError:
         raise
     except _FAILURES:

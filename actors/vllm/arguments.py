@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import GeneratorSettings
-from decoding.checkpoint.footprint import footprint_of
+from decoding.checkpoint.footprint import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
@@ -234,9 +234,9 @@ def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[st
     if on_processor and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & options.vllm.keys():
         with suppress(ValueError, AttributeError, KeyError, TypeError):  # then vLLM takes its own share of the memory
             dtype = "float32" if models.dtype == "auto" else models.dtype
-            caches = footprint_of(config, dtype, options.num_slots, max_model_len).cache
+            caches = cache_of(config, dtype, options.num_slots, max_model_len)
             if drafting is not None and (draft := drafting.get("model")):
-                caches += footprint_of(read_config(draft), dtype, options.num_slots, max_model_len).cache
+                caches += cache_of(read_config(draft), dtype, options.num_slots, max_model_len)
             arguments["kv_cache_memory_bytes"] = int(_CACHE_ROOM * caches) + 2**27
     given = {name: value for name, value in options.vllm.items() if name != "lora"}
     if options.vllm.get("lora") is not None:

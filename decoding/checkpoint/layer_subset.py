@@ -93,12 +93,18 @@ def check_can_be_cut(config: PretrainedConfig, name: str) -> None:
             )
 
 
-def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrainedModel]:
-    """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
+def whole_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return the model class of this configuration, as transformers chooses it."""
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
     if isinstance(whole, tuple | list):
         named = {each.__name__: each for each in whole}
         whole = next((named[name] for name in config.architectures or () if name in named), whole[0])
+    return whole  # type: ignore[no-any-return]
+
+
+def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrainedModel]:
+    """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
+    whole = whole_class(config)
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)

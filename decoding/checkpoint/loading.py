@@ -8,9 +8,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format, without_format
+from decoding.checkpoint.fp8_network import fp8_class
 from decoding.checkpoint.generation import end_token_ids
+from decoding.checkpoint.layer_subset import whole_class
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line, load_config, model_folder
 from decoding.device import Device, pick_device
+from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -19,23 +23,28 @@ def load_network(
     path: str,
     device: Device,
     dtype: DType,
-    network_class: Any = AutoModelForCausalLM,
+    network_class: Any = None,
     num_ranks: int = 1,
 ) -> tuple[PreTrainedModel, frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
-    CPU, elsewhere the checkpoint's own. With `num_ranks` above 1 this process, which has joined the others
+    CPU for a checkpoint without FP8 weights, otherwise the checkpoint's own. `network_class` is that of a part of the
+    model, by default the whole. With `num_ranks` above 1 this process, which has joined the others
     (`decoding/checkpoint/rank.py`), loads its share of the weights.
     """
     path = model_folder(path)
     config = load_config(path)
     place = pick_device(device)
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
+    if (form := fp8_format(config)) is not None:
+        wanted = getattr(torch, dtype_beside_fp8(config, dtype, path))
+        network_class = fp8_class(network_class or whole_class(config), form, _arithmetic(path, place))
+        config = without_format(config)
     _refuse_coarse_float32(path, wanted, place)
     transformers_logging.disable_progress_bar()
     try:
-        model, report = network_class.from_pretrained(
+        model, report = (network_class or AutoModelForCausalLM).from_pretrained(
             path,
             config=config,
             dtype=wanted,
@@ -58,6 +67,13 @@ def load_network(
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
+
+
+def _arithmetic(path: str, device: torch.device) -> Arithmetic:
+    try:
+        return arithmetic_on(device)
+    except ValueError as error:
+        raise ValueError(f"{path!r} has FP8 weights, which {error}") from error
 
 
 def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:

@@ -8,8 +8,12 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
+from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
+
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
 _LFS_POINTER = b"version https://git-lfs"
+_FP8 = "F8_E4M3"
+_EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
 _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 # A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
 _FIELDS_OF_DRAFT_HEADS = [
@@ -21,7 +25,8 @@ _CLASS_OF_DRAFT_HEAD = re.compile(r"eagle.*causallm|causallm.*eagle|medusa|specu
 def check_kind(folder: Path) -> None:
     """Raise a ValueError that says what the folder holds, if that is not a model of transformers, complete and exact.
 
-    Adapters, draft heads, quantized checkpoints and models with code of their own are told by their JSON files.
+    Adapters, draft heads, checkpoints that are quantized in a way that does not run here, and models with code of their
+    own are told by their JSON files.
     """
     if (folder / "adapter_config.json").is_file():
         adapter = _read_json(folder / "adapter_config.json")
@@ -38,11 +43,10 @@ def check_kind(folder: Path) -> None:
             f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target; Dray drafts with "
             "complete models: use a small model of the target's family, or drafter 'ngram', which needs no second model"
         )
-    if method := _quantization(config):
-        raise ValueError(
-            f"{str(folder)!r} is quantized ({method}), and Dray runs unquantized checkpoints: use the original "
-            "one, or load this one with transformers, dequantize it and save it with save_pretrained"
-        )
+    try:
+        fp8_format(config)
+    except ValueError as error:
+        raise ValueError(f"{str(folder)!r} {error}") from error
     if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
         raise ValueError(
             f"{str(folder)!r} ({config.get('model_type')}) is a model with code of its own (auto_map in config.json), "
@@ -55,8 +59,12 @@ def check_kind(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise a ValueError for a file of weights that is missing or not whole. Only the head of each file is read."""
-    named = _read_json(folder / "config.json").get("transformers_weights")
+    """Raise a ValueError for a file of weights that is missing, not whole, or of other numbers than config.json says.
+
+    Only the head of each file is read.
+    """
+    config = _read_json(folder / "config.json")
+    named = config.get("transformers_weights")
     candidates = [named] if isinstance(named, str) else _WEIGHTS
     file = next((folder / name for name in candidates if (folder / name).is_file()), None)
     if file is None:
@@ -68,8 +76,10 @@ def check_weights(folder: Path) -> None:
             f"{str(folder)!r} lacks {len(missing)} of the {len(files)} files that {candidates[-1]} names, first "
             f"{missing[0]!r}; copy or download the model again"
         )
+    dtypes: dict[str, str] = {}
     for file in files:
-        _check_header(file)
+        dtypes |= _dtypes(file)
+    _check_fp8(folder, dtypes, fp8_format(config))
 
 
 def _shards(index: Path) -> list[Path]:
@@ -79,18 +89,38 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(set(map(str, shards.values())))]
 
 
-def _check_header(file: Path) -> None:
+def _dtypes(file: Path) -> dict[str, str]:
+    """Return the dtype of each tensor in a file, in the words of safetensors."""
     with file.open("rb") as stream:
         if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise ValueError(f"{str(file)!r} is a Git LFS pointer, not weights; run git lfs pull in its repository")
     try:
-        with safe_open(file, "pt"):  # compares what the header says with the size of the file
-            pass
+        with safe_open(file, "pt") as tensors:  # compares what the header says with the size of the file
+            return {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
             "copy or download it again"
         ) from error
+
+
+def _check_fp8(folder: Path, dtypes: dict[str, str], form: Fp8Format | None) -> None:
+    """Raise a ValueError for FP8 weights without scales, or the other way round: loading would convert them quietly."""
+    ending = None if form is None else f".{form.scaling.name}"
+    scales = {name.removesuffix(ending): name for name in dtypes if name.endswith(ending)} if ending else {}
+    for module, name in scales.items():
+        weight, dtype = dtypes.get(f"{module}.weight"), dtypes[name]
+        if weight != _FP8 or dtype not in _EXACT_IN_FLOAT32:
+            raise ValueError(
+                f"{str(folder)!r} is FP8 by its config.json, but the weight of {module!r} is {weight or 'missing'}, "
+                f"with scales in {dtype}: expected {_FP8}, with {' or '.join(_EXACT_IN_FLOAT32)}"
+            )
+    for name, dtype in dtypes.items():
+        if dtype.startswith("F8") and name.removesuffix(".weight") not in scales:
+            raise ValueError(
+                f"{str(folder)!r} has {name!r} in {dtype}, without the scales that its config.json would name: it "
+                "cannot be told which numbers were meant; use another checkpoint of the model"
+            )
 
 
 def _draft_head(config: dict[str, Any]) -> str | None:
@@ -101,16 +131,6 @@ def _draft_head(config: dict[str, Any]) -> str | None:
     if not fields and not known:
         return None
     return str(config.get("speculators_model_type") or next(iter(known), None) or f"it has {fields[0]}")
-
-
-def _quantization(config: dict[str, Any]) -> str | None:
-    """Return the name of the method by which a checkpoint is quantized; None if it is not."""
-    for part in (config, *(inner for inner in config.values() if isinstance(inner, dict))):
-        said = part.get("quantization_config") or part.get("compression_config")
-        if isinstance(said, dict):
-            is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
-            return str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
-    return None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

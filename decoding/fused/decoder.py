@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
+from decoding.fp8.linear import may_join
 from decoding.fused import kernels
 from decoding.fused.attention import GpuAttention, Heads, KernelAttention, KernelForward, TorchAttention, Window
 from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
@@ -27,6 +28,7 @@ from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
+_LINEARS_OF_ONE_KIND = (*FUSED_LINEARS, ("gate_proj", "up_proj"))  # all with FP8 weights, or none
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 _LAYER_PARAMETERS = re.compile(
     r"model\.layers\.\d+\."
@@ -91,6 +93,8 @@ class FusedDecoder:
         layer_types = getattr(config, "layer_types", None)
         slides = set(layer_types) != {"full_attention"} if layer_types else getattr(config, "sliding_window", None)
         names = [name for name, _ in model.named_parameters()]
+        if not all(may_join(module, names) for module in model.modules() for names in _LINEARS_OF_ONE_KIND):
+            return False
         if len({parameter.dtype for parameter in model.parameters()}) > 1:
             return False
         return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
@@ -109,8 +113,9 @@ class FusedDecoder:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a token's logits are the same, bit for bit, in any batch: true if only our CPU kernels run."""
-        return self._at_once is not None and (self._head is None or isinstance(self._head, KernelLinear))
+        """Whether a token's logits are the same, bit for bit, in any batch: true if on CPU only our code runs."""
+        are_layers = self.kernels is not None and all(layer.is_batch_invariant for layer in self._layers)
+        return are_layers and (self._head is None or isinstance(self._head, KernelLinear))
 
     def reach(self, num_positions: int) -> None:
         """Prepare for sequences of up to `num_positions` tokens."""

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from decoding.cache.kv_cache import KVCache
+from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
@@ -57,6 +58,12 @@ class Layer:
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
         return all(isinstance(linear, KernelLinear) for linear in (self.qkv, self.out, self.gate, self.up, self.down))
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
+        linears = (self.qkv, self.out, self.gate, self.up, self.down)
+        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in linears)
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of every token, side by side."""

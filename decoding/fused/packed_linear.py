@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from decoding.cache.huge_pages import HugePages
+from decoding.fp8.linear import Fp8Linear
 from decoding.fused.invariant_linear import InvariantLinear
 from decoding.fused.linear import KernelLinear, kernel_function
 
@@ -55,7 +56,7 @@ class PackedLinear(torch.nn.Module):
         return out
 
 
-Packed = KernelLinear | PackedLinear | InvariantLinear
+Packed = KernelLinear | PackedLinear | InvariantLinear | Fp8Linear
 
 
 def pack(
@@ -139,11 +140,12 @@ def fuse_linears(
 ) -> None:
     """Let one linear layer compute what the named ones compute, side by side; they become slices of it."""
     parts: list[Any] = [getattr(parent, name) for name in names]
-    weight = torch.cat([part.weight for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    fused: torch.nn.Module | None = pack(weight, bias, memory, is_exact)
-    if fused is None:
-        fused = plain_linear(weight, bias)
+    if isinstance(parts[0], Fp8Linear):
+        fused: torch.nn.Module = Fp8Linear.side_by_side(parts)
+    else:
+        weight = torch.cat([part.weight for part in parts])
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        fused = pack(weight, bias, memory, is_exact) or plain_linear(weight, bias)
     first = 0
     for name, part in zip(names, parts, strict=True):
         setattr(parent, name, LinearSlice(fused, first, first + part.out_features))

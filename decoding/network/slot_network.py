@@ -20,6 +20,7 @@ from decoding.checkpoint.layer_range import LayerRange
 from decoding.checkpoint.rank import local_share
 from decoding.checkpoint.supported import max_positions
 from decoding.device import to_device
+from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
@@ -46,13 +47,14 @@ class SlotNetwork(ABC):
         self.dtype: torch.dtype = network.dtype
         if self.device.type == "cuda":  # cuDNN would plan each shape anew, for tens of milliseconds of the host
             torch.backends.cuda.enable_cudnn_sdp(False)
+        self.is_fp8: bool = any(isinstance(module, Fp8Linear) for module in network.modules())
         self.max_positions: int | None = max_positions(network.config)
         # Models with attention of their own cannot take packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
         self.runs_rows_apart = False
-        # Counted now, while all weights are parameters.
-        self.num_weight_bytes: int = sum(p.numel() * p.element_size() for p in map(local_share, network.parameters()))
+        # Counted now, while all weights are where the checkpoint put them.
+        self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in map(local_share, weights_of(network)))
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
@@ -95,9 +97,9 @@ class SlotNetwork(ABC):
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
         pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
-        if self.device.type == "cpu":  # the other parameters still point into the file and keep all of it mapped
-            for parameter in self.network.parameters():
-                parameter.data = parameter.data.clone()
+        if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
+            for weight in weights_of(self.network):
+                weight.data = weight.data.clone()
         self.fused = FusedDecoder(self.network, self.layers) if fits else None
 
     def _forward(

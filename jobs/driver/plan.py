@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from actors.vllm import arguments as vllm_arguments
 from actors.workers.loading import load_codec
+from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
@@ -186,9 +187,11 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages = settings.models, settings.stages
     target, dtype = _folder(models.target), models.dtype
     if dtype == "auto":
-        config = (read_config if settings.engine.backend == "vllm" else load_model_config)(target)
+        is_vllm = settings.engine.backend == "vllm"
+        config = (read_config if is_vllm else load_model_config)(target)
         checkpoint = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-        dtype = "float32" if device == "cpu" else checkpoint  # type: ignore[assignment]
+        keeps_own = device != "cpu" or (not is_vllm and fp8_format(config) is not None)
+        dtype = checkpoint if keeps_own else "float32"  # type: ignore[assignment]
     draft = _folder(models.draft) if models.draft else None
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
@@ -212,6 +215,7 @@ def check_models(settings: GeneratorSettings) -> None:
         vllm_arguments.check(settings)
         return
     target_config = load_model_config(models.target)
+    _check_dtype(target_config, models.dtype, models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     _check_limits(settings, target_config, vocab_size)
     if settings.stages.is_apart:
@@ -223,7 +227,13 @@ def check_models(settings: GeneratorSettings) -> None:
             check_device(models.device, settings.stages.tensor_parallel)
     if engine.pick_drafter(models.draft) in NEED_A_MODEL and models.draft is not None:
         draft_config = load_model_config(models.draft)
+        _check_dtype(draft_config, models.dtype, models.draft)
         check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)
+
+
+def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
+    if fp8_format(config) is not None:
+        dtype_beside_fp8(config, dtype, model)
 
 
 def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig, vocab_size: int) -> None:

@@ -293,11 +293,11 @@ def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tm
 def test_a_quantized_model_is_refused_by_the_plan(job: Job, tmp_path: Path, dry_run: tuple[str, ...]) -> None:
     shutil.copytree(job.pair[0], tmp_path / "quantized")
     config = tmp_path / "quantized/config.json"
-    said = {"quantization_config": {"quant_method": "fp8"}}
+    said = {"quantization_config": {"quant_method": "gptq"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | said))
     job.read(3)
     assert job.generate(f"--models.target={config.parent}", *dry_run) == 2
-    assert "is quantized (fp8), and Dray runs unquantized checkpoints" in job.printed()
+    assert "is quantized (gptq), and Dray runs unquantized checkpoints" in job.printed()
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])

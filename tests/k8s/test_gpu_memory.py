@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
+from tests.decoding.fp8 import checkpoints
 from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config
 from tests.k8s.rules.lint import GPU_KIND
 
@@ -108,3 +109,18 @@ def test_the_table_of_the_readme_is_what_the_command_prints(tmp_path: Path, caps
 def test_the_error_names_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["./nothing-here"]) == 2
     assert "nothing-here" in capsys.readouterr().err
+
+
+def test_fp8_weights_are_counted_as_they_are_and_other_kinds_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = qwen3(4096, 36, 32, tied=False)
+    config.quantization_config = checkpoints.KINDS["blocks"]
+    config.save_pretrained(tmp_path)
+    assert main([str(tmp_path)]) == 0
+    # 6.95 billion weights of one byte, embedding and head of two, and a scale of four for each block
+    assert ": weights 8.79 GiB, cache of a token 147,456 bytes" in capsys.readouterr().out
+    config.quantization_config = {"quant_method": "gptq"}
+    config.save_pretrained(tmp_path)
+    assert main([str(tmp_path)]) == 2
+    assert f"error: '{tmp_path}' is quantized (gptq), and Dray runs" in capsys.readouterr().err

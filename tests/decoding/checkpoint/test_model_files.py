@@ -121,7 +121,9 @@ QUANTIZED = {
     "awq": {"quant_method": "awq", "bits": 4, "zero_point": True},
     "compressed-tensors": {"quant_method": "compressed-tensors", "format": "int-quantized"},
     "bitsandbytes": {"load_in_4bit": True},
-    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "fbgemm_fp8": {"quant_method": "fbgemm_fp8"},
 }
 
 
@@ -130,7 +132,7 @@ QUANTIZED = {
 def test_a_quantized_checkpoint_is_refused_by_name_before_any_weight_is_read(model, method, part):
     said = {"quantization_config": QUANTIZED[method]}
     _say(model, **(said if part is None else {part: said}))
-    assert f"is quantized ({method}), and Dray runs unquantized checkpoints: use the original" in _refused(model)
+    assert f"is quantized ({method}), and Dray runs unquantized checkpoints, and FP8 ones" in _refused(model)
 
 
 def test_code_of_its_own_beside_a_model_type_that_transformers_has_is_not_needed(model):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.outcome import TooManyErrors, refuse_too_many_errors
+from jobs.driver.plan import make_plan
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
+from tests.decoding.fp8.checkpoints import save_fp8
 from tests.jobs.conftest import Job
 from tests.pipeline.made_up import committed_run
 
@@ -67,3 +71,28 @@ def _write_as_it_was(path: Path, run: dict[str, object]) -> None:
 
     del run["digest"]
     path.write_text(json.dumps({**run, "digest": directory._digest(run)}))
+
+
+@pytest.fixture
+def fp8_target(job: Job, tmp_path: Path) -> str:
+    """The target of the job with FP8 weights."""
+    folder = tmp_path / "fp8"
+    shutil.copytree(job.pair[0], folder)
+    save_fp8(AutoModelForCausalLM.from_pretrained(folder), folder, "blocks")
+    return str(folder)
+
+
+def test_what_is_not_fp8_keeps_the_checkpoints_dtype_on_a_cpu_too(job: Job, fp8_target: str) -> None:
+    job.read(3)
+    config = load(RunConfig, job.command(CPU, f"--models.target={fp8_target}"), prog="test")
+    assert make_plan(config).settings.models.dtype == "bfloat16"
+    assert make_plan(load(RunConfig, job.command(CPU), prog="test")).settings.models.dtype == "float32"
+
+
+def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target: str) -> None:
+    job.read(3)
+    assert job.generate(CPU, f"--models.target={fp8_target}", "--models.dtype=float32", "--dry-run") == 2
+    assert "has FP8 weights, which do not go with models.dtype float32" in job.printed()
+    assert job.generate(CPU, f"--models.draft={fp8_target}", "--dry-run") == 2  # float32, as the target is
+    assert f"'{fp8_target}' has FP8 weights" in job.printed()
+    assert job.generate(CPU, f"--models.draft={fp8_target}", "--models.dtype=bfloat16", "--dry-run") == 0
