@@ -196,7 +196,7 @@ class OverlappedLane(Lane):
             if sequence is None or sequence.is_finished or sequence in under_way.void:
                 continue
             slot, length = slots[sequence], len(sequence)
-            self._commit(slot, sequence, verdict)
+            self._commit(slot, sequence, within_limit(verdict, sequence.num_remaining_tokens))
             if newer is not None and not verdict.is_finite:
                 newer.void.add(sequence)
             elif self.drafter.has_model and under_way.num_drafted and before >= length - 2:
@@ -230,6 +230,20 @@ class OverlappedLane(Lane):
     def _model_drafter(self) -> ModelDrafter:
         assert isinstance(self.drafter, ModelDrafter)
         return self.drafter
+
+
+def within_limit(verdict: RowVerdict, num_remaining: int) -> RowVerdict:
+    """Return a verdict as if no more had been drafted than a row of which `num_remaining` tokens are missing may draft.
+
+    Draft lengths are planned before the host knows how far a row has come, so a draft may go beyond the row's end. An
+    accepted token is the target's own pick, so the one that ends the row is that of the round.
+    """
+    most = num_remaining - 1
+    if verdict.num_drafted <= most:
+        return verdict
+    if verdict.num_accepted > most:
+        verdict = verdict._replace(num_accepted=most, next_token=verdict.draft_token_ids[most])
+    return verdict._replace(num_drafted=most)
 
 
 def can_overlap(target: Target, drafter: object, verification: str) -> bool:
