@@ -209,7 +209,7 @@ class OverlappedLane(Lane):
             if sequence is None or sequence.is_finished or sequence in under_way.void:
                 continue
             slot, length = slots[sequence], len(sequence)
-            self._commit(slot, sequence, verdict)
+            self._commit(slot, sequence, within_limit(verdict, sequence.num_remaining_tokens))
             if drafter is not None:
                 if verdict.is_finite and num_fed >= 0 and before >= length - 2:
                     drafter.ingested(slot, length + min(verdict.num_accepted, num_fed))
@@ -244,6 +244,20 @@ class OverlappedLane(Lane):
     def _model_drafter(self) -> ModelDrafter:
         assert isinstance(self.drafter, ModelDrafter)
         return self.drafter
+
+
+def within_limit(verdict: RowVerdict, num_remaining: int) -> RowVerdict:
+    """Return a verdict as if no more had been drafted than a row of which `num_remaining` tokens are missing may draft.
+
+    Draft lengths are planned before the host knows how far a row has come, so a draft may go beyond the row's end. An
+    accepted token is the target's own pick, so the one that ends the row is that of the round.
+    """
+    most = num_remaining - 1
+    if verdict.num_drafted <= most:
+        return verdict
+    if verdict.num_accepted > most:
+        verdict = verdict._replace(num_accepted=most, next_token=verdict.draft_token_ids[most])
+    return verdict._replace(num_drafted=most)
 
 
 def can_overlap(target: Target, drafter: object, verification: str) -> bool:
