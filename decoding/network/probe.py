@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 # Close calls (`judging.close_call_margin`) rely on float32 being this exact, whichever code runs. Measured: below 2e-6.
 FUSED_TOLERANCE = {torch.float32: 1e-5}
 # A last bit can decide to which FP8 number an activation is rounded. It then moves by a sixteenth, and layers multiply
-# such moves (docs/adr/0040). Measured over random models of 3 to 24 layers: 0.05 to 0.21; a wrong mask is 0.7 to 1.7.
+# such moves (docs/adr/0026). Measured over random models of 3 to 24 layers: 0.05 to 0.21; a wrong mask is 0.7 to 1.7.
 FP8_TOLERANCE = 0.4
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 

@@ -13,11 +13,22 @@ _ROOT = Path(__file__).parents[3]
 _FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(is_interpreted(), reason="the files are collected as they are")
 @pytest.mark.parametrize("file", _FILES, ids=[file.stem for file in _FILES])
 def test_kernels_pass_their_tests_in_the_interpreter(file):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/decoding"]
+    pytest_here = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--confcutdir=tests/decoding",
+        "-m",
+        "not slow",
+    ]
     done = subprocess.run([*pytest_here, str(file)], cwd=_ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]

@@ -121,6 +121,7 @@ def test_a_row_of_another_kind_makes_rounds_that_do_not_overlap_and_changes_no_t
     assert len(other.logprobs) == 3
 
 
+@pytest.mark.slow
 def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, plain):
     target, draft = pair
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=3, draft_length="fixed", num_speculative_tokens=2)
