@@ -99,6 +99,23 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
                 setattr(parent, name, packed)
 
 
+def use_library_products(network: torch.nn.Module) -> None:
+    """Put torch's own layers in the place of those with our GPU kernels, over the same weights."""
+    plain: dict[torch.nn.Module, torch.nn.Module] = {}
+
+    def plain_of(layer: InvariantLinear) -> torch.nn.Module:
+        return plain.setdefault(layer, plain_linear(layer.weight, layer.bias))
+
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, InvariantLinear):
+                found = plain_of(child)
+                found._forward_pre_hooks = child._forward_pre_hooks
+                setattr(parent, name, found)
+            elif isinstance(child, LinearSlice) and isinstance(child.fused, InvariantLinear):
+                child.show(plain_of(child.fused))
+
+
 def plain_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.nn.Linear:
     """Return torch's own layer over this weight."""
     num_outputs, num_inputs = weight_OI.shape
@@ -117,6 +134,10 @@ class LinearSlice(torch.nn.Module):
         super().__init__()
         self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
         self._first, self._last = first, last
+
+    def show(self, fused: torch.nn.Module) -> None:
+        """Show the same outputs of another layer."""
+        self._fused = (fused,)
 
     @property
     def fused(self) -> torch.nn.Module:

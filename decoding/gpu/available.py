@@ -7,6 +7,7 @@ kernels' source on the CPU, operation by operation: thousands of times slower, f
 
 import importlib.util
 import os
+import sys
 from functools import cache
 
 import torch
@@ -45,3 +46,9 @@ def gpu_kind(device_name: str) -> str:
     import triton  # it is here if a kernel ran
 
     return f"{device_name}, triton {triton.__version__}"
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """Return what a kernel raises that cannot be compiled or does not fit this GPU; nothing where none has run."""
+    errors = sys.modules.get("triton.errors") or sys.modules.get("triton.runtime.errors")
+    return () if errors is None else (errors.TritonError,)

@@ -15,6 +15,8 @@ from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
 from decoding.checkpoint.supported import in_one_line, max_positions
 from decoding.device import to_device
+from decoding.fused.packed_linear import use_library_products
+from decoding.gpu.available import kernel_errors
 from decoding.network.invariance import is_invariant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe_rows import (
@@ -68,11 +70,15 @@ def check_model(model: LanguageModel, name: str) -> float:
     if model.fused is not None:
         try:
             fused_deviation = _measured(model, plain, rows)
-        except _FAILURES:
+        except _FAILURES + kernel_errors() as error:
+            _log.warning("%r cannot run fused here: %s", name, in_one_line(error))
             fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, tolerance_of(model.dtype, model.is_fp8)):
             _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
+            if fused_deviation == float("inf") and model.has_exact_products:  # they may be what cannot run
+                use_library_products(model.network)
+                model.exact = "off"
     try:
         deviation = max(deviation, _checked(model, name, plain, rows))
     except ValueError as error:

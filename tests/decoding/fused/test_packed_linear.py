@@ -7,8 +7,11 @@ import torch
 from torch.nn.functional import silu
 
 from decoding.fused import kernels
+from decoding.fused.decoder import FUSED_LINEARS
+from decoding.fused.invariant_linear import InvariantLinear
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import Packed, PackedLinear, can_pack, pack
+from decoding.fused.packed_linear import Packed, PackedLinear, can_pack, pack, pack_linears, use_library_products
+from tests.decoding.tiny import build, llama_config
 
 SHAPES = [(7, 4), (64, 32), (33, 80), (96, 1026)]  # outputs, inputs
 DTYPES = [torch.float32, torch.bfloat16]
@@ -110,3 +113,19 @@ def test_a_layer_does_not_depend_on_the_parameters_it_was_made_of():
         parameter.data = torch.full_like(parameter, float("nan"))
     assert list(layer.parameters()) == []
     assert torch.equal(layer(x), expected)
+
+
+def test_layers_of_a_gpu_give_way_to_torchs_own_over_the_same_weights():
+    """What a probe does where the GPU kernels cannot run; making the layers runs no kernel."""
+    pytest.importorskip("triton")
+    network = build(llama_config(), seed=1)
+    plain = {name: weight.clone() for name, weight in network.state_dict().items()}
+    pack_linears(network, FUSED_LINEARS, is_exact=True)
+    assert any(isinstance(module, InvariantLinear) for module in network.modules())
+    use_library_products(network)
+    assert not any(isinstance(module, InvariantLinear) for module in network.modules())
+    attention = network.model.layers[0].self_attn
+    assert type(attention.q_proj.fused) is torch.nn.Linear
+    assert attention.q_proj.fused is attention.v_proj.fused
+    assert torch.equal(attention.k_proj.weight, plain["model.layers.0.self_attn.k_proj.weight"])
+    assert torch.equal(network.lm_head.weight, plain["lm_head.weight"])
