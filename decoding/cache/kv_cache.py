@@ -48,16 +48,22 @@ class Packing:
     row_first: torch.Tensor  # [B + 1]: where each row's packed tokens begin, and the last one's end
 
     @classmethod
-    def of(cls, lengths: Seq[int], device: torch.device, width: int | None = None) -> "Packing | None":
-        """Return the packing of rows of these lengths in a rectangle (default width: the longest); None if equal."""
+    def of(
+        cls, lengths: Seq[int], device: torch.device, width: int | None = None, *, is_read_back: bool = True
+    ) -> "Packing | None":
+        """Return the packing of rows of these lengths in a rectangle (default width: the longest); None if equal.
+
+        Unless `is_read_back`, nothing is asked for by its place in the rectangle: `unpacked_BT` has no columns.
+        """
         if len(set(lengths)) == 1:
             return None
         width = width or max(lengths)
         assert 1 <= min(lengths) <= max(lengths) <= width, "each row has a token, and none more than the rectangle"
         row_first = list(accumulate(lengths, initial=0))
         packed = [row * width + index for row, length in enumerate(lengths) for index in range(length)]
-        unpacked = [[min(first + index, end - 1) for index in range(width)] for first, end in pairwise(row_first)]
-        return cls(*(to_device(values, device) for values in (packed, unpacked, row_first)))
+        columns = range(width if is_read_back else 0)
+        unpacked = [[min(first + index, end - 1) for index in columns] for first, end in pairwise(row_first)]
+        return cls(*(to_device(values, device, torch.int64) for values in (packed, unpacked, row_first)))
 
 
 class KVCache(Cache):  # type: ignore[misc]

@@ -117,7 +117,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
             token_ids_BT, logits_at_BJ = token_ids_BT[:, : max(lengths)], logits_at_BJ.clamp(max=max(lengths) - 1)
         width = token_ids_BT.shape[1]
         is_ragged = lengths is not None and (self.packs_rows or self.runs_rows_apart)
-        packing = Packing.of(lengths, self.device, width) if lengths is not None and is_ragged else None
+        attends_in_place = self.fused is not None and self.fused.attends_in_place
+        is_read_back = not attends_in_place or logits_at_BJ.shape[1] > 0
+        packing = None
+        if lengths is not None and is_ragged:
+            packing = Packing.of(lengths, self.device, width, is_read_back=is_read_back)
         tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
         return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
 
