@@ -9,14 +9,14 @@ A key that a query does not see changes nothing, bit for bit: its weight is zero
 Query heads that share a KV head lie beside the tokens: a line is a query head of a token.
 
 Shapes: N tokens, B rows, Q query heads, H KV heads, G = Q / H, D head size, S slots, P positions, C chunks.
-Sizes in capitals are known to the compiler.
+Sizes in capitals, and what a query sees, are known to the compiler.
 """
 
 import triton
 import triton.language as tl
 
 # They change from round to round: compiling anew for a 1, or for a multiple of 16, would take a second in a round.
-VARYING = ["num_keys", "num_chunks", "num_tiles", "mask_row_stride", "mask_token_stride"]
+VARYING = ["num_keys", "num_chunks", "num_tiles"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(float("-inf"))
 
@@ -91,9 +91,9 @@ def _chunk(
     values,
     position_stride,
     mask_ML,  # pointers to each line's mask, or anything
-    window,
-    num_always_visible,
-    segment,
+    window: tl.constexpr,
+    num_always_visible: tl.constexpr,
+    segment: tl.constexpr,
     scale,
     softcap,
     HEAD_SIZE: tl.constexpr,
@@ -172,9 +172,9 @@ def attend_whole(
     mask_row_stride,
     mask_token_stride,
     num_tiles,
-    window,
-    num_always_visible,
-    segment,
+    window: tl.constexpr,
+    num_always_visible: tl.constexpr,
+    segment: tl.constexpr,
     scale,
     softcap,
     GROUP: tl.constexpr,
@@ -241,9 +241,9 @@ def attend_chunks(
     mask_row_stride,
     mask_token_stride,
     num_tiles,
-    window,
-    num_always_visible,
-    segment,
+    window: tl.constexpr,
+    num_always_visible: tl.constexpr,
+    segment: tl.constexpr,
     scale,
     softcap,
     GROUP: tl.constexpr,
@@ -295,9 +295,9 @@ def merge(
     num_keys,
     num_query_heads,
     num_chunks,
-    window,
-    num_always_visible,
-    segment,
+    window: tl.constexpr,
+    num_always_visible: tl.constexpr,
+    segment: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     LINES: tl.constexpr,

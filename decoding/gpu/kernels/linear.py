@@ -81,16 +81,18 @@ def multiply(
 ):
     """Compute x W^T + bias + added for a tile of lines and outputs, rounded once."""
     line_N, output_O = _tile(num_lines, LINES, OUTPUTS)
-    total_ON = _part(
-        x_NI, weight_OI, line_N, output_O, num_lines, num_outputs, num_inputs, line_stride, 0, part_size,
-        LINES, OUTPUTS, INPUTS, WIDENED,
-    )  # fmt: skip
     if HAS_PARTS:
-        for first_input in range(part_size, num_inputs, part_size):
+        total_ON = tl.zeros([OUTPUTS, LINES], tl.float32)
+        for first_input in range(0, num_inputs, part_size):
             total_ON += _part(
                 x_NI, weight_OI, line_N, output_O, num_lines, num_outputs, num_inputs, line_stride, first_input,
                 part_size, LINES, OUTPUTS, INPUTS, WIDENED,
             )  # fmt: skip
+    else:
+        total_ON = _part(
+            x_NI, weight_OI, line_N, output_O, num_lines, num_outputs, num_inputs, line_stride, 0, part_size,
+            LINES, OUTPUTS, INPUTS, WIDENED,
+        )  # fmt: skip
     total_NO = tl.trans(total_ON)
     inside_NO = (line_N < num_lines)[:, None] & (output_O < num_outputs)[None]
     at_NO = line_N.to(tl.int64)[:, None] * num_outputs + output_O[None]

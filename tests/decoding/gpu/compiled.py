@@ -1,7 +1,7 @@
-"""Kernels compiled for GPUs that are not here: `python -m tests.decoding.gpu.compiled FILE` prints what they take.
+"""Kernels compiled for GPUs that are not here.
 
-Triton compiles without a GPU. NVIDIA's assembler and `cuobjdump`, which come with it, tell registers, spills and shared
-memory. A launch is recorded where the kernel would be started, with the very arguments of the launcher; so a process
+Triton compiles without a GPU. NVIDIA's `cuobjdump`, which comes with it, tells what the program that a GPU would run
+takes. A launch is recorded where the kernel would be started, with the very arguments of the launcher; so a process
 that records does not interpret.
 """
 
@@ -11,13 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 # Bytes of shared memory that one program may have (CUDA C++ Programming Guide, "Compute Capabilities").
@@ -47,25 +46,34 @@ class Launch:
 
     def compiled(self, capability: int) -> "Compiled":
         """Compile for GPUs of this compute capability (90 is 9.0), specialized as a launch would be."""
+        source = ASTSource(self.kernel, *self._specialization())
+        found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+        return Compiled.of(found, capability)
+
+    @property
+    def program(self) -> tuple[str, str]:
+        """What launches that run one and the same program have in common."""
+        return self.kernel.__name__, repr((self._specialization(), self.options))
+
+    def _specialization(self) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+        """Return types by name, the values that the compiler knows by place, and what it knows of others."""
         signature: dict[str, str] = {}
         constants: dict[tuple[int, ...], Any] = {}
         hints: dict[tuple[int, ...], Any] = {}
         for index, parameter in enumerate(self.kernel.params):
-            value = self.arguments[parameter.name]
+            value, is_any = self.arguments[parameter.name], parameter.do_not_specialize
             if isinstance(value, torch.Tensor):
                 signature[parameter.name] = _TYPES[value.dtype]
                 hints[index,] = [["tt.divisibility", 16]]
-            elif parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            elif parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not is_any):
                 signature[parameter.name], constants[index,] = "constexpr", value
             elif isinstance(value, float):
                 signature[parameter.name] = "fp32"
             else:
                 signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
-                if value % 16 == 0:
+                if value % 16 == 0 and not is_any:
                     hints[index,] = [["tt.divisibility", 16]]
-        source = ASTSource(self.kernel, signature, constants, hints)
-        found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
-        return Compiled.of(found, capability)
+        return signature, constants, hints
 
 
 @dataclass(frozen=True)
@@ -80,29 +88,20 @@ class Compiled:
 
     @classmethod
     def of(cls, found: Any, capability: int) -> "Compiled":
-        ptx: str = found.asm["ptx"]
-        target = re.search(r"\.target\s+(\w+)", ptx)
-        assert target is not None
-        with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder) / "kernel.ptx"
-            source.write_text(ptx)
-            command = [
-                get_ptxas(capability).path,
-                "-v",
-                f"--gpu-name={target[1]}",
-                "--fmad=false",
-                str(source),
-                "-o",
-                f"{folder}/cubin",
-            ]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        registers = int(re.findall(r"Used (\d+) registers", said)[-1])
-        spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-        return cls(capability, registers, spilled, int(found.metadata.shared), ptx)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(found.asm["cubin"])
+            file.flush()
+            command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        # Our kernels call nothing and index no arrays of their own, so the stack has what the registers cannot take.
+        taken = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+        num_spilled_bytes = taken["STACK"] + taken["LOCAL"]
+        return cls(capability, taken["REG"], num_spilled_bytes, int(found.metadata.shared), found.asm["ptx"])
 
     @property
-    def multiplies_with_tensor_cores(self) -> bool:
-        return bool(re.search(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)", self.ptx))
+    def tensor_core_instructions(self) -> set[str]:
+        """The kinds of instructions that multiply tiles, with their shapes and types."""
+        return set(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\.[\w.:]+", self.ptx))
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""The kernels of layers, compiled as they would be launched for models and batches of usual sizes; no GPU is needed.
+
+Triton keeps what it compiled in ~/.triton/cache: the first time takes about a minute, a later one seconds.
+"""
+
+import re
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from decoding.gpu import attention, linear
+from decoding.gpu.available import is_interpreted
+from decoding.gpu.kernels import attention as attention_kernels
+from decoding.gpu.kernels import linear as linear_kernels
+from decoding.gpu.kernels import norms as norm_kernels
+from decoding.gpu.norms import rms_norm
+from tests.decoding.gpu.compiled import SHARED_MEMORY, Compiled, Launch, recorded
+
+pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
+
+LINEAR = {"multiply", "multiply_part", "multiply_gated"}
+ATTENTION = {"attend_whole", "attend_chunks"}
+OTHERS = {"add_parts", "merge", "rms_norm", "split_heads"}
+FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
+HEAD_SIZE = 128
+NUM_POSITIONS, NUM_VISIBLE = 4097, 1088
+
+
+class Model(NamedTuple):
+    hidden_size: int
+    inner_size: int
+    num_query_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    has_head_norms: bool
+
+
+MODELS = {
+    "Llama-3.1-8B": Model(4096, 14336, 32, 8, 128_256, False),
+    "Qwen3-0.6B": Model(1024, 3072, 16, 8, 151_936, True),
+    "Qwen3-8B": Model(4096, 12288, 32, 8, 151_936, True),
+    "Qwen3-32B": Model(5120, 25600, 64, 8, 151_936, True),
+}
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
+    """What a layer and the head launch in a forward."""
+    num_lines, query_size = num_rows * num_tokens, model.num_query_heads * HEAD_SIZE
+    qkv_size = query_size + 2 * model.num_kv_heads * HEAD_SIZE
+    hidden_NE, inner_NX = _empty(num_lines, model.hidden_size), _empty(num_lines, model.inner_size)
+    up_OI = _empty(model.inner_size, model.hidden_size)
+    keys_SHPD = _empty(num_rows, NUM_POSITIONS, model.num_kv_heads, HEAD_SIZE).transpose(1, 2)
+    row_first, places_N = _empty(num_rows + 1, dtype=torch.int64), _empty(num_lines, dtype=torch.int64)
+    rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
+    norm_D, table_PD = _empty(HEAD_SIZE) if model.has_head_norms else None, _empty(NUM_POSITIONS, HEAD_SIZE)
+    turns = attention.Turns(table_PD, table_PD, norm_D, norm_D, 1e-6)
+    with recorded(attention, attention_kernels, linear_kernels, norm_kernels) as launches:
+        rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
+        qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
+        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, turns)
+        found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
+        linear.multiply(found_NX, _empty(model.hidden_size, query_size), None, hidden_NE)
+        linear.multiply_gated(hidden_NE, up_OI, up_OI, None, None)
+        linear.multiply(inner_NX, _empty(model.hidden_size, model.inner_size), None, hidden_NE)
+        linear.multiply(hidden_NE, _empty(model.vocab_size, model.hidden_size), None)
+    return launches
+
+
+class Program(NamedTuple):
+    name: str
+    launch: Launch
+    compiled: Compiled
+
+    @property
+    def instructions(self) -> set[str]:
+        """The tensor cores' instructions, without the number of lines of one: it changes no line's numbers."""
+        return {re.sub(r"(m\d+)n\d+(k\d+)", r"\1\2", name) for name in self.compiled.tensor_core_instructions}
+
+
+@pytest.fixture(scope="module", params=[80, 90, 100])
+def capability(request) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def programs(capability) -> list[Program]:
+    """All programs that the forwards run, each once."""
+    every = {
+        launch.program: launch for model in MODELS.values() for rows in FORWARDS for launch in _launches(model, *rows)
+    }
+    return [Program(name, launch, launch.compiled(capability)) for (name, _), launch in every.items()]
+
+
+def test_every_kernel_is_launched(programs):
+    assert {program.name for program in programs} == LINEAR | ATTENTION | OTHERS
+
+
+def test_no_kernel_spills_or_takes_more_memory_than_there_is(programs, capability):
+    for name, launch, compiled in programs:
+        what = f"{name} with {launch.options}"
+        assert compiled.num_spilled_bytes == 0, what
+        assert compiled.num_shared_bytes <= SHARED_MEMORY[capability], what
+
+
+def test_every_launch_says_that_products_are_rounded_before_they_are_added(programs):
+    """The default is another from Triton 3.9 on."""
+    assert all(program.launch.options["enable_fp_fusion"] is False for program in programs)
+
+
+def test_tensor_cores_multiply_and_nothing_else_needs_them(programs):
+    for program in programs:
+        assert bool(program.instructions) == (program.name in LINEAR | ATTENTION), program.name
+
+
+def test_one_instruction_multiplies_any_number_of_lines(programs, capability):
+    """Another one could add in another order, and the numbers of a line would depend on the number of lines."""
+    found = set.union(*(program.instructions for program in programs if program.name in LINEAR))
+    expected = {80: r"mma\.sync\..*m16k16\..*", 90: r"wgmma\.mma_async\..*m64k16\..*", 100: r"tcgen05\.mma\..*"}
+    assert len(found) == 1
+    assert re.fullmatch(expected[capability], found.pop())
+
+
+def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
+    found = {}
+    for program in programs:
+        if program.name in ATTENTION:
+            found.setdefault(program.launch.arguments["GROUP"], []).append(program)
+    assert found.keys() == {2, 4, 8}
+    for group in found.values():
+        assert {program.name for program in group} == ATTENTION
+        assert len({frozenset(program.compiled.tensor_core_instructions) for program in group}) == 1
