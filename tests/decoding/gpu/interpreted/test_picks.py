@@ -145,6 +145,25 @@ def test_cuts_among_equal_scores_count_from_the_highest_id_and_picks_from_the_lo
     assert _kernels(Case(equal, [SamplingParams(temperature=0)])).token_ids_BJ.item() == 0
 
 
+def test_top_p_counts_the_mass_that_top_k_leaves():
+    """Ten tokens of 300 are likely, 20 to 1: of those that top-k leaves, half the mass is five tokens."""
+    logits = torch.zeros(1, 1, 300)
+    logits[..., :10] = 3.0
+    for row in range(20):
+        params = SamplingParams(top_k=10, top_p=0.5)
+        assert _kernels(Case(logits, [params], first_row=row)).token_ids_BJ.item() in range(5, 10)
+
+
+def test_a_stop_id_may_be_drawn_exactly_when_the_least_number_of_tokens_is_written():
+    params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(7,))
+    row = Sequence.create([1, 2], params)
+    row.output_token_ids += [4]
+    logits = torch.zeros(1, 4, 100)
+    logits[..., 7], logits[..., 9] = 2.0, 1.0
+    found = rows_over([row], (3,)).pick(logits, torch.zeros(1, 3, dtype=torch.int64), 0)
+    assert found.token_ids_BJ.tolist() == [[9, 9, 7, 7]]  # behind 1, 2, 3 and 4 tokens of output
+
+
 def test_a_close_call_at_a_cut_is_left_to_torch_which_knows_borders(monkeypatch):
     launched = []
     monkeypatch.setattr("decoding.sampling.rows.pick_on_gpu", lambda *args: launched.append(args) or pick(*args))
