@@ -3,19 +3,28 @@
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
 import pytest
-import ray
 import transformers
 
 from tests.text_pair import save_text_pair
+
+# Where there is no Ray, such as on a machine with a GPU and torch alone, the tests of what needs it are not collected.
+_NEED_RAY = ["actors", "endpoint", "faults", "jobs", "k8s", "pipeline", "vllm", "test_checks.py", "test_readme.py"]
+_NEED_RAY += ["benchmarks/test_scale.py", "benchmarks/test_serving.py"]
+collect_ignore = [] if find_spec("ray") else _NEED_RAY
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 pytest_plugins = ["tests.failures"]
 transformers.logging.set_verbosity_error()
+
+
+def pytest_report_header() -> list[str]:
+    return [f"Ray is not installed, so these are not collected: {', '.join(collect_ignore)}"] if collect_ignore else []
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +36,8 @@ def text_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """The address of a local Ray with more logical CPUs than the machine may have."""
+    import ray  # here, so that tests that need no Ray can be collected and run where it is not installed
+
     context = ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield str(context.address_info["gcs_address"])
     ray.shutdown()

@@ -26,6 +26,7 @@ _FIGURES = (
     "bytes_per_round",
     "roofline_tokens_per_second",
     "roofline_share",
+    "round_roofline_share",
 )
 
 
@@ -139,6 +140,12 @@ class Result:
         """Tokens per second over those of the roofline."""
         speed, limit = self.tokens_per_second, self.roofline_tokens_per_second
         return speed / limit if speed and limit else None
+
+    @property
+    def round_roofline_share(self) -> float | None:
+        """The least time of the rounds on this GPU over the time they took: everything but prefill."""
+        least = self.work.roofline_round_seconds if self.work else None
+        return least / (self.step_seconds * self.num_target_forwards) if least and self.step_seconds else None
 
     @property
     def step_seconds(self) -> float | None:

@@ -26,6 +26,7 @@ class Work:
     prefill_bytes: int
     round_bytes: int  # of all rounds together, target and draft
     roofline_seconds: float | None  # None: the limits of this device are not known
+    roofline_round_seconds: float | None  # of all rounds together: without prefill
 
 
 def work_of(recorder: ForwardRecorder) -> Work | None:
@@ -36,16 +37,17 @@ def work_of(recorder: ForwardRecorder) -> Work | None:
         return None
     gpu = _limits(recorder.models["target"])
     read = {"prefill": 0, "target": 0, "draft": 0}
-    seconds = 0.0
+    seconds = {"prefill": 0.0, "target": 0.0, "draft": 0.0}
     for (phase, role, forward), count in recorder.forwards.items():
         size = known[role]
         read[phase] += count * (size.weight_bytes_read(forward) + size.cache_bytes_read(forward))
         if gpu is not None:
-            seconds += count * (forward_seconds(gpu, size, forward) + _SECONDS_BESIDE[phase])
+            seconds[phase] += count * (forward_seconds(gpu, size, forward) + _SECONDS_BESIDE[phase])
     return Work(
         prefill_bytes=read["prefill"],
         round_bytes=read["target"] + read["draft"],
-        roofline_seconds=None if gpu is None else seconds,
+        roofline_seconds=None if gpu is None else sum(seconds.values()),
+        roofline_round_seconds=None if gpu is None else seconds["target"] + seconds["draft"],
     )
 
 

@@ -56,12 +56,15 @@ def test_the_bandwidth_share_is_that_of_a_step_without_prefill():
 
 
 def test_the_roofline_is_the_runs_time_on_a_gpu_at_its_limits():
-    work = Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=1.5)
+    work = Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=1.5, roofline_round_seconds=1.0)
     result = made_up(work=work)
     assert result.bytes_per_round == 4000 / 10
     assert result.roofline_tokens_per_second == pytest.approx(120 / 1.5)
     assert result.roofline_share == pytest.approx(1.5 / 4.5)
-    unknown = made_up(work=Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=None))
+    assert result.round_roofline_share == pytest.approx(1.0 / 4.0), "without the prefill of half a second"
+    unknown = made_up(
+        work=Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=None, roofline_round_seconds=None)
+    )
     assert (unknown.bytes_per_round, unknown.roofline_share) == (400, None)
 
 

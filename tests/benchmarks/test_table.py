@@ -26,7 +26,7 @@ def test_a_row_has_a_cell_for_every_heading():
 
 
 def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
-    work = Work(prefill_bytes=500, round_bytes=4e9, roofline_seconds=1.5)
+    work = Work(prefill_bytes=500, round_bytes=4e9, roofline_seconds=1.5, roofline_round_seconds=1.0)
     launches = Launches(launches=1026.5, replays=5, host_syncs=11)
     report = made_up_report(made_up(work=work, launches_per_round=launches), made_up("openvino"))
     found = dict(zip(HEADINGS, cells(report, report.results[0]), strict=True))

@@ -44,9 +44,11 @@ def test_plain_decoding_reads_the_weights_in_each_step_and_the_keys_before_it(mo
 def test_at_the_roofline_a_run_takes_the_time_of_its_forwards_and_what_a_round_takes_beside_them(models, monkeypatch):
     monkeypatch.setattr(work, "_limits", lambda model: SLOW)
     size = size_of_model(models.target)
-    expected = forward_seconds(SLOW, size, Forward(4, 0, 4, 10))
-    expected += sum(ROUND_SECONDS + forward_seconds(SLOW, size, Forward.of_round(1, 1, at)) for at in (5, 6, 7, 8))
-    assert work_of(recorded(models, 0)).roofline_seconds == pytest.approx(expected)
+    prefill = forward_seconds(SLOW, size, Forward(4, 0, 4, 10))
+    rounds = sum(ROUND_SECONDS + forward_seconds(SLOW, size, Forward.of_round(1, 1, at)) for at in (5, 6, 7, 8))
+    found = work_of(recorded(models, 0))
+    assert found.roofline_seconds == pytest.approx(prefill + rounds)
+    assert found.roofline_round_seconds == pytest.approx(rounds)
     recorder = recorded(models, 2)
     sizes = {"target": size, "draft": size_of_model(models.draft)}
     beside = ROUND_SECONDS * recorder.count("target") + STEP_SECONDS * recorder.count("draft")
