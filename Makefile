@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve setup-vllm test-vllm peers picture clean
+  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -125,6 +125,12 @@ bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about 
 
 bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
+
+gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes at most; goes on where it stopped (benchmarks/README.md)
+	$(BIN)/python -m benchmarks.gpu_check
+
+gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: some ten minutes
+	$(BIN)/python -m benchmarks.gpu_check --miniature
 
 picture: setup  ## take the picture of the endpoint's page that docs/serving.md shows; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
