@@ -72,7 +72,7 @@ def _correctness(**environment: str) -> tuple[Part, ...]:
 
 
 def _equality(name: str, asks: str, words: str, *, pair: str = "--size small", **environment: str) -> Part:
-    """Texts of a small pair beside plain text and, greedy and in float32, beside transformers'."""
+    """Compare texts of a small pair with plain text and, greedy and in float32, with transformers'."""
     decoder = f"benchmarks.decoder --device cuda {pair} --cache {{pairs}} --batches 16 --prompts 32 --new-tokens 64"
     line = f"{decoder} --repeats 1 --no-raw --memory none --json {{measured}} {words}"
     return Part(name=name, asks=asks, line=line, environment=environment, judge=findings.of_texts)

@@ -27,7 +27,7 @@ transformers.logging.set_verbosity_error()
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where the tests run: "cuda", or "cpu" in the interpreter."""
+    """The device on which the tests run: "cuda", or "cpu" in the interpreter."""
     if HAS_GPU:
         return "cuda"
     if not is_interpreted():

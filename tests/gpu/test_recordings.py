@@ -40,7 +40,7 @@ def test_text_is_the_same_when_slots_are_taken_away_and_given_back(make_engine, 
 
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
 def test_text_is_the_same_where_nothing_can_be_recorded(make_engine, plain, drafter, monkeypatch):
-    """As with a driver that refuses: slower, but right."""
+    """A driver that refuses to record makes the engine slower, never wrong."""
 
     def refuse(run: object) -> ReplayedRun:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -80,7 +80,7 @@ def test_after_a_capture_that_fails_memory_can_be_had_and_other_captures_work(ho
 
 @needs_a_gpu
 def test_two_threads_may_record_at_once(device, tmp_path_factory):
-    """As two actors' engines in one process; in the interpreter all threads would share one program counter."""
+    """Two actors' engines in one process do so; in the interpreter all threads would share one program counter."""
     pairs = [load_models(Case("llama", "bfloat16", "on"), device, tmp_path_factory.mktemp("pair")) for _ in range(2)]
     expected = outputs(run(engine_over(pairs[0], num_slots=1), rows.sequences()))
     both_ready = threading.Barrier(2, timeout=60)
