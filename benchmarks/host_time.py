@@ -23,8 +23,11 @@ from benchmarks.hardware import describe_machine
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.device_rounds import DeviceRounds, rounded_width
-from decoding.engine.overlapped_lane import OverlappedLane
+from decoding.engine.overlapped.lane import OverlappedLane
+from decoding.engine.overlapped.pending_round import NUM_COUNTS
+from decoding.engine.overlapped.recordings import Key, Recordings
+from decoding.engine.overlapped.rounds import DeviceRounds
+from decoding.engine.overlapped.shapes import rounded_width
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -33,8 +36,9 @@ _WARM_UP = 6  # rounds
 _PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 4096
 _WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "item")
-# They make another view of a tensor, or memory, and no work for the device.
-_NO_WORK = ("view", "slice", "select", "unsqueeze", "squeeze", "expand", "t", "transpose", "detach", "alias", "empty")
+# They make another view of a tensor, or memory, and no work for the device; the last line is of tensors of the host.
+_NO_WORK = {"view", "slice", "select", "unsqueeze", "squeeze", "expand", "t", "transpose", "detach", "alias", "empty"}
+_NO_WORK |= {"lift_fresh", "resolve_conj", "resolve_neg"}
 # Of the 8B pair on an H100, from its bandwidth (benchmarks/roofline.py): what a round costs decides the plan alone.
 _COSTS = CostTable(((1, 5e-3), (128, 1e-2), (2304, 3e-2)), ((1, 6e-4), (256, 6e-3)), 5e-4, 1e-6)
 
@@ -80,13 +84,14 @@ class _Model:
         return None
 
 
-class _Rounds(DeviceRounds):
-    """Rounds that take no time: each row accepts a number of tokens of its own."""
+class _MadeUp(Recordings):
+    """Recordings that take no time; each row accepts a number of tokens of its own."""
 
-    num_replays = 0
-    num_drafts = 0
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.num_replays = self.num_drafts = 0
 
-    def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
         kind, num_rows, _, num_drafted, *_ = cast(tuple[str, int, int, int], key)
         if kind == "draft":
@@ -105,7 +110,7 @@ def _made_up(num_rows: int, num_drafted: int) -> torch.Tensor:
 def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
     key = ("verdicts", num_rows, num_drafted)
     if key not in _cache:
-        columns_BC = torch.full((num_rows, 4 + rounded_width(num_drafted)), 7)
+        columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
         columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
         columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
         _cache[key] = columns_BC
@@ -115,16 +120,16 @@ def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:
     """Run rounds of this many rows at temperature 0.8 and top_p 0.95; medians are of rounds without newcomers."""
     schedule: Schedule = AdaptiveSchedule(_COSTS, num_drafted) if is_adaptive else FixedSchedule(num_drafted)
-    lane = lane_over(schedule, num_rows, vocab_size)
+    lane, recordings = lane_over(schedule, num_rows, vocab_size)
     for _ in range(_WARM_UP):
         lane.advance(num_rows)
     seconds, counts = [], []
     for index in range(2 * num_rounds):
-        before = _num_replays(lane)
+        before = recordings.num_replays
         if index % 2:
             with _Counter() as counter:
                 lane.advance(num_rows)
-            counts.append((counter.num_operations, _num_replays(lane) - before, 1 + counter.num_waits))
+            counts.append((counter.num_operations, recordings.num_replays - before, 1 + counter.num_waits))
         else:
             started = time.thread_time()
             lane.advance(num_rows)
@@ -133,13 +138,14 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     return HostTime(num_rows, operations, replays, waits, statistics.median(seconds))
 
 
-def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> OverlappedLane:
-    """Return a lane of this many rows, more rows behind them, and models that are never run."""
+def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[OverlappedLane, _MadeUp]:
+    """Return a lane of this many rows, more rows behind them, and models that are never run; and its recordings."""
     target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
     params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
-    return OverlappedLane(
+    drafter, recordings = ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN), _MadeUp()
+    lane = OverlappedLane(
         target,
-        ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN),
+        drafter,
         schedule,
         deque(Sequence.create([row % 997] * _PROMPT_TOKENS, params, row=row) for row in range(8 * num_rows)),
         num_slots=num_rows,
@@ -147,14 +153,9 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> OverlappedL
         max_prefill_tokens=2048,
         verification="coupled",
         record=None,
-        make_rounds=_Rounds,
     )
-
-
-def _num_replays(lane: OverlappedLane) -> int:
-    rounds = lane.rounds
-    assert isinstance(rounds, _Rounds)
-    return rounds.num_replays
+    lane.rounds = DeviceRounds(target, drafter, num_rows, recordings)
+    return lane, recordings
 
 
 def main() -> None:
