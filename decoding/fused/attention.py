@@ -16,6 +16,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from decoding.cache.kv_cache import KVCache, Plan, SlotLayer
 from decoding.fused import kernels
+from decoding.gpu.available import kernels_run_on
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,12 @@ class TorchAttention:
     """Attention by torch's own operations, on any device, called like `KernelAttention`."""
 
     def __init__(
-        self, heads: Heads, plan: Plan, turns_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]
+        self,
+        heads: Heads,
+        plan: Plan,
+        turns_N: torch.Tensor,
+        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        window: Window | None = None,
     ) -> None:
         """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
         self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
@@ -141,6 +147,8 @@ class TorchAttention:
         # Added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, else -inf.
         keys_L = torch.arange(plan.num_visible, device=turns_N.device)
         is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
+        if window is not None:
+            is_hidden_BTL |= (keys_L <= plan.positions_BT[:, :, None] - window.num_last) & (keys_L >= window.num_first)
         mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
         self._mask = mask_BTL.repeat_interleave(heads.group, dim=1)[:, None]
 
@@ -176,3 +184,38 @@ class TorchAttention:
         found_BHTGD = found_BHXD.reshape(num_rows, heads.num_kv_heads, width, heads.group, heads.head_size)
         found_NX = found_BHTGD.transpose(1, 2).flatten(2).flatten(0, 1)
         return found_NX if packing is None else found_NX[packing.packed_N]
+
+
+SlotAttention = GpuAttention | KernelAttention | TorchAttention
+
+
+def attention_here(
+    heads: Heads,
+    positions_N: torch.Tensor,
+    cache: KVCache,
+    plan: Plan,
+    tables_PD: tuple[torch.Tensor, torch.Tensor],
+    functions: kernels.Kernels | None,
+    window: Window | None = None,
+) -> SlotAttention:
+    """Prepare the attention of one forward by the fastest code here; `functions` are our CPU kernels, if there are any.
+
+    The rotary tables (cos, sin) have a line for each position of the cache. Our CPU kernels know no window.
+    """
+    if kernels_run_on(tables_PD[0].device):
+        return GpuAttention(heads, plan, tables_PD, window)
+    if functions is not None and window is None:
+        return KernelAttention(functions, heads, kernel_forward(heads, positions_N, cache, plan, tables_PD))
+    return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)
+
+
+def kernel_forward(
+    heads: Heads, positions_N: torch.Tensor, cache: KVCache, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor]
+) -> KernelForward:
+    """Describe a forward for our CPU kernels."""
+    return KernelForward(heads, cache, plan, _turns(positions_N, tables_PD), tables_PD)
+
+
+def _turns(positions_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the tokens' lines in the rotary tables."""
+    return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end

@@ -22,9 +22,10 @@ from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.fp8.linear import may_join
 from decoding.fused import kernels
-from decoding.fused.attention import GpuAttention, Heads, KernelAttention, KernelForward, TorchAttention, Window
+from decoding.fused.attention import Heads, KernelForward, SlotAttention, Window, attention_here, kernel_forward
 from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
 from decoding.fused.linear import KernelLinear
+from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
@@ -80,9 +81,7 @@ class FusedDecoder:
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):
             self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first)
-        self._rotary = network.rotary_emb
-        self._tables_PD: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._earlier_tables: list[tuple[torch.Tensor, torch.Tensor]] = []  # which recorded graphs may still read
+        self._rotary = RotaryTables(network.rotary_emb, self._like_1E)
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -116,17 +115,6 @@ class FusedDecoder:
         """Whether a token's logits are the same, bit for bit, in any batch: true if on CPU only our code runs."""
         are_layers = self.kernels is not None and all(layer.is_batch_invariant for layer in self._layers)
         return are_layers and (self._head is None or isinstance(self._head, KernelLinear))
-
-    def reach(self, num_positions: int) -> None:
-        """Prepare for sequences of up to `num_positions` tokens."""
-        positions = torch.arange(num_positions, device=self._like_1E.device)[None]
-        cos_1PD, sin_1PD = self._rotary(self._like_1E, positions)
-        half = cos_1PD.shape[-1] // 2
-        # With the sign of rotate_half in the table, the rotation is x * cos + swapped(x) * sin.
-        sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
-        if self._tables_PD is not None:
-            self._earlier_tables.append(self._tables_PD)
-        self._tables_PD = cos_1PD[0].contiguous(), sin_PD
 
     def forward(
         self, fed_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
@@ -165,29 +153,11 @@ class FusedDecoder:
         return logits_MV
 
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
-        return KernelForward(self._heads, cache, plan, *self._turns(positions_N, cache))
+        return kernel_forward(self._heads, positions_N, cache, plan, self._rotary.reach(cache.num_positions))
 
-    def _attention(
-        self, positions_N: torch.Tensor, cache: KVCache, plan: Plan
-    ) -> GpuAttention | KernelAttention | TorchAttention:
-        if self.is_on_gpu:
-            return GpuAttention(self._heads, plan, self._tables(cache), self.window)
-        if self.kernels is not None:
-            return KernelAttention(self.kernels, self._heads, self._kernel_forward(positions_N, cache, plan))
-        return TorchAttention(self._heads, plan, *self._turns(positions_N, cache))
-
-    def _turns(
-        self, positions_N: torch.Tensor, cache: KVCache
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Return the tokens' lines in the rotary tables, and the tables."""
-        tables_PD = self._tables(cache)
-        return positions_N.clamp(max=len(tables_PD[0]) - 1), tables_PD  # padding may be beyond the end
-
-    def _tables(self, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._tables_PD is None or len(self._tables_PD[0]) < cache.num_positions:
-            self.reach(cache.num_positions)
-        assert self._tables_PD is not None
-        return self._tables_PD
+    def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> SlotAttention:
+        tables_PD = self._rotary.reach(cache.num_positions)
+        return attention_here(self._heads, positions_N, cache, plan, tables_PD, self.kernels, self.window)
 
 
 def _padded(x: torch.Tensor, num_lines: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from decoding.drafters import NEED_A_MODEL
 from decoding.fused import attention as fused_attention
 from decoding.fused import kernels
 from decoding.fused.decoder import FusedDecoder
+from decoding.fused.rotary_tables import RotaryTables
 from decoding.fused.linear import kernel_function
 from decoding.fused.packed_linear import Packed
 from decoding.network.language_model import LanguageModel
@@ -148,13 +149,12 @@ def test_a_network_with_an_unknown_parameter_is_not_fused():
 
 def test_fused_layers_that_deviate_are_not_used(monkeypatch, caplog):
     model = LanguageModel(network("llama"), frozenset())
-    reach = FusedDecoder.reach
+    reach = RotaryTables.reach
 
     def off_by_one(self, num_positions):
-        reach(self, num_positions + 1)
-        self._tables_PD = tuple(table_PD[1:] * 1.01 for table_PD in self._tables_PD)
+        return tuple(table_PD[1:] * 1.01 for table_PD in reach(self, num_positions + 1))
 
-    monkeypatch.setattr(FusedDecoder, "reach", off_by_one)
+    monkeypatch.setattr(RotaryTables, "reach", off_by_one)
     assert check_model(model, "llama") < 1e-5
     assert model.fused is None
     assert "when its layers are fused: transformers' code runs" in caplog.text

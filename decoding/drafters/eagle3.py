@@ -1,0 +1,223 @@
+"""Eagle3Drafter: drafts with an EAGLE-3 head, which reads the target's features in place of a model's own layers.
+
+After each forward the target hands out a feature of every token that it has read. Feature i makes a pair with token
+i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true, and the last one gives the first drafted token. Further
+tokens are drafted from what the head computed itself; the next round overwrites those entries by true pairs. A row that
+does not draft reads its pairs, too, some rounds later.
+
+Shapes: N tokens or rows of a step, S slots, V vocabulary of the target, H hidden size of the head.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from decoding.cache.features import FeatureTap
+from decoding.cache.kv_cache import KVCache
+from decoding.device import to_device
+from decoding.drafters.base import swap_entries
+from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.heads.eagle3_head import Eagle3Head
+from decoding.sampling.rows import Rows
+from decoding.sequence import Sequence
+
+_MOST_HELD = 16  # features of a row that does not draft
+
+
+@dataclass
+class _Piece:
+    """Features of consecutive positions of a row: lines of a tensor that other rows share."""
+
+    start: int
+    features_NH: torch.Tensor
+    first: int  # line of the first position
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class Eagle3Drafter(StepwiseDrafter):
+    """Drafts with a head, in a slot cache that mirrors the target's."""
+
+    reads_features = True
+
+    def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
+        """Allocate the head's cache. The target must hand its features to `tap`."""
+        super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)
+        self.head = head
+        self._num_pairs: dict[int, int] = {}  # by slot: pairs whose keys and values are true
+        self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
+        self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
+        self._states: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # after the last step, and the step's slots
+        head.allocate(num_slots, max_model_len)
+
+    @property
+    def tap(self) -> FeatureTap:
+        """What the target must hand out."""
+        return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
+
+    @property
+    def _cache(self) -> KVCache:
+        assert self.head.cache is not None
+        return self.head.cache
+
+    def receive(
+        self,
+        slots: Seq[int],
+        starts: Seq[int],
+        lengths: Seq[int],
+        tokens_N: torch.Tensor,
+        features_NH: torch.Tensor,
+    ) -> None:
+        """Hold the features of a forward. What was held of these positions belonged to tokens that were rejected."""
+        first = 0
+        for slot, start, length in zip(slots, starts, lengths, strict=True):
+            kept = [piece for piece in self._held.get(slot, []) if piece.start < start]
+            for piece in kept:
+                piece.length = min(piece.length, start - piece.start)
+            if start < self._max_len:
+                kept.append(_Piece(start, features_NH, first, length))
+            self._held[slot] = kept
+            first += length
+
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Copy the donor's pairs, as far as its features have come."""
+        if donor is not None and donor in self._rows and num_shared > self._num_pairs.get(donor, 0):
+            self._read({donor: num_shared})
+        self._renew_slot(slot)
+        num_copied = 0
+        if donor is not None:
+            num_copied = self._copy_slot(slot, donor, min(num_shared, self._num_pairs.get(donor, 0)))
+        self._num_pairs[slot], self._held[slot] = num_copied, []
+        self._rows.pop(slot, None)
+
+    def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
+        """Read all pairs of these prompts, whose features the target has just handed out."""
+        ends = {slot: len(prompt) - 1 for slot, prompt in zip(slots, prompts, strict=True)}
+        self._read(ends, dict(zip(slots, prompts, strict=True)))
+
+    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        self._rows.update(zip(slots, sequences, strict=True))
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange keys and values, and what is held."""
+        self._swap_slots(first, second, self._num_pairs.get(first, 0), self._num_pairs.get(second, 0))
+        for table in (self._num_pairs, self._held, self._rows):
+            swap_entries(table, first, second)
+
+    def reset(self, slot: int) -> None:
+        """Clear the slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
+        self._cache.zero(slot)
+        self._num_pairs[slot], self._held[slot] = 0, []
+        self.is_finite_S[slot] = True
+
+    def _limits(self, rows: Rows) -> list[int]:
+        """Return how many tokens each row may draft; a row of one token has no pair yet."""
+        limits = super()._limits(rows)
+        return [limit if len(sequence) > 1 else 0 for limit, sequence in zip(limits, rows.sequences, strict=True)]
+
+    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
+        self._rows.update(enumerate(rows.sequences))
+        # Of a row that does not draft one pair is left: the row may stand between others that do.
+        waiting = {
+            slot: len(row) - 2
+            for slot, (row, limit) in enumerate(zip(rows.sequences, limits, strict=True))
+            if not limit and len(row) - 1 - self._num_pairs.get(slot, 0) > _MOST_HELD
+        }
+        self._read(waiting)
+
+    def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
+        starts, lengths, tokens, pieces = [], [], [], []
+        for slot, row in zip(slots, part.sequences, strict=True):
+            start, end = self._next_pairs(slot, len(row) - 1)
+            if start >= end:  # nothing is known of it: it writes where the next true pair will be
+                start, end = max(len(row) - 2, 0), max(len(row) - 1, 1)
+            starts.append(start)
+            lengths.append(end - start)
+            tokens += [*row.token_ids[start + 1 : end + 1], 0][: end - start]
+            pieces.append((slot, start, end))
+        states_NH = self.head.read(
+            to_device(tokens, self.head.device), self._features(pieces), starts, lengths, slots
+        )
+        for slot, start, end in pieces:
+            self._forget(slot, end)
+        return self._logits(slots, states_NH)
+
+    def _next_logits(
+        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
+    ) -> torch.Tensor:
+        before, states_NH = self._states
+        if before != slots:
+            states_NH = states_NH[to_device([before.index(slot) for slot in slots], self.head.device)]
+        starts = [len(row) - 2 + step for row in part.sequences]
+        return self._logits(slots, self.head.read(newest_N, states_NH, starts, [1] * len(slots), slots))
+
+    def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:
+        logits_N1V, states_NH = self.head.logits(states_NH)
+        self._states = slots, states_NH
+        return logits_N1V
+
+    def _read(self, ends: dict[int, int], tokens: dict[int, Seq[int]] | None = None) -> None:
+        """Read the pairs of these slots up to `ends` that have not been read, without an output."""
+        pieces = []
+        for slot, end in ends.items():
+            start, end = self._next_pairs(slot, end)
+            if start < end:
+                pieces.append((slot, start, end))
+        if not pieces:
+            return
+        fed: list[int] = []
+        for slot, start, end in pieces:
+            row = self._rows[slot].token_ids if tokens is None else tokens[slot]
+            fed += row[start + 1 : end + 1]
+        self.head.read(
+            to_device(fed, self.head.device),
+            self._features(pieces),
+            [start for _, start, _ in pieces],
+            [end - start for _, start, end in pieces],
+            [slot for slot, _, _ in pieces],
+            is_wanted=False,
+        )
+        for slot, _, end in pieces:
+            self._forget(slot, end)
+
+    def _next_pairs(self, slot: int, end: int) -> tuple[int, int]:
+        """Return the range of pairs up to `end` that have not been read and whose features are held."""
+        held = self._held.get(slot, [])
+        start = self._num_pairs.get(slot, 0)
+        if not held:
+            return start, start
+        return max(start, held[0].start), min(end, held[-1].end)
+
+    def _forget(self, slot: int, end: int) -> None:
+        """Count the pairs up to `end` as read, and drop their features."""
+        self._num_pairs[slot] = end
+        self._held[slot] = [piece for piece in self._held.get(slot, []) if piece.end > end]
+
+    def _features(self, pieces: Seq[tuple[int, int, int]]) -> torch.Tensor:
+        """Return the features [N, H] of these ranges (slot, start, end), end to end; zeros where none are held."""
+        parts: list[tuple[torch.Tensor | None, list[int]]] = []
+        for slot, start, end in pieces:
+            position = start
+            for piece in self._held.get(slot, []):
+                if piece.end > position and piece.start < end:
+                    until = min(end, piece.end)
+                    lines = range(piece.first + position - piece.start, piece.first + until - piece.start)
+                    if parts and parts[-1][0] is piece.features_NH:
+                        parts[-1][1].extend(lines)
+                    else:
+                        parts.append((piece.features_NH, list(lines)))
+                    position = until
+            if position < end:
+                parts.append((None, [0] * (end - position)))
+        like = self.head.network.fc.weight
+        found = [
+            like.new_zeros(len(lines), self.head.hidden_size)
+            if features_NH is None
+            else features_NH[to_device(lines, self.head.device)]
+            for features_NH, lines in parts
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)

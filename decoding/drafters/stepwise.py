@@ -1,0 +1,145 @@
+"""StepwiseDrafter: drafting token by token, under the target's own sampling parameters. What computes logits differs.
+
+Rows that have drafted enough leave the steps only when at most half of a step's rows still draft: a step over other
+rows than the first slots must gather their keys and values, which does not pay for fewer.
+
+Shapes: B rows, N of them in a step, K drafted tokens, V vocabulary of the target, S slots.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+
+import torch
+
+from decoding.cache.kv_cache import KVCache
+from decoding.device import to_device
+from decoding.drafters.base import Drafter
+from decoding.sampling.distribution import keep_best, probabilities, process_logits
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft, draw_draft
+
+
+class StepwiseDrafter(Drafter):
+    """Drafts a token of every row in each step, from logits over the target's ids."""
+
+    has_model = True
+
+    def __init__(self, num_slots: int, max_len: int, device: torch.device, most_candidates: int = 0) -> None:
+        """Draft for rows of up to `max_len` tokens.
+
+        Under rejection a token is drawn from the `most_candidates` best ones (0: from all), and the stated distribution
+        says so. That bounds the size of the distribution for a drafter that must send it to another process.
+        """
+        self._max_len, self._most_candidates = max_len, most_candidates
+        # A slot with a value that is not finite drafts nothing.
+        self.is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=device)
+
+    @property
+    @abstractmethod
+    def _cache(self) -> KVCache:
+        """The draft's own keys and values."""
+
+    @property
+    def max_len(self) -> int:
+        """The longest row that is drafted for."""
+        return self._max_len
+
+    @abstractmethod
+    def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
+        """Return logits [N, 1, V] for the first drafted token of the rows in these slots, of which some draft.
+
+        The logits of the other rows have no meaning.
+        """
+
+    @abstractmethod
+    def _next_logits(
+        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
+    ) -> torch.Tensor:
+        """Return logits [N, 1, V] for drafted token `step`, after `newest_N`: those that the last step drafted."""
+
+    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
+        """Learn how many tokens each row will draft. Called in rounds without a draft, too."""
+
+    def _renew_slot(self, slot: int) -> None:
+        """Make a slot fit for another row: no value that is not finite stays where the row could meet it."""
+        if self._cache.hides_unwritten:  # and the device need not be asked
+            self.is_finite_S[slot] = True
+        elif not self.is_finite_S[slot]:
+            self.reset(slot)
+
+    def _copy_slot(self, slot: int, donor: int, length: int) -> int:
+        """Copy the first positions of another slot, or keep those of the same one; return how many: 0 if not finite."""
+        if length and self._cache.hides_unwritten:  # a copy that is not finite is a guess that is rejected
+            self.is_finite_S[slot] = self.is_finite_S[donor]
+        elif length and not (self.is_finite_S[donor] and self._cache.is_finite(donor, length)):
+            length = 0
+        if length and donor != slot:
+            self._cache.copy(donor, slot, length)
+        return length
+
+    def _swap_slots(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchange keys and values: all positions if some values are not finite, so that none of those stays behind."""
+        is_known = self._cache.hides_unwritten or bool(self.is_finite_S[[first, second]].all())
+        lengths = (first_length, second_length) if is_known else (self._cache.num_positions + 1,) * 2
+        self._cache.swap(first, second, *lengths)
+        kept = self.is_finite_S[first].clone()
+        self.is_finite_S[first] = self.is_finite_S[second]
+        self.is_finite_S[second] = kept
+
+    def _limits(self, rows: Rows) -> list[int]:
+        """Return how many tokens each row may draft."""
+        return [
+            max(0, min(limit, self._max_len - len(sequence)))
+            for limit, sequence in zip(rows.num_draft_tokens, rows.sequences, strict=True)
+        ]
+
+    def propose(self, rows: Rows) -> Draft:
+        """Draft tokens, and for rejection state what each was drawn from; none for rows beyond the draft's context."""
+        limits = self._limits(rows)
+        self._begin_round(rows, limits)
+        keys_B = rows.sampling.keys_B
+        drafted_BK = keys_B.new_zeros(len(limits), max(limits))
+        if not any(limits):
+            return Draft(drafted_BK, torch.zeros_like(keys_B), max_draft_tokens_B=tuple(limits))
+        num_finite_B = torch.zeros_like(keys_B)
+        probs: list[torch.Tensor] = []
+        stepping: list[int] = []
+        for step in range(max(limits)):
+            still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
+            if not stepping or 2 * len(still_drafting) <= len(stepping):
+                stepping = _in_place_or_gathered(still_drafting)
+                part, index_N = rows.take(stepping), to_device(stepping, keys_B.device)
+            drafted_NK = drafted_BK[index_N]
+            if step == 0:
+                logits_N1V = self._first_logits(part, stepping, set(still_drafting))
+            else:
+                logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
+            drafted_before_NK = drafted_NK[:, :step]
+            if rows.verification == "rejection":
+                scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
+                scores_N1V = keep_best(scores_N1V, self._most_candidates)
+                is_finite_N = scores_N1V.amax((1, 2)).isfinite()
+                lengths_N = part.positions(0, 1)[:, 0]
+                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), lengths_N)[:, 0]
+                probs_NV = probabilities(scores_N1V, part.sampling)[:, 0]
+                probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
+            else:
+                picks = part.pick(logits_N1V, drafted_before_NK, step)
+                is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
+            is_finite_N = is_finite_N & self.is_finite_S[index_N]
+            self.is_finite_S[index_N] = is_finite_N
+            num_finite_B.index_add_(0, index_N, is_finite_N.long())
+            drafted_BK[index_N, step] = tokens_N
+        return Draft(
+            drafted_BK,
+            # Drop only tokens drawn after a value that is not finite: to drop a token because of itself would bias.
+            torch.minimum(to_device(limits, keys_B.device), num_finite_B),
+            torch.stack(probs, dim=1) if probs else None,
+            max_draft_tokens_B=tuple(limits),
+        )
+
+
+def _in_place_or_gathered(drafting: list[int]) -> list[int]:
+    """Return the slots of a step: all up to the last that drafts, or only those that draft if they are at most half."""
+    in_place = list(range(drafting[-1] + 1))
+    return drafting if 2 * len(drafting) <= len(in_place) else in_place

@@ -1,0 +1,67 @@
+"""Eagle3Network: the layers of an EAGLE-3 head as modules, named as the tensors of its folder.
+
+A head reads pairs: a feature of the target at position i (its residual stream before some layers) and the token at
+position i + 1. It predicts the token at position i + 2. The first layer's queries, keys and values are computed from
+both side by side, so its products have twice as many inputs; all else is a decoder layer of Llama or Qwen 3.
+
+Source: EAGLE-3 (arXiv 2503.01840); the speculators format, version 0.9.
+
+Shapes: N pairs, A features of a token, E hidden size of the target, H that of the head, V vocabulary of the target, D
+that of the head.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from decoding.heads.head_config import HeadConfig
+
+_LAYERS: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
+    "llama": (llama.LlamaDecoderLayer, llama.LlamaRotaryEmbedding),
+    "qwen3": (qwen3.Qwen3DecoderLayer, qwen3.Qwen3RotaryEmbedding),
+}
+
+
+class Eagle3Network(nn.Module):
+    """The parameters of a head, and what it computes around its layers. The layers are run over slots by `Eagle3Head`."""
+
+    def __init__(self, config: HeadConfig, num_features: int) -> None:
+        """Make the modules for features of `num_features` layers of the target, with weights of no meaning."""
+        super().__init__()
+        layer_config = AutoConfig.for_model(**config.layer_config)
+        layer_class, rotary_class = _LAYERS[layer_config.model_type]
+        hidden_size, epsilon = config.hidden_size, layer_config.rms_norm_eps
+        norm = llama.LlamaRMSNorm
+        self.config, self.layer_config = config, layer_config
+        width = num_features * (config.target_hidden_size or hidden_size)
+        self.input_norm = norm(width, epsilon) if config.norm_before_fc else None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(norm(width // num_features, epsilon) for _ in range(num_features))
+        self.fc = nn.Linear(width, hidden_size, bias=False)
+        self.layers = nn.ModuleList(layer_class(layer_config, index) for index in range(layer_config.num_hidden_layers))
+        first: Any = self.layers[0]
+        first.hidden_norm = norm(hidden_size, epsilon)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            linear = getattr(first.self_attn, name)
+            wider = nn.Linear(2 * hidden_size, linear.out_features, bias=linear.bias is not None)
+            setattr(first.self_attn, name, wider)
+        self.norm = norm(hidden_size, epsilon)
+        self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size)
+        self.rotary_emb = rotary_class(layer_config)
+
+    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
+        features_NX = features_NX.to(self.fc.weight.dtype)
+        if self.input_norm is not None:
+            features_NX = self.input_norm(features_NX)
+        if self.fc_norm is not None:
+            parts = features_NX.chunk(len(self.fc_norm), dim=-1)
+            features_NX = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        projected_NH: torch.Tensor = self.fc(features_NX)
+        return projected_NH
