@@ -46,6 +46,14 @@ class PickInputs:
     drafted_BK: torch.Tensor  # tokens behind the committed ones, int64; read where a row has penalties
     counted: Counted | None  # how often the committed tokens occur; None: no row has penalties
 
+    def __post_init__(self) -> None:
+        """Refuse tensors that the kernels, which have only addresses, would read in other places."""
+        assert len(self.table.columns_BC) == len(self.lengths_B) == len(self.drafted_BK), "all are of the same rows"
+        assert self.table.columns_BC.is_contiguous()
+        assert self.lengths_B.is_contiguous()
+        assert self.drafted_BK.stride(1) == 1 or self.drafted_BK.shape[1] <= 1
+        assert self.counted is not None or not any(self.table.uses_counts), "penalties need counts"
+
 
 @torch.no_grad()
 def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
@@ -58,8 +66,8 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     from decoding.gpu.kernels import picks as kernels  # only where Triton is installed
 
     num_rows, num_positions, vocab_size = logits_BJV.shape
-    if logits_BJV.stride(2) != 1:
-        raise ValueError(f"a token's logit must stand beside the next one's, got strides {logits_BJV.stride()}")
+    assert num_rows == len(inputs.lengths_B), "the logits are of the rows of the table"
+    assert logits_BJV.stride(2) == 1 or vocab_size == 1, "a token's logit stands beside the next one's"
     device, num_places = logits_BJV.device, num_rows * num_positions
     num_blocks = -(-vocab_size // BLOCK)
     num_chunks = -(-num_blocks // _CHUNK)
