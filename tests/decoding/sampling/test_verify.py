@@ -330,7 +330,7 @@ def test_a_row_that_is_not_finite_is_reported_and_leaves_its_neighbours_alone(ru
 @pytest.mark.parametrize("position", range(NUM_DRAFT_TOKENS + 1))
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_is_not_finite_if_one_of_its_positions_is_not(rule, position, poison):
-    """Where no token can be drawn, the next token would lie outside the vocabulary."""
+    """The next token would lie outside the vocabulary where none can be drawn."""
     target, draft = _pair("plain")
     drafts, rows = _draw_drafts(draft, rule, 2), target.rows(2, rule)
     logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), NUM_DRAFT_TOKENS + 1).clone()
