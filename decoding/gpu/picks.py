@@ -33,7 +33,7 @@ class Picked(NamedTuple):
     best_BJ: torch.Tensor
     second_BJ: torch.Tensor
     score_BJ: torch.Tensor
-    is_finite_BJ: torch.Tensor  # where it is not, nothing else has a meaning, but the token id is one
+    is_finite_BJ: torch.Tensor  # whether the best score is a number; else the id is 0 and the numbers mean nothing
 
 
 @dataclass(frozen=True)
