@@ -25,8 +25,11 @@ from benchmarks.harness import listed, show
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.device_rounds import DeviceRounds, rounded_width
-from decoding.engine.overlapped_lane import OverlappedLane
+from decoding.engine.overlapped.lane import OverlappedLane
+from decoding.engine.overlapped.pending_round import NUM_COUNTS
+from decoding.engine.overlapped.recordings import Key, Recordings
+from decoding.engine.overlapped.rounds import DeviceRounds
+from decoding.engine.overlapped.shapes import rounded_width
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -65,13 +68,14 @@ class _Model:
         return None
 
 
-class _Rounds(DeviceRounds):
-    """Rounds that take no time: each row accepts a number of tokens of its own."""
+class _MadeUp(Recordings):
+    """Recordings that take no time; each row accepts a number of tokens of its own."""
 
-    num_replays = 0
-    num_drafts = 0
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.num_replays = self.num_drafts = 0
 
-    def run_shape(self, key: tuple[int | str, ...], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
         kind, num_rows, _, num_drafted, *_ = cast(tuple[str, int, int, int], key)
         if kind == "draft":
@@ -87,7 +91,7 @@ def _made_up(num_rows: int, num_drafted: int) -> torch.Tensor:
 
 @cache
 def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
-    columns_BC = torch.full((num_rows, 4 + rounded_width(num_drafted)), 7)
+    columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
     columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
     columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
     return columns_BC
@@ -96,17 +100,17 @@ def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:
     """Run rounds of this many rows at temperature 0.8 and top_p 0.95; medians are of rounds without newcomers."""
     schedule: Schedule = AdaptiveSchedule(_COSTS, num_drafted) if is_adaptive else FixedSchedule(num_drafted)
-    lane = lane_over(schedule, num_rows, vocab_size)
+    lane, recordings = lane_over(schedule, num_rows, vocab_size)
     for _ in range(_WARM_UP):
         lane.advance(num_rows)
     counter = LaunchCounter(torch.device("cpu"))
     seconds, counts = [], []
     for index in range(2 * num_rounds):
-        before = _num_replays(lane)
+        before = recordings.num_replays
         if index % 2:
             with counter.counting():
                 lane.advance(num_rows)
-            counts.append((counter.counts.launches, _num_replays(lane) - before, counter.counts.host_syncs))
+            counts.append((counter.counts.launches, recordings.num_replays - before, counter.counts.host_syncs))
         else:
             started = time.thread_time()
             lane.advance(num_rows)
@@ -115,13 +119,14 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     return HostTime(num_rows, operations, replays, waits, statistics.median(seconds))
 
 
-def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> OverlappedLane:
-    """Return a lane of this many rows, more rows behind them, and models that are never run."""
+def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[OverlappedLane, _MadeUp]:
+    """Return a lane of this many rows, more rows behind them, and models that are never run; and its recordings."""
     target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
     params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
-    return OverlappedLane(
+    drafter, recordings = ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN), _MadeUp()
+    lane = OverlappedLane(
         target,
-        ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN),
+        drafter,
         schedule,
         deque(Sequence.create([row % 997] * _PROMPT_TOKENS, params, row=row) for row in range(8 * num_rows)),
         num_slots=num_rows,
@@ -129,14 +134,9 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> OverlappedL
         max_prefill_tokens=2048,
         verification="coupled",
         record=None,
-        make_rounds=_Rounds,
     )
-
-
-def _num_replays(lane: OverlappedLane) -> int:
-    rounds = lane.rounds
-    assert isinstance(rounds, _Rounds)
-    return rounds.num_replays
+    lane.rounds = DeviceRounds(target, drafter, num_rows, recordings)
+    return lane, recordings
 
 
 def main(arguments: Seq[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from decoding.noise import noise_key
@@ -52,7 +53,7 @@ class Sequence:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
+    _rounds_by_accepted: list[int] = field(default_factory=list, init=False, repr=False)  # [n]: rounds that accepted n
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
@@ -100,6 +101,11 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """The number of rounds that accepted the draft token at each position, up to the last one ever accepted."""
+        return list(accumulate(reversed(self._rounds_by_accepted[1:])))[::-1]
+
     def stop_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """Return the token ids that may end this sequence."""
         return frozenset(self.params.stop_token_ids) | (frozenset() if self.params.ignore_eos else eos_token_ids)
@@ -119,25 +125,30 @@ class Sequence:
 
         Tokens past an end are not part of the text, so an accepted token among them is not counted as accepted.
         """
-        num_before = len(self.output_token_ids)
+        output = self.output_token_ids
+        num_before, num_tokens = len(output), len(token_ids)
         self.num_rounds += 1
         self.num_draft_tokens += num_draft_tokens
-        if num_before + len(token_ids) < self.max_tokens and self._has_no_end(token_ids, eos_token_ids):
-            self.output_token_ids += token_ids
+        if num_before + num_tokens < self.max_tokens and self._has_no_end(token_ids, eos_token_ids):
+            output += token_ids
         else:
             for token_id in token_ids:
-                self.output_token_ids.append(token_id)
+                output.append(token_id)
                 self._finish_at_token(token_id, eos_token_ids)
                 if self.is_finished:
                     break
-        self._finish_at_string(num_before)
-        num_kept = len(self.output_token_ids) - num_before
-        num_accepted = min(num_kept, len(token_ids) - 1 if num_accepted is None else num_accepted)
-        self.logprobs.extend(logprobs[:num_kept])
+        if self.stop_condition is not None:
+            self._finish_at_string(self.stop_condition, num_before)
+        num_kept = len(output) - num_before
+        if logprobs:
+            self.logprobs.extend(logprobs[:num_kept])
+        num_accepted = num_tokens - 1 if num_accepted is None else num_accepted
+        num_accepted = num_accepted if num_accepted < num_kept else num_kept
         self.num_accepted_tokens += num_accepted
-        self.accepted_per_position.extend([0] * (num_accepted - len(self.accepted_per_position)))
-        for position in range(num_accepted):
-            self.accepted_per_position[position] += 1
+        rounds = self._rounds_by_accepted
+        if num_accepted >= len(rounds):
+            rounds.extend([0] * (num_accepted + 1 - len(rounds)))
+        rounds[num_accepted] += 1
 
     def cut_short(self) -> None:
         """End with the next token, whatever it is, because the rest is not needed. The tokens are not a result."""
@@ -162,10 +173,8 @@ class Sequence:
         elif num_output == self.max_tokens:
             self.finish_reason = "length"
 
-    def _finish_at_string(self, num_checked: int) -> None:
-        if self.stop_condition is None:
-            return
-        match = self.stop_condition(self.output_token_ids, max(num_checked, self.params.min_tokens))
+    def _finish_at_string(self, stop_condition: StopCondition, num_checked: int) -> None:
+        match = stop_condition(self.output_token_ids, max(num_checked, self.params.min_tokens))
         if match is None:
             return
         num_kept, self.stop_reason = match

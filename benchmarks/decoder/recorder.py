@@ -4,7 +4,7 @@ While it records it stands in front of each model's `forward`; otherwise nothing
 tokens, positions read) are taken to last the same, so one of each is kept and replayed. What each forward must read and
 compute is counted exactly, for `benchmarks/decoder/work.py`.
 
-Where rounds overlap on a GPU (`decoding/engine/overlapped_lane.py`), the host starts no forwards but whole rounds:
+Where rounds overlap on a GPU (`decoding/engine/overlapped/lane.py`), the host starts no forwards but whole rounds:
 draft, forward of the target, picks and verdict. Such a round is kept as one shape of the target's phase.
 """
 
@@ -25,7 +25,8 @@ from decoding.cache.kv_cache import LENGTH_BUCKET
 from decoding.network.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from decoding.engine.device_rounds import DeviceRounds, Turns
+    from decoding.engine.overlapped.inputs import RoundInputs
+    from decoding.engine.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
 
 Role = Literal["target", "draft"]
@@ -94,21 +95,23 @@ class ForwardRecorder:
             seconds[recorded.phase] += recorded.count * seconds_of(again, device, times)
         return RawSeconds(**seconds)
 
-    def _record_round(self, rounds: "DeviceRounds", turns: "Turns", table: "PickTable", num_visible: int) -> None:
-        turns = with_states(rounds, turns)
-        scored, steps = forwards_of(turns)
+    def _record_round(
+        self, rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int
+    ) -> None:
+        inputs = with_states(rounds, inputs)
+        scored, steps = forwards_of(inputs)
         bucket = -(-num_visible // LENGTH_BUCKET)
         shape = (
             "round",
-            len(turns.limits),
-            sum(turns.is_active),
+            len(inputs.limits),
+            sum(inputs.is_active),
             len(steps),
             scored.num_tokens,
             bucket,
             table.num_stop_ids,
         )
         if shape not in self.shapes:
-            self.shapes[shape] = Recorded("target", lambda present: _of(present).start(turns, table, num_visible))
+            self.shapes[shape] = Recorded("target", lambda present: _of(present).start(inputs, table, num_visible))
         self.shapes[shape].count += 1
         self.forwards["target", "target", scored] += 1
         self.forwards.update(("draft", "draft", step) for step in steps)

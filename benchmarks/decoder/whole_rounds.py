@@ -1,4 +1,4 @@
-"""Rounds that the host starts as a whole: those of an OverlappedLane (`decoding/engine/overlapped_lane.py`).
+"""Rounds that the host starts as a whole: those of an OverlappedLane (`decoding/engine/overlapped/lane.py`).
 
 The host starts no single forwards there, and does not know the lengths of rows that are under way. Which forwards a
 round consists of is found from the state of its rows, which is read from the device.
@@ -17,48 +17,50 @@ from benchmarks.roofline.model_size import Forward
 from decoding import Engine
 
 if TYPE_CHECKING:
-    from decoding.engine.device_rounds import DeviceRounds, PendingRound, Turns
+    from decoding.engine.overlapped.inputs import RoundInputs
+    from decoding.engine.overlapped.pending_round import PendingRound
+    from decoding.engine.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
 
-Watcher = Callable[["DeviceRounds", "Turns", "PickTable", int], None]
+Watcher = Callable[["DeviceRounds", "RoundInputs", "PickTable", int], None]
 
 
 @contextmanager
 def watching_rounds(watch: Watcher) -> Iterator[None]:
     """Call `watch` before each round of the engines that exist, with the arguments of its start."""
-    module = sys.modules.get("decoding.engine.device_rounds")
+    module = sys.modules.get("decoding.engine.overlapped.rounds")
     if module is None:  # no engine has loaded it
         yield
         return
     original = module.DeviceRounds.start
 
-    def start(rounds: "DeviceRounds", turns: "Turns", table: "PickTable", num_visible: int) -> "PendingRound":
-        watch(rounds, turns, table, num_visible)
-        pending: PendingRound = original(rounds, turns, table, num_visible)
+    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "PendingRound":
+        watch(rounds, inputs, table, num_visible)
+        pending: PendingRound = original(rounds, inputs, table, num_visible)
         return pending
 
     with patch.object(module.DeviceRounds, "start", start):
         yield
 
 
-def with_states(rounds: "DeviceRounds", turns: "Turns") -> "Turns":
-    """Return the turns with the state of every row, so that they can be started again and again. Waits for the device.
+def with_states(rounds: "DeviceRounds", inputs: "RoundInputs") -> "RoundInputs":
+    """Return the inputs with the state of every row, so that they can be started again and again. Waits for the device.
 
     A row that takes no part has no state.
     """
-    start_of = sys.modules["decoding.engine.device_rounds"].Start
+    start_of = sys.modules["decoding.engine.overlapped.inputs"].Start
     held = [start_of(length, *tokens) for length, tokens in zip(*rounds.state(), strict=True)]
-    starts = {row: turns.starts.get(row, held[row]) for row, active in enumerate(turns.is_active) if active}
-    return replace(turns, starts=starts)
+    starts = {row: inputs.starts.get(row, held[row]) for row, active in enumerate(inputs.is_active) if active}
+    return replace(inputs, starts=starts)
 
 
-def forwards_of(turns: "Turns") -> tuple[Forward, list[Forward]]:
+def forwards_of(inputs: "RoundInputs") -> tuple[Forward, list[Forward]]:
     """Return the target's forward of a round, and the draft's; every turn is given with its row's state.
 
     The target reads each row's newest token and its draft. The draft's first step reads each row's two newest tokens,
     and every later one a token that was drafted, for all rows of the round.
     """
-    rows = [(start.length, turns.limits[row]) for row, start in turns.starts.items()]
+    rows = [(start.length, inputs.limits[row]) for row, start in inputs.starts.items()]
     scored = Forward.of_rows([length - 1 for length, _ in rows], [1 + limit for _, limit in rows])
     steps: list[Forward] = []
     for step in range(max((limit for _, limit in rows), default=0)):

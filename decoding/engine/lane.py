@@ -119,10 +119,14 @@ class Lane:
         while True:
             running = self.admission.advance(self._max_rows)
             if running != self.running:
-                self.running, self._sampling = running, None
+                self._take_rows(running)
             has_waited = bool(running) and (yield from self._round())
             if not has_waited:  # else the next round's request goes out first
                 yield
+
+    def _take_rows(self, running: list[Sequence]) -> None:
+        """Run these rows from now on, of which row b is in slot b."""
+        self.running, self._sampling = running, None
 
     @torch.inference_mode()
     def _round(self) -> Generator[None, None, bool]:

@@ -5,9 +5,12 @@ from collections import deque
 from typing import Any
 
 from decoding.drafters import Drafter
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.model import ModelDrafter
 from decoding.engine.lane import Lane
 from decoding.fused.recording import cuda_recorder
 from decoding.gpu.available import kernels_run_on
+from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.verify import Verification
@@ -25,10 +28,26 @@ def make_lane(
 ) -> Lane:
     """Make a lane of these sizes (see `Lane`)."""
     if kernels_run_on(target.device):
-        from decoding.engine.overlapped_lane import OverlappedLane, can_overlap  # Triton is only where the kernels run
+        from decoding.engine.overlapped.lane import OverlappedLane  # Triton is only where the kernels run
 
         if can_overlap(target, drafter, verification):
             is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
             record = cuda_recorder() if is_recorded else None
             return OverlappedLane(target, drafter, schedule, waiting, verification=verification, record=record, **sizes)
     return Lane(target, drafter, schedule, waiting, verification=verification, **sizes)
+
+
+def can_overlap(target: Target, drafter: Drafter, verification: Verification) -> bool:
+    """Tell whether rounds of these can be started before the last one is read.
+
+    The layers of target and draft must run on our GPU kernels, the draft must be a model or none, and no close call may
+    be decided by the host.
+    """
+    if verification != "coupled" or not isinstance(target, LanguageModel) or target.close_call:
+        return False
+    models = [target]
+    if isinstance(drafter, ModelDrafter):
+        models.append(drafter.model)
+    elif not isinstance(drafter, NoDrafter):
+        return False
+    return all(model.fused is not None and model.fused.is_on_gpu for model in models)

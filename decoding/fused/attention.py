@@ -120,9 +120,9 @@ class GpuAttention:
         like_NHD = qkv_NX.new_empty(0, self._heads.num_kv_heads, self._heads.head_size)
         keys_SHPD, values_SHPD = slots.storage(like_NHD, like_NHD)
         own = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
-        turns = self._gpu.Turns(*self._tables_PD, *own)
+        transform = self._gpu.QueryKeyTransform(*self._tables_PD, *own)
         written_N = self._plan.written_N
-        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._rows, written_N, turns)
+        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._rows, written_N, transform)
         if not is_wanted:
             return None
         return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._rows, self._rule).flatten(1)

@@ -132,7 +132,7 @@ def attend(
 
 
 @dataclass(frozen=True)
-class Turns:
+class QueryKeyTransform:
     """The rotary embedding as tables, and the normalization that some models apply to each query and key."""
 
     cos_PD: torch.Tensor
@@ -148,18 +148,18 @@ def split_and_store(
     values_SHPD: torch.Tensor,
     rows: TokenRows,
     written_N: torch.Tensor,
-    turns: Turns,
+    transform: QueryKeyTransform,
 ) -> torch.Tensor:
     """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions."""
     num_tokens, num_kv_heads, head_size = len(qkv_NX), keys_SHPD.shape[1], keys_SHPD.shape[3]
     num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
     query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
-    has_norms = turns.query_norm_D is not None
+    has_norms = transform.query_norm_D is not None
     split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
-        qkv_NX, query_NQD, keys_SHPD, values_SHPD, turns.cos_PD, turns.sin_PD,
-        turns.query_norm_D if has_norms else turns.cos_PD, turns.key_norm_D if has_norms else turns.cos_PD,
-        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(turns.cos_PD),
-        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), turns.epsilon,
+        qkv_NX, query_NQD, keys_SHPD, values_SHPD, transform.cos_PD, transform.sin_PD,
+        *((transform.query_norm_D, transform.key_norm_D) if has_norms else (transform.cos_PD,) * 2),
+        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(transform.cos_PD),
+        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), transform.epsilon,
         HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
         HAS_NORMS=has_norms, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -41,19 +41,25 @@ class Acceptance:
             self._accepted *= _DECAY
             self._tried *= _DECAY
         # Tokens behind a rejected one were never tried.
-        tried_B = [min(accepted + 1, drafted) for drafted, accepted in zip(num_drafted, num_accepted, strict=True)]
+        tried_B = [
+            accepted + 1 if accepted < drafted else drafted
+            for drafted, accepted in zip(num_drafted, num_accepted, strict=True)
+        ]
         accepted_B = [accepted if tried else 0 for accepted, tried in zip(num_accepted, tried_B, strict=True)]
         self._accepted_K += _num_at_least(accepted_B, len(self._accepted_K))
         self._tried_K += _num_at_least(tried_B, len(self._tried_K))
         self._accepted += sum(accepted_B)
         self._tried += sum(tried_B)
+        of_row = self._of_row
         for sequence, accepted, tried in zip(sequences, accepted_B, tried_B, strict=True):
             if tried:
-                counts = self._of_row.setdefault(sequence, [0, 0])
+                counts = of_row.get(sequence)
+                if counts is None:
+                    counts = of_row[sequence] = [0, 0]
                 counts[0] += accepted
                 counts[1] += tried
-            if sequence.is_finished:
-                self._of_row.pop(sequence, None)
+            if sequence.finish_reason is not None:
+                of_row.pop(sequence, None)
         if len(self._of_row) > 2 * len(sequences):  # some were dropped without finishing
             self._of_row = {s: self._of_row[s] for s in sequences if s in self._of_row}
 

@@ -37,8 +37,11 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     lengths yield more tokens a second.
     """
     like_BK = next(s_BK for s_BK in (by_model_BK, by_lookup_BK) if s_BK is not None)
-    survival_SBK = np.stack([np.zeros_like(like_BK) if s_BK is None else s_BK for s_BK in (by_model_BK, by_lookup_BK)])
-    num_positions = survival_SBK.shape[2]
+    num_positions = like_BK.shape[1]
+    survival_SBK = np.zeros((2, num_rows, num_positions))
+    for source, survival_BK in enumerate((by_model_BK, by_lookup_BK)):
+        if survival_BK is not None:
+            survival_SBK[source] = survival_BK
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
     round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
     plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
@@ -53,7 +56,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     steps_C, width_C = np.triu_indices(num_positions + 1)
     is_tried_C = ((by_lookup_BK is not None) | (steps_C == width_C)) & ((by_model_BK is not None) | (steps_C == 0))
     steps_C, width_C = steps_C[is_tried_C], width_C[is_tried_C]
-    expected_SBJ = np.pad(survival_SBK.cumsum(2), ((0, 0), (0, 0), (1, 0)))
+    expected_SBJ = np.zeros((2, num_rows, num_positions + 1))
+    survival_SBK.cumsum(2, out=expected_SBJ[:, :, 1:])
     uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
     depth_SC = np.stack([steps_C, width_C])
     may_CN = (position_N < depth_SC[source_N].T) & (source_N == uses_lookup_BC[row_N].T)

@@ -43,7 +43,9 @@ class Schedule(ABC):
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
-        return tuple(min(self.ceiling, sequence.num_remaining_tokens - 1) for sequence in sequences)
+        ceiling = self.ceiling
+        most = [sequence.num_remaining_tokens - 1 for sequence in sequences]
+        return tuple([limit if limit < ceiling else ceiling for limit in most])
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
@@ -217,8 +219,10 @@ def _nothing(num_rows: int) -> DraftPlan:
     return DraftPlan((0,) * num_rows, (False,) * num_rows)
 
 
-def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[list[int], list[int]]:
+def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[Seq[int], Seq[int]]:
     """Return both counts for the draft model alone: up to the planned length of rows that did not look up."""
+    if not any(plan.uses_lookup) and not plan.extension_limits:
+        return num_drafted, num_accepted
     limits = [0 if up else length for up, length in zip(plan.uses_lookup, plan.lengths, strict=True)]
     drafted = [min(n, limit) for n, limit in zip(num_drafted, limits, strict=True)]
     accepted = [min(n, limit) for n, limit in zip(num_accepted, limits, strict=True)]

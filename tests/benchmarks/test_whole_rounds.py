@@ -13,7 +13,7 @@ from benchmarks.decoder.whole_rounds import forwards_of, with_states
 from benchmarks.roofline.model_size import Forward
 
 pytest.importorskip("triton")
-from decoding.engine.device_rounds import Start, Turns
+from decoding.engine.overlapped.inputs import RoundInputs, Start
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,14 +59,14 @@ def test_a_round_that_overlaps_is_two_replays_and_one_wait(found):
 
 
 def test_the_target_reads_the_newest_token_and_the_draft_and_the_draft_one_token_a_step_after_the_first():
-    turns = Turns((2, 0, 1), (True, False, True), {0: Start(10, 7, 8), 2: Start(5, 3, 4)})
-    scored, steps = forwards_of(turns)
+    inputs = RoundInputs((2, 0, 1), (True, False, True), {0: Start(10, 7, 8), 2: Start(5, 3, 4)})
+    scored, steps = forwards_of(inputs)
     assert scored == Forward(3 + 2, 3 + 2, 12 + 6, (10 + 11 + 12) + (5 + 6))
     assert steps == [Forward(4, 2, 10 + 5, (9 + 10) + (4 + 5)), Forward(2, 2, 11 + 6, 11 + 6)]
-    assert forwards_of(Turns((0,), (True,), {0: Start(10, 7, 8)})) == (Forward(1, 1, 10, 10), [])
+    assert forwards_of(RoundInputs((0,), (True,), {0: Start(10, 7, 8)})) == (Forward(1, 1, 10, 10), [])
 
 
 def test_the_state_of_a_row_under_way_is_that_of_the_device():
     rounds = SimpleNamespace(state=lambda: ([10, 20, 30], [[1, 2], [3, 4], [5, 6]]))
-    turns = Turns((2, 0, 1), (True, False, True), {0: Start(5, 8, 9)})
-    assert with_states(rounds, turns).starts == {0: Start(5, 8, 9), 2: Start(30, 5, 6)}
+    inputs = RoundInputs((2, 0, 1), (True, False, True), {0: Start(5, 8, 9)})
+    assert with_states(rounds, inputs).starts == {0: Start(5, 8, 9), 2: Start(30, 5, 6)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.engine.overlapped_lane import OverlappedLane
+from decoding.engine.overlapped.lane import OverlappedLane
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.gpu import attention
-from decoding.gpu.attention import Rule, TokenRows, Turns, attend, split_and_store
+from decoding.gpu.attention import QueryKeyTransform, Rule, TokenRows, attend, split_and_store
 
 NUM_SLOTS, NUM_POSITIONS = 4, 600
 
@@ -148,7 +148,9 @@ def test_heads_are_turned_and_stored_where_they_are_written_and_nowhere_else(has
     sin_PD = angles_PD.sin()
     signed_PD = torch.cat((-sin_PD[:, : size // 2], sin_PD[:, size // 2 :]), dim=1)
     norms = (torch.rand(size) + 0.5, torch.rand(size) + 0.5) if has_norms else (None, None)
-    found = split_and_store(qkv_NX, keys, values, rows, written_N, Turns(angles_PD.cos(), signed_PD, *norms, epsilon))
+    found = split_and_store(
+        qkv_NX, keys, values, rows, written_N, QueryKeyTransform(angles_PD.cos(), signed_PD, *norms, epsilon)
+    )
 
     heads_NXD = qkv_NX.view(3, -1, size)
     query, key, value = heads_NXD.split([num_heads * group, num_heads, num_heads], dim=1)

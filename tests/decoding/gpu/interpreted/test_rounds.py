@@ -8,7 +8,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine import load
-from decoding.engine.overlapped_lane import OverlappedLane
+from decoding.engine.overlapped.lane import OverlappedLane
 from decoding.network import probe
 from tests.decoding.tiny import build, llama_config, noised, save
 
