@@ -1,9 +1,10 @@
 """What the host does in a round on a GPU, measured without one: `python -m benchmarks.host_time`.
 
 A lane runs its rounds over recordings that do nothing and whose verdicts are made up, so what is left is Python and the
-operations that a GPU would be given one by one. They are counted, and so are the times at which the host would wait for
-the device. The time is all that the host does in a round: it reads the verdicts of one round, commits them, admits
-rows, plans draft lengths and starts the next round. A GPU is busy meanwhile with a round that was started before.
+operations that a GPU would be given one by one. They are counted as `benchmarks/decoder/launches.py` says, and so are
+the times at which the host would wait for the device. The time is all that the host does in a round: it reads the
+verdicts of one round, commits them, admits rows, plans draft lengths and starts the next round. A GPU is busy meanwhile
+with a round that was started before.
 """
 
 import argparse
@@ -11,15 +12,16 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import cast
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.decoder.launches import LaunchCounter
 from benchmarks.hardware import describe_machine
+from benchmarks.harness import listed, show
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
@@ -35,11 +37,7 @@ from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 _WARM_UP = 6  # rounds
 _PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 4096
-_WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "item")
-# They make another view of a tensor, or memory, and no work for the device; the last line is of tensors of the host.
-_NO_WORK = {"view", "slice", "select", "unsqueeze", "squeeze", "expand", "t", "transpose", "detach", "alias", "empty"}
-_NO_WORK |= {"lift_fresh", "resolve_conj", "resolve_neg"}
-# Of the 8B pair on an H100, from its bandwidth (benchmarks/roofline.py): what a round costs decides the plan alone.
+# Of the 8B pair on an H100, from its bandwidth (benchmarks/roofline): what a round costs decides the plan alone.
 _COSTS = CostTable(((1, 5e-3), (128, 1e-2), (2304, 3e-2)), ((1, 6e-4), (256, 6e-3)), 5e-4, 1e-6)
 
 
@@ -52,20 +50,6 @@ class HostTime:
     num_replays: int  # of recordings
     num_waits: int  # for the device
     seconds: float  # of the processor: other work on the machine does not count
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that a GPU would be given, and those that would wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_operations = self.num_waits = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.num_waits += name in _WAITS
-        self.num_operations += name not in _NO_WORK
-        return func(*args, **(kwargs or {}))
 
 
 class _Model:
@@ -100,21 +84,17 @@ class _MadeUp(Recordings):
         return _verdicts(num_rows, num_drafted)
 
 
-_cache: dict[tuple[str, int, int], torch.Tensor] = {}
-
-
+@cache
 def _made_up(num_rows: int, num_drafted: int) -> torch.Tensor:
-    return _cache.setdefault(("draft", num_rows, num_drafted), torch.full((num_rows, num_drafted + 1), 7))
+    return torch.full((num_rows, num_drafted + 1), 7)
 
 
+@cache
 def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
-    key = ("verdicts", num_rows, num_drafted)
-    if key not in _cache:
-        columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
-        columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
-        columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
-        _cache[key] = columns_BC
-    return _cache[key]
+    columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
+    columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
+    columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
+    return columns_BC
 
 
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:
@@ -123,13 +103,14 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     lane, recordings = lane_over(schedule, num_rows, vocab_size)
     for _ in range(_WARM_UP):
         lane.advance(num_rows)
+    counter = LaunchCounter(torch.device("cpu"))
     seconds, counts = [], []
     for index in range(2 * num_rounds):
         before = recordings.num_replays
         if index % 2:
-            with _Counter() as counter:
+            with counter.counting():
                 lane.advance(num_rows)
-            counts.append((counter.num_operations, recordings.num_replays - before, 1 + counter.num_waits))
+            counts.append((counter.counts.launches, recordings.num_replays - before, counter.counts.host_syncs))
         else:
             started = time.thread_time()
             lane.advance(num_rows)
@@ -158,22 +139,30 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Overl
     return lane, recordings
 
 
-def main() -> None:
+def main(arguments: Seq[str] | None = None) -> None:
     """Print one line for each number of rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", default="1,16,64,128,256", help="numbers of rows")
-    parser.add_argument("--drafted", type=int, default=4, help="tokens that a row drafts in a round")
-    parser.add_argument("--vocab", type=int, default=151_936, help="tokens of the vocabulary")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds to measure")
-    parser.add_argument("--adaptive", action="store_true", help="plan draft lengths by costs, as engines do by default")
-    args = parser.parse_args()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_time", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flag = parser.add_argument
+    flag("--batches", type=listed(int), default=(1, 16, 64, 128, 256), metavar="SIZES", help="numbers of rows")
+    flag("--drafted", type=int, default=4, help="tokens that a row drafts in a round (default %(default)s)")
+    flag("--vocab", type=int, default=151_936, help="tokens of the vocabulary (default %(default)s)")
+    flag("--rounds", type=int, default=60, help="rounds to measure (default %(default)s)")
+    flag("--adaptive", action="store_true", help="plan draft lengths by costs, as engines do by default")
+    given = parser.parse_args(arguments)
+    for name in ("drafted", "vocab", "rounds"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
+    if min(given.batches, default=0) < 1:
+        parser.error(f"--batches must be numbers from 1 up, got {given.batches}")
     torch.set_num_threads(1)
-    table = Table("rows", "operations", "recordings", "waits", "host, us", title=str(describe_machine()["processor"]))
-    for num_rows in map(int, args.batches.split(",")):
-        found = measure(num_rows, args.drafted, args.vocab, args.rounds, is_adaptive=args.adaptive)
+    rows = []
+    for num_rows in given.batches:
+        found = measure(num_rows, given.drafted, given.vocab, given.rounds, is_adaptive=given.adaptive)
         counts = (found.num_rows, found.num_operations, found.num_replays, found.num_waits)
-        table.add_row(*map(str, counts), f"{found.seconds * 1e6:.0f}")
-    Console().print(table)
+        rows.append([*map(str, counts), f"{found.seconds * 1e6:.0f}"])
+    show(str(describe_machine()["processor"]), ("rows", "operations", "recordings", "waits", "host, us"), rows)
 
 
 if __name__ == "__main__":

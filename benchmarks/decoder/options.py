@@ -30,6 +30,8 @@ def _count(default: int | None, help: str, **how: Any) -> Any:
 
 def _range(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise argparse.ArgumentTypeError(f"expected one number of tokens or two, such as 100-1900, got {text!r}")
     return int(first), int(last or first)
 
 

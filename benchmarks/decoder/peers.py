@@ -15,8 +15,7 @@ from typing import Any
 
 from benchmarks.decoder.configurations import Configuration, System
 from benchmarks.decoder.options import BenchOptions
-from benchmarks.decoder.recorder import RawSeconds
-from benchmarks.decoder.runners import Runner, WarmUp
+from benchmarks.decoder.runners import Repeat, Runner, WarmUp
 
 
 class PeerError(Exception):
@@ -130,9 +129,9 @@ class PeerRunner(Runner):
             raise PeerError(f"it wrote rows of {short} tokens instead of {self.corpus.new_tokens}")
         return self.shown(outputs)
 
-    def repeat(self) -> tuple[float, RawSeconds | None]:
-        """Return the seconds by the worker's own clock."""
-        return float(self._ask()["seconds"]), None
+    def repeat(self) -> Repeat:
+        """Generate once, timed by the worker's own clock."""
+        return Repeat(float(self._ask()["seconds"]))
 
     def _ask(self) -> dict[str, Any]:
         return self.peers.worker(self.configuration, self.corpus.max_model_len).ask(

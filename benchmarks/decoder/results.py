@@ -67,8 +67,8 @@ class Result:
     num_target_forwards: int = 0  # without prefill
     work: Work | None = None  # of one repeat; None where the models' sizes cannot be counted
     launches_per_round: Launches | None = None
-    equal_to_transformers: float | None = None  # share of the rows that were compared
-    equal_to_plain: float | None = None
+    equal_to_transformers: float | None = None  # share of the rows that were compared, in the pass with the fewest
+    equal_to_plain: float | None = None  # the same with plain decoding's first text
     memory: Memory | None = None
 
     @property

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.decoder.configurations import Configuration
 from benchmarks.decoder.corpus import Corpus, generate
@@ -19,6 +19,14 @@ from decoding import Engine
 from decoding.network.slot_network import Exact
 
 WarmUp = tuple[Result, list[list[int]]]
+
+
+class Repeat(NamedTuple):
+    """What a timed pass took and wrote."""
+
+    seconds: float
+    raw: RawSeconds | None = None  # of its forwards alone, where they can be had
+    outputs: list[list[int]] | None = None  # of each row, where they must be those of every other pass
 
 
 @dataclass
@@ -39,8 +47,8 @@ class Runner(ABC):
         """Generate once, untimed: the counts, and the output of each row."""
 
     @abstractmethod
-    def repeat(self) -> tuple[float, RawSeconds | None]:
-        """Generate once; its seconds, and those of its forwards alone where they can be had."""
+    def repeat(self) -> Repeat:
+        """Generate once, timed."""
 
     def shown(self, outputs: list[list[int]], **counts: Any) -> WarmUp:
         """Return these outputs, and the result that they and the counts make."""
@@ -95,7 +103,7 @@ class EngineRunner(Runner):
             launches_per_round=launches,
         )
 
-    def repeat(self) -> tuple[float, RawSeconds | None]:
+    def repeat(self) -> Repeat:
         """Time the run, then every shape of its forwards."""
         num_allocations = self.models.num_allocations
         engine = self.engine()
@@ -106,7 +114,8 @@ class EngineRunner(Runner):
         samples = self.corpus.sequences(self.num_rows)
         seconds = seconds_of(partial(generate, engine, samples), engine.target.device)
         assert all(len(sample.output_token_ids) == self.corpus.new_tokens for sample in samples)
-        return seconds, self._recorder.replay(rounds_of(engine)) if self._recorder else None
+        raw = self._recorder.replay(rounds_of(engine)) if self._recorder else None
+        return Repeat(seconds, raw, [sample.output_token_ids for sample in samples])
 
 
 def _commit(commit: Callable[..., None], rounds: list[tuple[int, int]], tokens: Sequence[int], **kwargs: Any) -> None:

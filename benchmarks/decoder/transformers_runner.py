@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.decoder.recorder import RawSeconds
-from benchmarks.decoder.runners import Runner, WarmUp
+from benchmarks.decoder.runners import Repeat, Runner, WarmUp
 from benchmarks.harness import seconds_of
 from decoding import SamplingParams
 
@@ -71,8 +70,8 @@ class TransformersRunner(Runner):
             handle.remove()
         return self.shown(outputs, num_rounds=len(forwards) * self.rows_at_once)
 
-    def repeat(self) -> tuple[float, RawSeconds | None]:
-        return seconds_of(self._run, self.models.target.device), None
+    def repeat(self) -> Repeat:
+        return Repeat(seconds_of(self._run, self.models.target.device))
 
     def _run(self) -> list[list[int]]:
         target, prompts = self.models.target, self.corpus.rows(self.num_rows)

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = MINIATURE if given.miniature else PARTS
     folder = given.out / "miniature" if given.miniature else given.out
     try:
+        if not given.limit > 0:
+            raise ValueError(f"--limit must be above 0 seconds, got {given.limit:g}")
         chosen = select(parts, given.part)
         if given.list:
             _print_commands(chosen, folder, given.pairs)

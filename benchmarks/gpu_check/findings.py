@@ -70,7 +70,7 @@ def of_texts(measured: Measured, kept: Kept) -> Iterator[Finding]:
         shares = {
             f"{result['name']}@{result['batch']}": result[field]
             for result in measured["results"]
-            if result[field] is not None and (field, result["name"]) != ("equal_to_plain", "plain")
+            if result[field] is not None
         }
         if not shares:
             continue

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _COLLECTED = re.compile(r"\bcollected (\d+) items?(?: / (\d+) deselected)?")
 
 def facts_so_far(measured: Path, log: Path) -> Mapping[str, Any] | None:
     """Return what a command wrote; of one that was stopped, the speeds that its log tells; None if there is nothing."""
-    if measured.exists():
+    with suppress(FileNotFoundError, json.JSONDecodeError):  # it may have been stopped while it wrote
         facts: dict[str, Any] = json.loads(measured.read_text())
         return facts
     speeds = {label: float(speed.replace(",", "")) for label, speed in _SPEED.findall(_text(log))}

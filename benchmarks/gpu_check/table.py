@@ -49,7 +49,7 @@ def _rows(part: Part, kept: Kept) -> Iterator[tuple[str, ...]]:
 def _outcome(result: PartResult, found: Sequence[Finding]) -> tuple[str, str]:
     """Return how a part ended. Failures that its findings tell are not told twice."""
     if result.status == "done":
-        return f"done in {result.seconds:.0f} s", ""
+        return f"done in {result.seconds:.0f} s on {result.started} UTC", ""
     is_told = any(finding.is_met is False for finding in found)
     return result.why, "" if is_told else FAIL
 

@@ -146,36 +146,58 @@ def _method(said: Mapping[str, Any]) -> str:
 
 def _fp8(said: Mapping[str, Any]) -> Fp8Format:
     _check(said, _FP8_FIELDS, "")
-    _require(
-        said, ("weight_block_size", "activation_scheme"), "it"
-    )  # without them a weight has one scale, or static ones
-    kept = said.get("modules_to_not_convert") or said.get("ignored_layers") or ()
-    return Fp8Format(Scaling("weight_scale_inv", _BLOCK, _BLOCK), None, tuple(kept))
+    # Without the first a weight has one scale, without the second the scales of activations are static.
+    _require(said, ("weight_block_size", "activation_scheme"), "it")
+    kept = _names(said, "modules_to_not_convert") or _names(said, "ignored_layers")
+    return Fp8Format(Scaling("weight_scale_inv", _BLOCK, _BLOCK), None, kept)
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> Fp8Format:
     _check(said, _COMPRESSED_FIELDS, "")
     _require(said, ("config_groups", "format"), "it")
-    if (sparsity := (said.get("sparsity_config") or {}).get("format", "dense")) != "dense":
+    if (sparsity := _inner(said, "sparsity_config", "").get("format", "dense")) != "dense":
         raise ValueError(f"sparsity_config.format is {sparsity!r}")
     strategies: set[str] = set()
     targets: list[str] = []
-    for name, group in said["config_groups"].items():
-        _check(group, _GROUP_FIELDS, f"config_groups.{name}.")
-        weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+    groups = _inner(said, "config_groups", "")
+    for name in groups:
+        group, where = _inner(groups, name, "config_groups."), f"config_groups.{name}."
+        _check(group, _GROUP_FIELDS, where)
+        weights, activations = (_inner(group, part, where) for part in ("weights", "input_activations"))
         strategy = weights.get("strategy")
-        if strategy not in _WEIGHTS:
+        if not isinstance(strategy, str) or strategy not in _WEIGHTS:
             raise ValueError(f"config_groups.{name}.weights.strategy is {strategy!r}")
         _check(weights, _WEIGHTS[strategy], f"config_groups.{name}.weights.")
         _check(activations, _ACTIVATIONS[strategy], f"config_groups.{name}.input_activations.")
         _require(weights, ("type", "num_bits"), f"config_groups.{name}.weights")
         _require(activations, ("type", "num_bits", "strategy", "dynamic"), f"config_groups.{name}.input_activations")
         strategies.add(strategy)
-        targets += group.get("targets") or []
+        targets += _names(group, "targets", where)
     if len(strategies) > 1:
         raise ValueError(f"its layers are of several kinds ({', '.join(sorted(strategies))})")
     scaling = Scaling("weight_scale", 1, None) if strategies == {"channel"} else Scaling("weight_scale", _BLOCK, _BLOCK)
-    return Fp8Format(scaling, tuple(targets), tuple(said.get("ignore") or ()))
+    return Fp8Format(scaling, tuple(targets), _names(said, "ignore"))
+
+
+def _inner(said: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    """Return what a field holds, nothing if it is absent; raise a ValueError if that has no fields of its own."""
+    value = said.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}{name} is {value!r}")
+    return value
+
+
+def _names(said: Mapping[str, Any], name: str, where: str = "") -> tuple[str, ...]:
+    """Return the names and patterns in a field; raise a ValueError for what is no list of such."""
+    value = said.get(name) or ()
+    if not isinstance(value, list | tuple) or not all(isinstance(pattern, str) for pattern in value):
+        raise ValueError(f"{where}{name} is {value!r}, which is no list of names")
+    for pattern in (pattern for pattern in value if pattern.startswith("re:")):
+        try:
+            re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise ValueError(f"{where}{name} has {pattern!r}, which is no pattern ({error})") from None
+    return tuple(value)
 
 
 def _require(said: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:

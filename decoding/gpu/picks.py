@@ -33,7 +33,7 @@ class Picked(NamedTuple):
     best_BJ: torch.Tensor
     second_BJ: torch.Tensor
     score_BJ: torch.Tensor
-    is_finite_BJ: torch.Tensor  # where it is not, nothing else has a meaning, but the token id is one
+    is_finite_BJ: torch.Tensor  # whether the best score is a number; else the id is 0 and the numbers mean nothing
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,14 @@ class PickInputs:
     lengths_B: torch.Tensor  # committed tokens of each row, int64
     drafted_BK: torch.Tensor  # tokens behind the committed ones, int64; read where a row has penalties
     counted: Counted | None  # how often the committed tokens occur; None: no row has penalties
+
+    def __post_init__(self) -> None:
+        """Refuse tensors that the kernels, which have only addresses, would read in other places."""
+        assert len(self.table.columns_BC) == len(self.lengths_B) == len(self.drafted_BK), "all are of the same rows"
+        assert self.table.columns_BC.is_contiguous()
+        assert self.lengths_B.is_contiguous()
+        assert self.drafted_BK.stride(1) == 1 or self.drafted_BK.shape[1] <= 1
+        assert self.counted is not None or not any(self.table.uses_counts), "penalties need counts"
 
 
 @torch.no_grad()
@@ -58,8 +66,8 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     from decoding.gpu.kernels import picks as kernels  # only where Triton is installed
 
     num_rows, num_positions, vocab_size = logits_BJV.shape
-    if logits_BJV.stride(2) != 1:
-        raise ValueError(f"a token's logit must stand beside the next one's, got strides {logits_BJV.stride()}")
+    assert num_rows == len(inputs.lengths_B), "the logits are of the rows of the table"
+    assert logits_BJV.stride(2) == 1 or vocab_size == 1, "a token's logit stands beside the next one's"
     device, num_places = logits_BJV.device, num_rows * num_positions
     num_blocks = -(-vocab_size // BLOCK)
     num_chunks = -(-num_blocks // _CHUNK)

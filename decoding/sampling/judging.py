@@ -147,7 +147,7 @@ def verify_rows(
         num_positions = logits_BJV.shape[1]
         scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
         verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(first, num_positions))
-        is_finite_B = logits_BJV.amax((1, 2)).isfinite()
+        is_finite_B = scores_BJV.amax(-1).isfinite().all(-1)  # at each position some token can be drawn
     else:
         picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call)
         verdict = verify_coupled(picks, draft, rows.sampling, close_call)

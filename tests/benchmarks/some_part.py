@@ -21,6 +21,8 @@ def main() -> None:
                 Path(what).write_text(str(os.getpid()))
             case "write":
                 Path(measured).write_text('{"number": 1}')
+            case "write-half":
+                Path(measured).write_text('{"number":')
             case "fail":
                 sys.exit(3)
             case "hang":

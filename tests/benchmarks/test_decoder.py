@@ -7,6 +7,7 @@ import pytest
 from benchmarks.decoder.__main__ import main, measure_all
 from benchmarks.decoder.options import parse
 from benchmarks.decoder.results import Report
+from benchmarks.decoder.runners import EngineRunner, Repeat
 from benchmarks.pair_factory import SHAPES
 from tests.benchmarks.conftest import SHAPE
 
@@ -81,6 +82,27 @@ def test_sampled_rows_with_prompts_of_mixed_lengths_are_as_plain_ones_and_are_re
     assert drafted["equal_to_plain"] == 1.0
     assert drafted["launches_per_round"]["replays"] == 3
     assert theirs["num_output_tokens"] == 36
+
+
+def test_a_timed_pass_that_writes_another_text_is_seen(pair, monkeypatch):
+    """Only timed passes run on what is recorded from beginning to end."""
+    real, labels = EngineRunner.repeat, []
+
+    def repeat(runner: EngineRunner) -> Repeat:
+        labels.append(runner.label)
+        found = real(runner)
+        if labels.count("fixed-2@3") == 2 and runner.label == "fixed-2@3":
+            found.outputs[1][-1] ^= 1
+        return found
+
+    monkeypatch.setattr(EngineRunner, "repeat", repeat)
+    arguments = (
+        f"--pair {pair} --dtype float32 --repeats 2 --batches 3 --prompts 4 --new-tokens 5 --prompt-lengths 3-9 "
+        "--memory none --no-raw --reference 2 --only plain,fixed-2"
+    )
+    (report,) = measure_all(*parse(arguments.split(), "bench"), "bench")
+    found = {result.name: (result.equal_to_plain, result.equal_to_transformers) for result in report.results}
+    assert found == {"plain": (1.0, 1.0), "fixed-2": (0.75, 0.5)}
 
 
 def test_memory_is_measured_where_it_is_asked_for(report):

@@ -66,6 +66,12 @@ def test_a_part_that_takes_too_long_is_ended_and_what_it_has_told_is_kept(tmp_pa
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
+def test_a_part_that_is_ended_while_it_writes_its_file_has_its_log(tmp_path):
+    said = "repeat 1/2: plain@64 7,312.0 tokens/s"
+    kept = run([part("long", f"say={said}", "write-half", "hang")], tmp_path, limit_seconds=3.0)["long"]
+    assert (kept.status, kept.measured) == ("stopped", {"speeds_so_far": {"plain@64": 7312.0}})
+
+
 def test_a_part_that_was_killed_together_with_the_check_up_runs_again(tmp_path):
     (tmp_path / "killed.log").write_text("half of it")
     (tmp_path / "killed.measured.json").write_text('{"number":')
@@ -95,6 +101,9 @@ def test_without_a_gpu_the_check_up_says_what_it_can_do_instead(tmp_path, capsys
     assert "--miniature runs what can run without one" in capsys.readouterr().err
     assert main(["--out", str(tmp_path), "--part", "speed-65"]) == 2
     assert "no part is called 'speed-65'; the names are environment, tests-bfloat16" in capsys.readouterr().err
+    for limit in ("0", "-1", "nan"):
+        assert main(["--out", str(tmp_path), "--limit", limit]) == 2
+        assert "--limit must be above 0 seconds, got" in capsys.readouterr().err
 
 
 def test_the_table_of_nothing_says_that_nothing_has_run(tmp_path, capsys):
@@ -239,12 +248,13 @@ def test_the_table_fits_a_hundred_columns_and_counts_its_verdicts(tmp_path):
         ("speed-64", "stopped", {"speeds_so_far": {"plain@64": 7000.0}}),
         ("speed-32", "failed", None),
     ):
+        started = "2026-11-23 10:00"
         why = "" if status == "done" else f"{status} for {'a very long reason, ' * 9}"
-        keep(PartResult(part=name, status=status, why=why, measured=found, seconds=312.4), tmp_path)
+        keep(PartResult(part=name, status=status, why=why, measured=found, seconds=312.4, started=started), tmp_path)
     lines = list(table.lines(PARTS, read_results(tmp_path)))
     assert max(map(len, lines)) <= 100
     text = re.sub(r"\s+", " ", " ".join(lines))
-    assert "done in 312 s" in text
+    assert "done in 312 s on 2026-11-23 10:00 UTC" in text
     assert "plain@64 7,000 tokens/s" in text
     assert not table.is_as_wanted(PARTS, read_results(tmp_path))
     (passed, failed, unknown) = map(int, re.findall(r"\d+", lines[-1]))

@@ -44,6 +44,8 @@ def test_names_are_unique():
         (["--acceptance", "1.2"], "--acceptance must be between 0 and 1, got 1.2"),
         (["--samples", "8"], "--samples above 1 needs --temperature above 0"),
         (["--prompt-lengths", "9-3"], "--prompt-lengths must be two numbers, the shorter first"),
+        (["--prompt-lengths", "short"], "expected one number of tokens or two, such as 100-1900, got 'short'"),
+        (["--prompt-lengths=-5"], "expected one number of tokens or two, such as 100-1900, got '-5'"),
         (["--corpus", "text"], "--corpus text needs --prompts-file"),
         (["--top-p", "0.9"], "--top-p needs --temperature above 0"),
         (["--min-p", "0.1"], "--min-p needs --temperature above 0"),

@@ -1,4 +1,4 @@
-"""The roofline: bytes and times worked out by hand, the table of a review that others made, and the command."""
+"""The roofline: bytes and times worked out by hand, a table that was computed by other means, and the command."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ HEAD = ModelSize.of_head(SHAPES["8b"].config())
         (256, 41.1, 13_100, (12_700, 1), (17_000, 2), 19_600),
     ],
 )
-def test_an_h100_decodes_the_8b_pair_as_fast_as_the_review_of_2026_11_22_says(
+def test_an_h100_decodes_the_8b_pair_as_fast_as_a_table_computed_by_other_means_says(
     batch, cache_gb, plain, drafted, windowed, headed
 ):
     step = Forward.of_round(batch, 1, CONTEXT)

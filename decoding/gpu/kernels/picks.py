@@ -9,7 +9,7 @@ matter, since a block's largest score and its largest noise bound what is in it:
 3. top-p: the winners of a race among too many tokens are the winners among those that are kept, if they are kept. That
    is seen from the mass of the tokens that rank before them. If one is not, the tokens before it race again.
 
-Everything is a function of the position's own numbers. Sums are sums of integers, or of 64 x 64 lanes each of which
+Everything is a function of the position's own numbers. Sums are sums of integers, or of 32 x 64 lanes each of which
 adds in the order of the blocks, and all else is a comparison, so no order of threads can change a bit.
 
 Estimate for an H100 and 151,936 tokens in bfloat16: `summarize` is bound by memory (0.3 MB a position: 12 us for 128

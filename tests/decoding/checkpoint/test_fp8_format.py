@@ -136,6 +136,21 @@ REFUSED: dict[str, dict[str, object]] = {
     "config_groups.group_0.weights.block_structure is [64, 64]": _with(
         "blocks by llm-compressor", *_GROUP, "weights", "block_structure", value=[64, 64]
     ),
+    "modules_to_not_convert is 'lm_head', which is no list of names": _with(
+        "blocks", "modules_to_not_convert", value="lm_head"
+    ),
+    "ignore has 're:(', which is no pattern (missing ), unterminated subpattern at position 0)": _with(
+        "rows", "ignore", value=["lm_head", "re:("]
+    ),
+    "config_groups is ['group_0']": _with("rows", "config_groups", value=["group_0"]),
+    "config_groups.group_0 is 'fp8'": _with("rows", *_GROUP, value="fp8"),
+    "config_groups.group_0.weights is 'fp8'": _with("rows", *_GROUP, "weights", value="fp8"),
+    "config_groups.group_0.weights.strategy is ['channel']": _with(
+        "rows", *_GROUP, "weights", "strategy", value=["channel"]
+    ),
+    "config_groups.group_0.targets is 'Linear', which is no list of names": _with(
+        "rows", *_GROUP, "targets", value="Linear"
+    ),
     "its layers are of several kinds (block, channel)": _with(
         "rows",
         "config_groups",

@@ -327,6 +327,28 @@ def test_a_row_that_is_not_finite_is_reported_and_leaves_its_neighbours_alone(ru
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("position", range(NUM_DRAFT_TOKENS + 1))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_is_not_finite_if_one_of_its_positions_is_not(rule, position, poison):
+    """The next token would lie outside the vocabulary where none can be drawn."""
+    target, draft = _pair("plain")
+    drafts, rows = _draw_drafts(draft, rule, 2), target.rows(2, rule)
+    logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), NUM_DRAFT_TOKENS + 1).clone()
+    logits[1, position] = poison
+    _, is_finite_B = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
+    assert is_finite_B.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_whose_tokens_are_all_forbidden_is_not_finite(rule):
+    params = SamplingParams(min_tokens=2, stop_token_ids=(0, 1, 2))
+    language = Language(torch.zeros(3, 3), params)
+    nothing = _no_draft(1)
+    _, is_finite_B = verify_rows(language.rows(1, rule), nothing, nothing.token_ids_BK, 0, torch.zeros(1, 1, 3))
+    assert is_finite_B.tolist() == [False]
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_verdict_does_not_depend_on_the_other_rows(rule):
     target, draft = _pair("penalties")
     drafts = _draw_drafts(draft, rule, 50)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding import SamplingParams
+from decoding.gpu import picks
 from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Picked, PickInputs, pick
 from decoding.noise import noise_key
@@ -93,6 +94,18 @@ def test_picks_of_random_mixtures_are_torchs(seed):
     _assert_same(rows.pick(logits_BJV, drafted_BK, 0), by_torch(rows).pick(logits_BJV, drafted_BK, 0))
 
 
+@pytest.mark.parametrize("logits", ["spread", "ties"])
+@pytest.mark.parametrize("params", ["greedy", "top_k", "top_p", "all cuts", "mixed"])
+def test_picks_that_go_through_a_vocabulary_part_by_part_are_those_of_the_definition(params, logits, monkeypatch):
+    """Usual sizes need several parts from 65,536 tokens on, which takes too long here."""
+    for name, size in (("_PART", 4), ("_GROUP", 2), ("_CHUNK", 4)):
+        monkeypatch.setattr(picks, name, size)
+    rows = [SamplingParams(**fields) for fields in PARAMS[params]]
+    logits_BJV = LOGITS[logits](len(rows), 1000, torch.Generator().manual_seed(5))[:, :1]
+    case = Case(logits_BJV, rows)
+    _assert_same(_kernels(case), pick_plain(case.logits_BJV, case.sampling, case.noise))
+
+
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_a_position_alone_gets_the_bits_it_gets_in_any_batch(seed):
     rows, logits_BJV, drafted_BK = _mixture(seed)
@@ -174,3 +187,22 @@ def test_a_close_call_at_a_cut_is_left_to_torch_which_knows_borders(monkeypatch)
         _assert_same(found, by_torch(rows).pick(logits, torch.zeros(1, 0, dtype=torch.int64), 0, margin))
         assert len(launched) == by_kernels
         launched.clear()
+
+
+def test_tensors_that_the_kernels_would_read_in_other_places_are_refused():
+    rows, logits_BJV, drafted_BK = _mixture(1)
+    inputs = rows._pick_inputs(rows.sampling.table, logits_BJV.shape[2], drafted_BK)
+    assert any(inputs.table.uses_counts)
+    columns_BC = inputs.table.columns_BC.T.contiguous().T
+    for change in (
+        {"drafted_BK": torch.zeros(2, 6, dtype=torch.int64).T},
+        {"drafted_BK": drafted_BK[:5]},
+        {"lengths_B": torch.zeros(6, 2, dtype=torch.int64)[:, 0]},
+        {"table": replace(inputs.table, columns_BC=columns_BC)},
+        {"counted": None},
+    ):
+        with pytest.raises(AssertionError):
+            replace(inputs, **change)
+    for logits in (logits_BJV[:5], logits_BJV.transpose(1, 2).contiguous().transpose(1, 2)):
+        with pytest.raises(AssertionError):
+            pick(logits, inputs, 0)
