@@ -10,6 +10,7 @@ Shapes: N tokens or rows of a step, S slots, V vocabulary of the target, H hidde
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -139,9 +140,10 @@ class Eagle3Drafter(StepwiseDrafter):
             lengths.append(end - start)
             tokens += [*row.token_ids[start + 1 : end + 1], 0][: end - start]
             pieces.append((slot, start, end))
-        states_NH = self.head.read(
-            to_device(tokens, self.head.device), self._features(pieces), starts, lengths, slots
-        )
+        features_NH = self._features(pieces)
+        states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, starts, lengths, slots)
+        if len(states_NH) > len(slots):  # only those after each row's last pair are wanted
+            states_NH = states_NH[to_device([end - 1 for end in accumulate(lengths)], self.head.device)]
         for slot, start, end in pieces:
             self._forget(slot, end)
         return self._logits(slots, states_NH)

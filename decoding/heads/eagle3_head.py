@@ -3,7 +3,7 @@
 A pair is a projected feature of the target at position i and the token at position i + 1. Where no feature is known
 yet, behind the newest token, the state that the head itself computed for the pair before stands in for it.
 
-Shapes: B rows, N pairs in all, H hidden size, D vocabulary of the head, V that of the target, X any number of features.
+Shapes: B rows, N pairs in all or some of them, H hidden size, D vocabulary of the head, V that of the target, X any number of features.
 """
 
 import time
@@ -29,16 +29,18 @@ from decoding.network.target import timed_start
 class Eagle3Head:
     """A head with a slot cache of its own."""
 
-    def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, vocab_size: int) -> None:
+    def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         """Take over a network whose weights are loaded, on its device.
 
-        `target_ids_D` are the target's ids of the head's (None: the same ids); `vocab_size` is the target's.
+        `target_ids_D` are the target's ids of the head's (None: the same ids); the features are what enters the layers
+        `layer_ids` of the target.
         """
         config, layer_config = network.config, network.layer_config
+        self.layer_ids = tuple(layer_ids)
         self.network = network.eval().requires_grad_(False)
         weight = network.fc.weight
         self.device, self.dtype, self.hidden_size = weight.device, weight.dtype, config.hidden_size
-        self.vocab_size = vocab_size
+        self.vocab_size = config.vocab_size
         self.max_positions: int | None = layer_config.max_position_embeddings
         self.num_weight_bytes = sum(w.numel() * w.element_size() for w in network.parameters())
         # A step reads each weight once, but only a few rows of the embedding, and no feature is projected in it.
@@ -105,10 +107,11 @@ class Eagle3Head:
         *,
         is_wanted: bool = True,
     ) -> torch.Tensor:
-        """Read pairs, the rows' ones end to end; return the state after each row's last one, [B, H].
+        """Read pairs, the rows' ones end to end; return the state after each of them, [N, H].
 
         Row b has `lengths[b]` pairs from position `starts[b]` of slot `slots[b]` on: the tokens, and what stands beside
-        them (projected features, or states). Unless `is_wanted`, only keys and values are computed.
+        them (projected features, or states). Unless `is_wanted`, only keys and values are computed, and what
+        is returned has no meaning.
         """
         assert self.cache is not None, "allocate() comes first"
         width = max(lengths)
@@ -133,20 +136,20 @@ class Eagle3Head:
             if found_NX is None:
                 break
             hidden_NH = layer.finish(hidden_NH, found_NX)
-        return hidden_NH[plan.row_first[1:] - 1]
+        return hidden_NH
 
     @torch.inference_mode()
-    def logits(self, states_BH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits over the target's ids [B, 1, V], and the states that the next step takes [B, H].
+    def logits(self, states_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits over the target's ids [N, 1, V], and the states that the next step takes [N, H].
 
         Ids that the head lacks have -inf.
         """
-        normed_BH = self._final_norm(states_BH)
-        logits_BD = self.network.lm_head(normed_BH)
+        normed_NH = self._final_norm(states_NH)
+        logits_ND = self.network.lm_head(normed_NH)
         if self._target_ids_D is not None:
-            spread_BV = logits_BD.new_full((len(logits_BD), self.vocab_size), float("-inf"))
-            logits_BD = spread_BV.index_copy_(1, self._target_ids_D, logits_BD)
-        return logits_BD[:, None], normed_BH if self._carries_normed else states_BH
+            spread_NV = logits_ND.new_full((len(logits_ND), self.vocab_size), float("-inf"))
+            logits_ND = spread_NV.index_copy_(1, self._target_ids_D, logits_ND)
+        return logits_ND[:, None], normed_NH if self._carries_normed else states_NH
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a step of so many rows, as in a draft. The cache is overwritten."""

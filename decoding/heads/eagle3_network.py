@@ -27,17 +27,18 @@ _LAYERS: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
 
 
 class Eagle3Network(nn.Module):
-    """The parameters of a head, and what it computes around its layers. The layers are run over slots by `Eagle3Head`."""
+    """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
 
-    def __init__(self, config: HeadConfig, num_features: int) -> None:
-        """Make the modules for features of `num_features` layers of the target, with weights of no meaning."""
+    def __init__(self, config: HeadConfig) -> None:
+        """Make the modules, with weights of no meaning."""
         super().__init__()
-        layer_config = AutoConfig.for_model(**config.layer_config)
+        layer_config: Any = AutoConfig.for_model(**config.layer_config)
         layer_class, rotary_class = _LAYERS[layer_config.model_type]
         hidden_size, epsilon = config.hidden_size, layer_config.rms_norm_eps
         norm = llama.LlamaRMSNorm
         self.config, self.layer_config = config, layer_config
-        width = num_features * (config.target_hidden_size or hidden_size)
+        num_features = config.num_features
+        width = num_features * config.target_hidden_size
         self.input_norm = norm(width, epsilon) if config.norm_before_fc else None
         self.fc_norm: nn.ModuleList | None = None
         if config.fc_norm:

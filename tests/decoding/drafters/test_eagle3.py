@@ -1,0 +1,107 @@
+"""An EAGLE-3 head drafts from the committed text and the target's features of it, and from nothing else."""
+
+import pytest
+import torch
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.eagle3 import Eagle3Drafter
+from decoding.pace.schedule import FixedSchedule
+from tests.decoding.heads.reference import ReferenceHead
+from tests.decoding.heads.tiny_heads import VARIANTS, head_config, random_head
+from tests.decoding.tiny import build, llama_config, loaded, random_prompts
+
+SHARED = [7, 3, 9, 1, 4, 4, 8, 2]
+PROMPTS = [*random_prompts([9, 1, 5, 17, 2]), SHARED, [*SHARED, 11], [*SHARED, 12, 13], SHARED, [5]]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return loaded(build(llama_config(), seed=1), tmp_path_factory.mktemp("target"))
+
+
+def engine_over(target, drafter, *, num_slots: int = 3, num_drafted: int = 3, **options) -> Engine:
+    settings = EngineOptions(num_slots=num_slots, num_speculative_tokens=num_drafted, max_model_len=80, **options)
+    return Engine([(target, drafter)], settings, 80)
+
+
+def features_of(target, token_ids: list[int], layer_ids: tuple[int, ...]) -> torch.Tensor:
+    """What enters these layers, by transformers' own code; of the last id that is what the final norm reads."""
+    kept = []
+    norm = target.network.model.norm.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    with torch.inference_mode():
+        states = target.network(torch.tensor([token_ids]), output_hidden_states=True, use_cache=False).hidden_states
+    norm.remove()
+    streams = [*states[:-1], kept[0]]
+    return torch.cat([streams[k][0] for k in layer_ids], dim=-1)
+
+
+class Watched(Eagle3Drafter):
+    """Notes what it drafts for which text."""
+
+    def propose(self, rows):
+        draft = super().propose(rows)
+        self.seen += [
+            (list(row.token_ids), tokens[:limit])
+            for row, tokens, limit in zip(
+                rows.sequences, draft.token_ids_BK.tolist(), draft.max_draft_tokens_B, strict=True
+            )
+            if limit
+        ]
+        return draft
+
+
+def watched(head, num_slots: int = 3) -> Watched:
+    drafter = Watched(head, num_slots, 80)
+    drafter.seen = []
+    return drafter
+
+
+def check_drafts(target, drafter, tensors, **settings) -> None:
+    """Every draft is that of a textbook head which reads the text from its beginning."""
+    reference = ReferenceHead(tensors, {"rms_norm_eps": 1e-6, "num_features": 3, "head_dim": 8, **settings})
+    assert len(drafter.seen) > 20
+    for tokens, drafted in drafter.seen:
+        features_NX = features_of(target, tokens[:-1], drafter.head.layer_ids)
+        assert drafted == reference.draft(tokens, features_NX, len(drafted)), tokens
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_draft_is_that_of_a_textbook_head_over_the_committed_text(target, variant):
+    head, tensors = random_head(head_config(draft_vocab_size=30, **VARIANTS[variant]))
+    drafter = watched(head)
+    sequences = engine_over(target, drafter).generate(PROMPTS, SamplingParams(max_tokens=12, temperature=0))
+    assert any(sequence.num_cached_tokens for sequence in sequences)  # a prefix was copied
+    check_drafts(target, drafter, tensors, **VARIANTS[variant])
+
+
+def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypatch):
+    head, tensors = random_head(head_config())
+    drafter = watched(head, num_slots=2)
+    engine = engine_over(target, drafter, num_slots=2)
+    lengths, rounds = FixedSchedule.lengths, []
+
+    def now_and_then(schedule, sequences):
+        rounds.append(None)
+        drafts = len(rounds) % 25 == 0
+        return tuple(n if drafts and row else 0 for row, n in enumerate(lengths(schedule, sequences)))
+
+    monkeypatch.setattr(FixedSchedule, "lengths", now_and_then)
+    engine.generate(random_prompts([9, 4]), SamplingParams(max_tokens=60, temperature=0))
+    engine.generate(random_prompts([9, 4, 6, 7]), SamplingParams(max_tokens=60, temperature=0))
+    seen = drafter.seen
+    monkeypatch.undo()
+    engine.generate(random_prompts([9, 4, 7]), SamplingParams(max_tokens=30, temperature=0))
+    assert len(seen) >= 2
+    check_drafts(target, drafter, tensors)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_text_is_that_of_the_target_alone(target, num_slots, temperature):
+    head, _ = random_head(head_config(draft_vocab_size=30))
+    params = SamplingParams(max_tokens=15, temperature=temperature)
+    found = engine_over(target, Eagle3Drafter(head, num_slots, 80), num_slots=num_slots).generate(PROMPTS, params)
+    plain = engine_over(target, NoDrafter(), num_slots=1).generate(PROMPTS, params)
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
+    assert sum(row.num_draft_tokens for row in found) > 100

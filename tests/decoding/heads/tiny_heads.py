@@ -1,0 +1,74 @@
+"""Tiny EAGLE-3 heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
+
+import torch
+
+from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.eagle3_network import Eagle3Network
+from decoding.heads.head_config import HeadConfig
+from tests.decoding.tiny import CONTEXT, VOCAB_SIZE
+
+HIDDEN_SIZE = 32
+VARIANTS = {
+    "original": {},
+    "normed residual": {"norm_before_residual": True},
+    "eagle 3.1": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "a norm for each feature": {"fc_norm": True, "norm_output": True},
+}
+
+
+def head_config(
+    layer_ids: tuple[int, ...] = (0, 1, 2), draft_vocab_size: int = VOCAB_SIZE, layer: dict | None = None, **flags
+) -> HeadConfig:
+    """A head of one layer, which reads these layers' inputs."""
+    layer_config = {
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": CONTEXT,
+        **(layer or {}),
+    }
+    return HeadConfig(
+        kind="eagle3",
+        format="speculators",
+        layer_config=layer_config,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=HIDDEN_SIZE,
+        layer_ids=layer_ids,
+        layer_ids_are="inputs",
+        num_speculative_tokens=3,
+        **flags,
+    )
+
+
+@torch.no_grad()
+def random_network(config: HeadConfig, seed: int = 0) -> Eagle3Network:
+    """A network with wide random weights: each of its parts moves the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    network = Eagle3Network(config)
+    for name, weight in network.named_parameters():
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + ("norm" in name))
+    return network
+
+
+def some_target_ids(config: HeadConfig, seed: int = 0) -> torch.Tensor | None:
+    """Which of the target's ids the head has, ascending; None for all."""
+    if config.draft_vocab_size == config.vocab_size:
+        return None
+    order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(seed))
+    return order[: config.draft_vocab_size].sort().values
+
+
+def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head, dict[str, torch.Tensor]]:
+    """A head, and the tensors that its folder would have."""
+    network, ids_D = random_network(config, seed), some_target_ids(config)
+    tensors = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    if ids_D is not None:
+        tensors["d2t"] = ids_D - torch.arange(len(ids_D))
+    assert config.layer_ids is not None
+    return Eagle3Head(network, ids_D, config.layer_ids), tensors
