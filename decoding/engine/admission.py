@@ -130,7 +130,7 @@ class Admission:
         return None, 0
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
-        """Find the slot to copy most of the newcomer's first tokens from, a free one if several will do, and how many."""
+        """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
         tokens = newcomer.tokens_to_read
         donor, num_shared = None, 0
         for slot, resident in self._seated():
