@@ -25,6 +25,7 @@ class StageFacts:
     device_name: str  # "cpu", or the GPU's name
     max_positions: int | None
     vocab_size: int | None  # None where there is no head
+    hidden_size: int
     num_weight_bytes: int  # of this process, where ranks share the stage out
     packs_rows: bool  # or the model sees a rectangle
     is_fused: bool  # our own layers run
@@ -92,6 +93,7 @@ class StageActor:
             device_name=name_of(stage.device),
             max_positions=stage.max_positions,
             vocab_size=stage.vocab_size,
+            hidden_size=stage.hidden_size,
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,

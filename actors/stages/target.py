@@ -15,6 +15,7 @@ import torch
 
 from actors.stages.pipeline import StagePipeline, Step
 from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
+from decoding.cache.features import FeatureTap
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import timed_start
 from decoding.sampling.judging import RowVerdict, ScoreRequest, close_call_margin
@@ -60,6 +61,8 @@ class RemoteSlots:
 class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
+    tap: FeatureTap | None = None  # never: see `hand_out`
+
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
         """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
         self.pipeline = pipeline
@@ -69,6 +72,7 @@ class ShardedModel:
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = last.dtype
         self.vocab_size: int = last.vocab_size
+        self.hidden_size: int = first.hidden_size
         self.max_positions: int | None = first.max_positions
         self.eos_token_ids: frozenset[int] = first.eos_token_ids
         self.close_call = close_call_margin(self.dtype)
@@ -106,6 +110,14 @@ class ShardedModel:
         twin = copy(self)  # asks the stages nothing: one of them may be lost
         twin.cache, twin._size, twin._session = None, (0, 0), next(self._sessions)
         return twin
+
+    def hand_out(self, tap: FeatureTap | None) -> None:
+        """Refuse a tap with a ValueError: features would have to come here from every stage, for each token."""
+        if tap is not None:
+            raise ValueError(
+                "a target in stages does not hand out its hidden states, which this draft reads; run the target in one "
+                "process (stages.count 1, stages.tensor_parallel 1), or use a draft that reads tokens alone"
+            )
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve fresh slots, as `Target.allocate`."""

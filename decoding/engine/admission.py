@@ -8,7 +8,9 @@ A sequence that lost its slot comes back with output. It is read like a prompt, 
 
 The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
 and none waits for ever. A row that begins like another one copies the other's keys and values, in target and draft, or
-takes over its slot where that is free. If the other row is itself still being read, the newcomer waits for it.
+takes over its slot where that is free. If the other row is itself still being read, the newcomer waits for it. For a
+drafter that reads the target's features, the last token that they share is read again: what the drafter keeps of a
+token follows from the token behind it, too.
 
 Rounds read slots 0..B-1 in place, so rows that run must be there. A newcomer fills any free slot, most often the one
 that it will run in; when rows are about to run, a ready row beyond slot B-1 changes places with a row before it that is
@@ -41,6 +43,7 @@ class Admission:
         self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
+        self._num_read_again = int(drafter.reads_features)  # of the tokens that a newcomer shares, the last ones
 
     def remove(self, rows: Set[Sequence]) -> None:
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
@@ -121,18 +124,19 @@ class Admission:
                 cached = max(cached, resident.num_cached(common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
-        if most > cached and (most == len(tokens) or most - cached >= _WORTH_AWAITING):
-            return best, most  # all tokens, or enough of them: a copy of all needs no forward
+        needs_no_forward = most == len(tokens) and not self._num_read_again
+        if most > cached and (needs_no_forward or most - cached >= _WORTH_AWAITING):
+            return best, most  # all tokens, or enough of them
         return None, 0
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
-        """Find the slot that holds most of the newcomer's first tokens, a free one if several do, and how many."""
+        """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
         tokens = newcomer.tokens_to_read
         donor, num_shared = None, 0
         for slot, resident in self._seated():
             if resident is newcomer:
                 continue
-            cached = resident.num_cached(resident.num_in_common(tokens))
+            cached = max(0, resident.num_cached(resident.num_in_common(tokens)) - self._num_read_again)
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached

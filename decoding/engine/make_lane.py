@@ -40,10 +40,10 @@ def make_lane(
 def can_overlap(target: Target, drafter: Drafter, verification: Verification) -> bool:
     """Tell whether rounds of these can be started before the last one is read.
 
-    The layers of target and draft must run on our GPU kernels, the draft must be a model or none, and no close call may
-    be decided by the host.
+    The layers of target and draft must run on our GPU kernels, the draft must be a model or none, no close call may be
+    decided by the host, and no drafter may read the target's features.
     """
-    if verification != "coupled" or not isinstance(target, LanguageModel) or target.close_call:
+    if verification != "coupled" or not isinstance(target, LanguageModel) or target.close_call or target.tap:
         return False
     models = [target]
     if isinstance(drafter, ModelDrafter):

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
+from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.fp8.linear import may_join
@@ -117,28 +118,46 @@ class FusedDecoder:
         return are_layers and (self._head is None or isinstance(self._head, KernelLinear))
 
     def forward(
-        self, fed_N: torch.Tensor, positions_N: torch.Tensor, wanted_M: torch.Tensor, cache: KVCache, plan: Plan
+        self,
+        fed_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        wanted_M: torch.Tensor,
+        cache: KVCache,
+        plan: Plan,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Return logits [M, V] after the wanted tokens; the keys and values of all N are stored as planned.
 
-        `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned.
+        `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned. The stream of
+        all N is left in `features`, and projected.
         """
         num_tokens = len(fed_N)
-        is_last_wanted = self._head is None or len(wanted_M) > 0
+        is_last_read = features is not None and features.wants(self._range.end)
+        is_last_wanted = self._head is None or len(wanted_M) > 0 or is_last_read
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
             forward = self._kernel_forward(positions_N, cache, plan)
-            self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted)
+            self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
+            self._finish(features, hidden_NE)
             return self._out(hidden_NE, wanted_M)
         attention = self._attention(positions_N, cache, plan)
         hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))
         for index, layer in enumerate(self._layers, self._range.first):
+            if features is not None:
+                features.keep(index, hidden_NE[:num_tokens])
             is_wanted = index < self._range.end - 1 or is_last_wanted
             found_NX = attention(layer.project(hidden_NE), cache.slot_layer(index), layer.norms, is_wanted=is_wanted)
             if found_NX is None:
                 break
             hidden_NE = layer.finish(hidden_NE, found_NX)
+        self._finish(features, hidden_NE[:num_tokens])
         return self._out(hidden_NE[:num_tokens], wanted_M)
+
+    def _finish(self, features: Features | None, hidden_NE: torch.Tensor) -> None:
+        """Keep what leaves the last layer, and project."""
+        if features is not None:
+            features.keep(self._range.end, hidden_NE)
+            features.project()
 
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""

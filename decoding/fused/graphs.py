@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
 from decoding.device import is_out_of_memory
 from decoding.fused.recording import Recorder, Recording
@@ -34,6 +35,7 @@ class Inputs:
     positions_N: torch.Tensor
     wanted_BJ: torch.Tensor  # indexes into the N tokens
     plan: Plan
+    features: Features | None = None  # where the tokens' features are left; None: no drafter reads them
 
 
 Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
@@ -47,11 +49,15 @@ class ForwardGraphs:
         self._forward, self._record = forward, record
         self._cache: weakref.ref[KVCache] | None = None
         self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the most recently used at the end
-        self._logits = torch.empty(0, 0)  # shared by the recordings: outputs of their own would take too much memory
+        # Shared by the recordings: outputs of their own would take too much memory.
+        self._logits = self._features = torch.empty(0, 0)
         self._works = True
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
-        """Run a forward; return logits [B * J, V], which are valid until the next one."""
+        """Run a forward; return logits [B * J, V], which are valid until the next one.
+
+        Features are copied out of the recording's output without its padding, so that they stay valid.
+        """
         num_rows, num_tokens = inputs.plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
         if not self._works or not num_wanted or num_tokens > _MAX_TOKENS:
@@ -61,23 +67,36 @@ class ForwardGraphs:
         shape = self._shape(inputs, cache)
         shape.take(inputs)
         cache.use(shape.inputs.plan)
-        return self._logits_of(shape, cache)[: num_rows * num_wanted]
+        logits, features_NH = self._outputs_of(shape, cache)
+        if inputs.features is not None and features_NH is not None:
+            inputs.features.add(features_NH[: len(inputs.tokens_N)].clone())
+        return logits[: num_rows * num_wanted]
 
     def forget(self) -> None:
         """Drop all recordings, and give back their memory with the next `torch.cuda.empty_cache`."""
         self._shapes.clear()
-        self._logits = torch.empty(0, 0)
+        self._logits = self._features = torch.empty(0, 0)
 
-    def _logits_of(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
+    def _outputs_of(self, shape: "_Shape", cache: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the shape's logits and features, padding included."""
+        num_tokens = len(shape.inputs.tokens_N)
         if shape.recording is None and shape.was_run:
             num_lines = shape.inputs.wanted_BJ.numel()
-            if len(self._logits) < num_lines:
-                for other in self._shapes.values():  # which write to the smaller one, and are recorded again
+            if len(self._logits) < num_lines or (shape.tap is not None and len(self._features) < num_tokens):
+                for other in self._shapes.values():  # which write to the smaller ones, and are recorded again
                     other.recording = None
-                self._logits = shape.logits_like.new_empty(2 * num_lines, shape.logits_like.shape[1])
-            place = self._logits[:num_lines]
+                self._logits = _with_room(self._logits, num_lines, shape.logits_like)
+                self._features = _with_room(self._features, num_tokens, shape.features_like)
+            place, features_place = self._logits[:num_lines], self._features[:num_tokens]
+
+            def run() -> torch.Tensor:
+                logits, features_NH = self._forward_of(shape, cache)
+                if features_NH is not None:
+                    features_place.copy_(features_NH)
+                return place.copy_(logits)
+
             try:
-                shape.recording = self._record(lambda: place.copy_(self._forward(shape.inputs, cache)))
+                shape.recording = self._record(run)
             except RuntimeError as error:
                 if is_out_of_memory(error):  # the engine answers with fewer slots, and records anew
                     raise
@@ -86,11 +105,21 @@ class ForwardGraphs:
                 self._works = False
         if shape.recording is None:
             shape.was_run = True
-            logits = self._forward(shape.inputs, cache)
+            logits, features_NH = self._forward_of(shape, cache)
             shape.logits_like = logits[:0]
-            return logits
+            if features_NH is not None:
+                shape.features_like = features_NH[:0]
+            return logits, features_NH
         shape.recording.replay()
-        return shape.recording.output
+        return shape.recording.output, None if shape.tap is None else self._features[:num_tokens]
+
+    def _forward_of(self, shape: "_Shape", cache: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the shape's forward; return its logits and features."""
+        if shape.tap is None:
+            return self._forward(shape.inputs, cache), None
+        features = Features(shape.tap)
+        logits = self._forward(replace(shape.inputs, features=features), cache)
+        return logits, features.take()
 
     def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape":
         plan = inputs.plan
@@ -126,8 +155,9 @@ class _Shape:
         self._spare = spare
         self._sizes: tuple[int, int] | None = None
         self.was_run = False
-        self.logits_like = torch.empty(0, 0)
+        self.logits_like = self.features_like = torch.empty(0, 0)
         self.recording: Recording | None = None
+        self.tap = None if like.features is None else like.features.tap
         self.inputs = Inputs(
             padding(like.tokens_N, num_tokens),
             padding(like.positions_N, num_tokens),
@@ -165,6 +195,11 @@ def _tensors(inputs: Inputs) -> list[torch.Tensor]:
     if plan.packing is not None:
         tensors += [plan.packing.packed_N, plan.packing.unpacked_BT, plan.packing.row_first]
     return tensors
+
+
+def _with_room(lines: torch.Tensor, num_lines: int, like: torch.Tensor) -> torch.Tensor:
+    """Return these lines if they are enough, else room for twice as many as are needed."""
+    return lines if len(lines) >= num_lines else like.new_empty(2 * num_lines, like.shape[1])
 
 
 def _rounded(number: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
@@ -94,20 +95,46 @@ class KernelLayers:
         # A description points into its cache.
         self._described = weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]]()
 
-    def run(self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, *, is_wanted: bool) -> None:
+    def run(
+        self,
+        hidden_NE: torch.Tensor,
+        forward: KernelForward,
+        cache: KVCache,
+        *,
+        is_wanted: bool,
+        features: Features | None = None,
+    ) -> None:
         """Replace the embedded tokens, in place, by the hidden states after the last layer.
 
-        Unless `is_wanted`, the last layer only writes its keys and values.
+        Unless `is_wanted`, the last layer only writes its keys and values. Where the stream is read between two layers,
+        the kernel is called for the layers before and for those behind, each of which computes the same as in one call.
         """
         if cache not in self._described:
             described = (self._describe(layer, cache, index) for index, layer in enumerate(self._layers, self._first))
             self._described[cache] = (kernels.DecoderLayer * len(self._layers))(*described)
         if len(self._scratch) < self._numbers_a_token * len(hidden_NE):
             self._scratch = hidden_NE.new_empty(self._numbers_a_token * len(hidden_NE))
+        num_done, num_layers = 0, len(self._layers)
+        if features is not None:
+            for num_before in range(num_layers):
+                if features.wants(self._first + num_before):
+                    self._run_some(hidden_NE, forward, cache, num_done, num_before, is_wanted=True)
+                    features.keep(self._first + num_before, hidden_NE)
+                    num_done = num_before
+        self._run_some(hidden_NE, forward, cache, num_done, num_layers, is_wanted=is_wanted)
+
+    def _run_some(
+        self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, first: int, end: int, *, is_wanted: bool
+    ) -> None:
+        """Run the layers from `first` up to `end` (not included), counted from the first one here."""
+        if first == end:
+            return
+        kind = kernels.DecoderLayer * (end - first)
+        described = kind.from_buffer(self._described[cache], first * ctypes.sizeof(kernels.DecoderLayer))
         self._function(
             ctypes.byref(forward.described),
-            self._described[cache],
-            len(self._layers),
+            described,
+            end - first,
             is_wanted,
             hidden_NE.data_ptr(),
             self._scratch.data_ptr(),

@@ -8,17 +8,20 @@ import time
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from decoding.cache.features import Features, FeatureTap, check_layer_ids
 from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recording import cuda_recorder
+from decoding.network.layer_hooks import layers_to_read
 from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.judging import close_call_margin
@@ -33,6 +36,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         """Take over `model`; it must have no other user (its head carries our hook)."""
         super().__init__(model, eos_token_ids)
         self.cache: KVCache | None = None
+        self.tap: FeatureTap | None = None
         self.close_call = close_call_margin(self.dtype)  # of a model that deviates little; the probe measures it
         # A forward reads each weight once, but only a few rows of an input embedding.
         self.num_bytes_read: int = self.num_weight_bytes
@@ -52,10 +56,17 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     def share(self) -> "LanguageModel":
         twin = copy(self)
-        twin.cache = None
+        twin.cache, twin.tap = None, None
         if self.graphs is not None:  # recordings contain the addresses of one cache
             twin.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
         return twin
+
+    def hand_out(self, tap: FeatureTap | None) -> None:
+        if tap is not None:
+            check_layer_ids(tap.layer_ids, len(layers_to_read(self.network)))
+        if self.graphs is not None:  # recordings project for the earlier tap, or for none
+            self.graphs.forget()
+        self.tap = tap
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
@@ -110,8 +121,36 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
         Row b's tokens have positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see everything
         before them there. Row b has `lengths[b]` of the T tokens (by default all): ragged rows are packed end to end,
-        so that padding costs nothing; logits beyond a row's tokens are those of its last one.
+        so that padding costs nothing; logits beyond a row's tokens are those of its last one. The features of
+        the rows' own tokens are handed out before this returns.
         """
+        features = self._features()
+        logits_BJV, tokens_N = self._read(starts, token_ids_BT, logits_at_BJ, slots, lengths, features)
+        if features is not None:
+            own = [token_ids_BT.shape[1]] * len(starts) if lengths is None else list(lengths)
+            features_NH = features.take()
+            if len(tokens_N) > sum(own):  # a rectangle was fed, with padding
+                width = len(tokens_N) // len(own)
+                places = [range(row * width, row * width + length) for row, length in enumerate(own)]
+                own_N = to_device(list(chain.from_iterable(places)), self.device)
+                tokens_N, features_NH = tokens_N[own_N], features_NH[own_N]
+            of_rows = list(range(len(own)) if slots is None else slots), list(starts), own
+            features.tap.receive(*of_rows, tokens_N, features_NH)
+        return logits_BJV
+
+    def _features(self) -> Features | None:
+        return None if self.tap is None else Features(self.tap)
+
+    def _read(
+        self,
+        starts: Seq[int],
+        token_ids_BT: torch.Tensor,
+        logits_at_BJ: torch.Tensor,
+        slots: Seq[int] | None,
+        lengths: Seq[int] | None,
+        features: Features | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of `forward`, and the N tokens that were fed; theirs are the features."""
         assert self.cache is not None, "allocate() comes first"
         if self.runs_rows_apart and lengths is not None:  # no row is fed more than its own tokens
             token_ids_BT, logits_at_BJ = token_ids_BT[:, : max(lengths)], logits_at_BJ.clamp(max=max(lengths) - 1)
@@ -123,22 +162,28 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if lengths is not None and is_ragged:
             packing = Packing.of(lengths, self.device, width, is_read_back=is_read_back)
         tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
-        return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache)
+        return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache, features), tokens_N
 
     @torch.inference_mode()
-    def run_planned(self, token_ids_N: torch.Tensor, wanted_M: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run_planned(
+        self, token_ids_N: torch.Tensor, wanted_M: torch.Tensor, plan: Plan, features: Features | None = None
+    ) -> torch.Tensor:
         """Return logits [M, V] after the wanted tokens of a forward that is planned on the device.
 
-        Only for a model whose layers our GPU kernels run; nothing here waits for the device.
+        Only for a model whose layers our GPU kernels run; nothing here waits for the device. Only the device knows the
+        rows, so nothing is handed out: what the N tokens have, padding included, is left in `features`, whose `take`
+        returns a line for each in the plan's order and may be part of the same recording.
         """
+        assert self.tap is None or features is not None, "a drafter would miss the features of these tokens"
         assert self.cache is not None, "allocate() comes first"
         assert self.fused is not None, "only fused layers take a plan"
         self.cache.use(plan)
-        return self.fused.forward(token_ids_N, plan.positions_N, wanted_M, self.cache, plan)
+        return self.fused.forward(token_ids_N, plan.positions_N, wanted_M, self.cache, plan, features)
 
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         return self.plain(to_device(list(token_ids), self.device))[0]
 
+    @torch.inference_mode()
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         assert self.cache is not None
         start = timed_start(self.cache.num_positions, num_tokens)
@@ -146,7 +191,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
         synchronize(self.device)
         started = time.perf_counter()
-        self.forward([start] * num_rows, tokens_BT, every_BT)
+        self._read([start] * num_rows, tokens_BT, every_BT, None, None, self._features())
         synchronize(self.device)
         return time.perf_counter() - started
 

@@ -48,8 +48,9 @@ def check_model(model: LanguageModel, name: str) -> float:
     """Return the relative deviation found; raise a ValueError that quotes it if it is too large.
 
     A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again against what it
-    computed before anything was changed. The model's cache is lost.
+    computed before anything was changed. The model's cache is lost, and its tap is taken off.
     """
+    model.hand_out(None)
     lengths = check_lengths(model.network.config, name, is_fp8=model.is_fp8)
     if lengths.needs_rows_apart:
         model.runs_rows_apart, model.packs_rows = True, False

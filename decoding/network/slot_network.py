@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
+from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Packing
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.checkpoint.rank import local_share
@@ -25,6 +26,7 @@ from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
+from decoding.network.layer_hooks import layer_hooks
 
 Exact = Literal["auto", "on", "off"]
 
@@ -49,6 +51,7 @@ class SlotNetwork(ABC):
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.is_fp8: bool = any(isinstance(module, Fp8Linear) for module in network.modules())
         self.max_positions: int | None = max_positions(network.config)
+        self.hidden_size: int = network.config.get_text_config().hidden_size
         # Models with attention of their own cannot take packed rows; they get a rectangle.
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
@@ -111,11 +114,13 @@ class SlotNetwork(ABC):
         wanted_BJ: torch.Tensor,
         slots: Seq[int] | None,
         cache: KVCache,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Write the rows' keys and values; return logits [B, J, V], or hidden states of all tokens [..., H].
 
         `fed_N` are the rows' tokens end to end, packed, or `width` of each; their positions are starts[b],
-        starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens.
+        starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens. The
+        features of all that is fed, padding included, are left in `features`.
         """
         if self.runs_rows_apart and (len(starts) > 1 or packing is not None):
             ends = accumulate([width] * len(starts)) if packing is None else packing.row_first[1:].tolist()
@@ -123,7 +128,9 @@ class SlotNetwork(ABC):
             for row, end in enumerate(ends):
                 own_N, wanted_1J = fed_N[first:end], wanted_BJ[row : row + 1].clamp(max=end - first - 1)
                 slot, first = row if slots is None else slots[row], end
-                outputs.append(self._forward(own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache))
+                outputs.append(
+                    self._forward(own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache, features)
+                )
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
         starts_B = to_device(starts, self.device)
         slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
@@ -133,7 +140,7 @@ class SlotNetwork(ABC):
             positions_BT = positions_BT.clamp(max=self.max_positions - 1)
         if self.fused is None and packing is None:
             fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
-            return self._run(fed_BT, positions_BT, wanted_BJ, past_key_values=cache, use_cache=True)
+            return self._run(fed_BT, positions_BT, wanted_BJ, features, past_key_values=cache, use_cache=True)
         positions_N = positions_BT.flatten()
         if packing is None:
             wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
@@ -142,25 +149,35 @@ class SlotNetwork(ABC):
             wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
         if self.fused is not None:
             run = self._run_fused if self.graphs is None else self.graphs.run
-            out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan), cache)
+            out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan, features), cache)
         else:
             wanted_1J = wanted_at_BJ.flatten()[None]
             arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
-            out = self._run(fed_N[None], positions_N[None], wanted_1J, **arguments)
+            out = self._run(fed_N[None], positions_N[None], wanted_1J, features, **arguments)
         return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
 
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None
-        return self.fused.forward(inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ.flatten(), cache, inputs.plan)
+        wanted_M = inputs.wanted_BJ.flatten()
+        return self.fused.forward(inputs.tokens_N, inputs.positions_N, wanted_M, cache, inputs.plan, inputs.features)
 
     def _run(
-        self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, wanted_BJ: torch.Tensor, **kwargs: Any
+        self,
+        fed_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        wanted_BJ: torch.Tensor,
+        features: Features | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
         self._wanted.at_BJ = wanted_BJ
         try:
-            return self._call(fed_BT, positions_BT, **kwargs)
+            with layer_hooks(self.network, features):
+                out = self._call(fed_BT, positions_BT, **kwargs)
         finally:
             self._wanted.at_BJ = None
+        if features is not None:
+            features.project()
+        return out
 
 
 class _Wanted:

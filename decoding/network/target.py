@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
 from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge
 from decoding.sampling.logprobs import token_logprobs
@@ -56,9 +57,11 @@ class Target(Protocol):
     device: torch.device  # of the tensors in requests
     dtype: torch.dtype
     vocab_size: int
+    hidden_size: int  # of its residual stream
     max_positions: int | None  # the longest context; None: no limit
     eos_token_ids: frozenset[int]
     close_call: float  # the margin in logits within which rounding could decide between two tokens
+    tap: FeatureTap | None  # set by `hand_out`; None: no drafter reads features
 
     @property
     def runs_on(self) -> str:
@@ -76,7 +79,15 @@ class Target(Protocol):
         """Return how the model runs, for the log."""
 
     def share(self) -> "Target":
-        """Return the same model with a cache of its own. One thread drives all that share a model."""
+        """Return the same model with a cache of its own and no tap. One thread drives all that share a model."""
+
+    def hand_out(self, tap: FeatureTap | None) -> None:
+        """Give the features of all tokens that are written into slots to `tap` from now on; None: to no drafter.
+
+        Prefills, scores, log-probabilities and decisions in a slot hand them out; what uses no slot does not, nor does
+        `seconds`, which computes them. Logits, keys and values stay the same, bit for bit. Raises ValueError if the
+        target has no such features.
+        """
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""

@@ -83,7 +83,8 @@ def test_the_logits_of_the_stand_in_are_drawn_where_the_model_is(monkeypatch):
 
     monkeypatch.setattr(torch, "randn", draw)
     place = torch.device("cpu", 0)
-    model = SimpleNamespace(device=place, dtype=torch.bfloat16, vocab_size=50, eos_token_ids=(), close_call=0.0)
+    facts = {"device": place, "dtype": torch.bfloat16, "vocab_size": 50, "hidden_size": 8}
+    model = SimpleNamespace(**facts, eos_token_ids=(), close_call=0.0, tap=None)
     logits_BJV = _Instant(model, num_slots=3, num_positions=2)._logits_BJV
     assert drawn_on == {place}
     generator = torch.Generator().manual_seed(0)

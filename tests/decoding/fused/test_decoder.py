@@ -10,7 +10,6 @@ import transformers
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters import NEED_A_MODEL
 from decoding.fused import attention as fused_attention
-from decoding.fused import kernels
 from decoding.fused.decoder import FusedDecoder
 from decoding.fused.rotary_tables import RotaryTables
 from decoding.fused.linear import kernel_function
@@ -43,18 +42,6 @@ def fused_model(plain: transformers.PreTrainedModel) -> LanguageModel:
     model = LanguageModel(plain, frozenset())
     model.speed_up()
     return model
-
-
-@pytest.fixture(params=["kernels", "attention kernel", "torch"])
-def attention(request, monkeypatch):
-    """All our kernels; only that of attention, as where oneDNN multiplies; or none."""
-    if request.param == "torch":
-        monkeypatch.setenv("DRAY_KERNELS", "off")
-    elif kernels.load(torch.float32, 16, 64) is None:
-        pytest.skip("no C++ compiler here")
-    elif request.param == "attention kernel":
-        monkeypatch.setattr("decoding.fused.packed_linear.kernel_function", lambda _: None)
-    return request.param
 
 
 def test_each_way_is_really_taken(attention, monkeypatch):
