@@ -6,23 +6,26 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 from typing import Literal, assert_never, get_args
 
 from decoding.drafters.base import Drafter, NoDrafter
+from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.suffix import SuffixDrafter
+from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 
-__all__ = ["DRAFTERS", "NEED_A_MODEL", "Drafter", "DrafterName", "make_drafter"]
+__all__ = ["DRAFTERS", "NEED_A_MODEL", "Draft", "Drafter", "DrafterName", "make_drafter"]
 
-DrafterName = Literal["none", "ngram", "suffix", "model", "hybrid"]
+DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "hybrid"]
+Draft = LanguageModel | Eagle3Head  # what a drafter of NEED_A_MODEL computes with
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "hybrid")
+NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "eagle3", "hybrid")
 
 
 def make_drafter(
-    name: DrafterName, draft: LanguageModel | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int
+    name: DrafterName, draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int
 ) -> Drafter:
-    """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, or a drafter that has one."""
+    """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, a head, or a drafter with one."""
     match name:
         case "none":
             return NoDrafter()
@@ -30,7 +33,7 @@ def make_drafter(
             return NGramDrafter()
         case "suffix":
             return SuffixDrafter()
-        case "model":
+        case "model" | "eagle3":
             return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
             return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
@@ -38,8 +41,10 @@ def make_drafter(
             assert_never(name)
 
 
-def _by_model(draft: LanguageModel | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
+def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
     assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
     if isinstance(draft, LanguageModel):
         return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+    if isinstance(draft, Eagle3Head):
+        return Eagle3Drafter(draft, num_slots, max_model_len)
     return draft

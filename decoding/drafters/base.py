@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from decoding.cache.features import FeatureTap
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
@@ -24,6 +25,11 @@ class Drafter:
     # Whether it reads the target's features (`decoding/cache/features.py`). It pairs the features of a token with the
     # token behind it, so the last token that two rows share is read again for each.
     reads_features: bool = False
+
+    @property
+    def tap(self) -> FeatureTap | None:
+        """What the target must hand out to it; None where `reads_features` is false."""
+        return None
 
     @property
     def has_model(self) -> bool:

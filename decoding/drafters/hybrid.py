@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.drafters.suffix import Offer, SuffixDrafter
@@ -33,6 +34,10 @@ class HybridDrafter(Drafter):
         self._lookup, self._model = lookup, model
         self.is_remote, self.reads_features = model.is_remote, model.reads_features
         self._extensions: dict[int, tuple[int, Offer]] = {}  # by slot: length of the model's draft, the rest
+
+    @property
+    def tap(self) -> FeatureTap | None:
+        return self._model.tap
 
     @property
     def has_model(self) -> bool:

@@ -329,6 +329,7 @@ def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, 
     if options.draft_length == "adaptive" and parts.drafter_name != "none":
         parts.target.allocate(slots[0], parts.max_model_len)
         drafter = parts.make_drafter(0, slots[0])
+        parts.target.hand_out(drafter.tap)
         costs = measure_costs(parts.target, parts.draft, slots[0], most)
         timed_drafter = drafter if parts.draft is not None else None
         costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, options.verification)

@@ -63,6 +63,7 @@ class Lane:
         self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
         target.allocate(num_slots, max_model_len)
+        target.hand_out(drafter.tap)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
     def advance(self, max_rows: int) -> list[Sequence]:

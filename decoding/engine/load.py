@@ -7,10 +7,13 @@ from typing import Protocol
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.device import Device
-from decoding.drafters import NEED_A_MODEL, Drafter, DrafterName, make_drafter
+from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
 from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
 from decoding.engine.options import EngineOptions
 from decoding.fused.attention import Window
+from decoding.heads.attach import attach
+from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.folder import is_head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target
@@ -36,7 +39,7 @@ class Parts:
     """What an engine is made of."""
 
     target: Target
-    draft: LanguageModel | None
+    draft: Draft | None
     drafter_name: DrafterName
     max_model_len: int
     num_lanes: int = 1
@@ -48,7 +51,7 @@ class Parts:
 
     def make_drafter(self, lane: int, num_slots: int) -> Drafter:
         """Make a fresh drafter for `num_slots` rows of this lane."""
-        draft: LanguageModel | Drafter | None = self.draft
+        draft: Draft | Drafter | None = self.draft
         if self.remote is not None:
             draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)
         elif self.draft is not None and lane:
@@ -85,7 +88,7 @@ def load_parts(
         )
     elif getattr(target_model, "has_exact_products", False):  # a target in other processes has none
         _log.warning("the logits of %r depend on the batch here, so near ties in its text may, too", target)
-    draft_model = None
+    draft_model: Draft | None = None
     max_model_len = settle_max_model_len(options.max_model_len, target_model.max_positions)
     if drafter_name in NEED_A_MODEL and remote is not None:
         remote.connect(target_model)
@@ -93,14 +96,44 @@ def load_parts(
         num_lanes = max(remote.num_lanes, num_lanes + 1)
         return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote)
     if drafter_name in NEED_A_MODEL and draft is not None:
-        draft_model = LanguageModel.load(draft, device, dtype)
-        check_same_vocabulary(target, draft, target_model.vocab_size, draft_model.vocab_size)
-        check_model(draft_model, draft)
-        window = settle_draft_window(options.draft_window, draft_model, options.num_slots, max_model_len)
-        if window and draft_model.fused is not None:
-            draft_model.fused.window = Window(window, NUM_FIRST)
-            _log.info("the draft sees the last %d positions of a row, and the first %d", window, NUM_FIRST)
+        if drafter_name == "eagle3" or (drafter_name == "hybrid" and is_head(draft)):
+            draft_model = _load_head(draft, target_model, target, options)
+        else:
+            draft_model = _load_draft_model(draft, target_model, target, options, max_model_len, device, dtype)
     return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
+
+
+def _load_draft_model(
+    path: str,
+    target: Target,
+    target_path: str,
+    options: EngineOptions,
+    max_model_len: int,
+    device: Device,
+    dtype: DType,
+) -> LanguageModel:
+    draft = LanguageModel.load(path, device, dtype)
+    check_same_vocabulary(target_path, path, target.vocab_size, draft.vocab_size)
+    check_model(draft, path)
+    window = settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
+    if window and draft.fused is not None:
+        draft.fused.window = Window(window, NUM_FIRST)
+        _log.info("the draft sees the last %d positions of a row, and the first %d", window, NUM_FIRST)
+    return draft
+
+
+def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head:
+    if not isinstance(target, LanguageModel):
+        raise ValueError(
+            f"{path!r} is a draft head, which reads the hidden states of its target, and the target's layers are in "
+            "other processes; use a draft model, or a target in one process"
+        )
+    if options.draft_window:
+        raise ValueError(
+            f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "
+            "leave draft_window out"
+        )
+    return attach(path, target, target_path)
 
 
 def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:

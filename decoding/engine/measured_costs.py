@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -38,7 +38,14 @@ _ASSUMED_SHARE = 1 / 8  # of a target forward's time, for a draft step that coul
 _log = logging.getLogger(__name__)
 
 
-def measure_costs(target: Target, draft: Target | None, num_slots: int, num_draft_tokens: int) -> CostTable:
+class TimedDraft(Protocol):
+    """What is timed of a draft."""
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
+
+
+def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int) -> CostTable:
     """Measure seconds of the target by tokens in a forward and of the draft by rows; both have their caches allocated.
 
     Without a draft model drafting is taken to cost nothing. What is in the caches is overwritten.
@@ -78,8 +85,7 @@ def with_overhead(
     `drafter` is one with a draft model, if that is what will draft, and cannot be used afterwards: what a draft step
     takes beside its forward goes into the table's draft times.
     """
-    instant = _Instant(target, num_slots, 1 + num_draft_tokens)
-    stand_in = cast(Target, instant)
+    stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
     schedule = FixedSchedule(num_draft_tokens)
 
     def measure(drafter: Drafter) -> float:
@@ -107,7 +113,6 @@ def with_overhead(
     round_seconds = max(0.0, plain - num_slots * position_seconds)
     step_seconds = 0.0
     if drafter is not None:
-        instant.hand_out(target.tap)
         drafted = measure(drafter)
         known = costs.draft_seconds(num_slots) + num_slots * position_seconds  # the table has these already
         step_seconds = max(0.0, (drafted - widest) / num_draft_tokens - known)
@@ -149,7 +154,7 @@ def _row_counts(num_slots: int) -> list[int]:
     return sorted({min(2**power, num_slots) for power in range(num_slots.bit_length() + 1)})
 
 
-def _draft_seconds(target: Target, draft: Target, num_rows: int) -> float:
+def _draft_seconds(target: Target, draft: TimedDraft, num_rows: int) -> float:
     """Time one of a few draft steps, as they come in a round: behind a forward of the target."""
     target.seconds(1, 1)
     return sum(draft.seconds(num_rows, 1) for _ in range(_DRAFT_STEPS)) / _DRAFT_STEPS

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
+from decoding.heads.folder import is_head
 from decoding.network.slot_network import Exact
 from decoding.sampling.verify import Verification
 
@@ -20,7 +21,7 @@ class EngineOptions:
     """
 
     drafter: DrafterName | None = None
-    """Drafter; unless given, 'model' if a draft model is named, else 'none'."""
+    """Drafter; unless given, 'model' or 'eagle3' as the draft that is named is a model or a head, else 'none'."""
     num_speculative_tokens: int = 8
     """Most tokens that a row drafts in a round (1 to 64)."""
     draft_length: DraftLength = "adaptive"
@@ -56,9 +57,11 @@ class EngineOptions:
             raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
 
     def pick_drafter(self, draft: str | None) -> DrafterName:
-        """Return the drafter to use with this draft model. Raises ValueError if it needs one and there is none."""
+        """Return the drafter to use with this draft: a model, or a head. Raises ValueError if they do not fit."""
         if self.drafter in NEED_A_MODEL and draft is None:
             raise ValueError(
                 f"engine.drafter is {self.drafter!r}, but no draft model is named; name one, or use 'suffix' or 'none'"
             )
-        return self.drafter or ("model" if draft else "none")
+        if self.drafter is not None or draft is None:
+            return self.drafter or "none"
+        return "eagle3" if is_head(draft) else "model"

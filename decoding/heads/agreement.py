@@ -44,16 +44,12 @@ def agreements(head: Eagle3Head, target: LanguageModel, readings: Seq[Seq[int]])
     return found
 
 
-def _agreement(
-    head: Eagle3Head, tokens_BT: torch.Tensor, stream_BTX: torch.Tensor, picked_BT: torch.Tensor
-) -> float:
+def _agreement(head: Eagle3Head, tokens_BT: torch.Tensor, stream_BTX: torch.Tensor, picked_BT: torch.Tensor) -> float:
     """Compare what the head predicts after each of the rows' pairs with what the target picked there."""
     num_rows, num_pairs = stream_BTX.shape[:2]
     head.allocate(num_rows, num_pairs)
     lines_NH = head.project(stream_BTX.flatten(0, 1))
-    states_NH = head.read(
-        tokens_BT[:, 1:].flatten(), lines_NH, [0] * num_rows, [num_pairs] * num_rows, range(num_rows)
-    )
+    states_NH = head.read(tokens_BT[:, 1:].flatten(), lines_NH, [0] * num_rows, [num_pairs] * num_rows, range(num_rows))
     head.release()
     guesses_N = head.logits(states_NH)[0][:, 0].argmax(-1)
     return float((guesses_N == picked_BT[:, 1:].flatten()).float().mean())

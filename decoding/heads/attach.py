@@ -40,7 +40,8 @@ def attach(path: str, target: LanguageModel, target_path: str) -> Eagle3Head:
     shares = agreements(own, target, readings)
     best = max(range(len(readings)), key=lambda index: shares[index])
     described = ", ".join(
-        f"{share:.0%} reading what enters layers {list(reading)}" for share, reading in zip(shares, readings, strict=True)
+        f"{share:.0%} reading what enters layers {list(reading)}"
+        for share, reading in zip(shares, readings, strict=True)
     )
     if shares[best] < _LEAST_AGREEMENT:
         raise ValueError(
