@@ -17,6 +17,7 @@ from decoding.network.probe import FP8_TOLERANCE, check_model
 from decoding.network.stage import Stage
 from tests.decoding.fp8.checkpoints import FAMILIES, KINDS, saved_fp8
 from tests.decoding.network.test_stage import assert_equal
+from tests.decoding.tapped import check_tap
 from tests.decoding.tiny import outputs, random_prompts
 
 FUSED = ["llama", "llama with biases", "qwen3"]
@@ -56,6 +57,17 @@ def test_with_our_kernels_a_token_gets_the_same_logits_bit_for_bit_in_any_batch(
     model.speed_up()
     assert model.is_batch_invariant
     assert is_invariant(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_tap_changes_no_bit(family, tmp_path):
+    path = saved_fp8(family, tmp_path, "blocks")
+    model, plain = LanguageModel.load(path, "cpu"), LanguageModel.load(path, "cpu").network
+    check_tap(model, plain, (2, 0, 1), FP8_TOLERANCE)
+    model.speed_up()
+    assert (model.fused is not None) == (family == "llama")
+    check_tap(model, plain, (2, 0, 1), FP8_TOLERANCE)
+    check_tap(model, plain, (1,), FP8_TOLERANCE)
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "blocks"), (0.8, "rows")])
