@@ -19,7 +19,9 @@ _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 _FIELDS_OF_DRAFT_HEADS = [
     "speculators_model_type", "eagle_config", "dflash_config", "draft_vocab_size", "medusa_num_heads",
 ]  # fmt: skip
-_CLASS_OF_DRAFT_HEAD = re.compile(r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel", re.IGNORECASE)
+_CLASS_OF_DRAFT_HEAD = re.compile(
+    r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel|dsparkmodel", re.IGNORECASE
+)
 
 
 def check_kind(folder: Path) -> None:
@@ -29,7 +31,7 @@ def check_kind(folder: Path) -> None:
     own are told by their JSON files.
     """
     if (folder / "adapter_config.json").is_file():
-        adapter = _read_json(folder / "adapter_config.json")
+        adapter = read_json(folder / "adapter_config.json")
         raise ValueError(
             f"{str(folder)!r} holds a PEFT adapter ({adapter.get('peft_type', 'of no named type')}, of "
             f"{adapter.get('base_model_name_or_path', 'an unnamed model')}), which is not a model: merge it into its "
@@ -37,8 +39,8 @@ def check_kind(folder: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
-    config = _read_json(folder / "config.json")
-    if head := _draft_head(config):
+    config = read_json(folder / "config.json")
+    if head := draft_head(config):
         raise ValueError(
             f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target; Dray drafts with "
             "complete models: use a small model of the target's family, or drafter 'ngram', which needs no second model"
@@ -63,8 +65,13 @@ def check_weights(folder: Path) -> None:
 
     Only the head of each file is read.
     """
-    config = _read_json(folder / "config.json")
-    named = config.get("transformers_weights")
+    dtypes = {name: dtype for file in weight_files(folder) for name, (dtype, _) in tensors_in(file).items()}
+    _check_fp8(folder, dtypes, fp8_format(read_json(folder / "config.json")))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights that are loaded from a folder; raise a ValueError if one of them is missing."""
+    named = read_json(folder / "config.json").get("transformers_weights")
     candidates = [named] if isinstance(named, str) else _WEIGHTS
     file = next((folder / name for name in candidates if (folder / name).is_file()), None)
     if file is None:
@@ -76,27 +83,28 @@ def check_weights(folder: Path) -> None:
             f"{str(folder)!r} lacks {len(missing)} of the {len(files)} files that {candidates[-1]} names, first "
             f"{missing[0]!r}; copy or download the model again"
         )
-    dtypes: dict[str, str] = {}
-    for file in files:
-        dtypes |= _dtypes(file)
-    _check_fp8(folder, dtypes, fp8_format(config))
+    return files
 
 
 def _shards(index: Path) -> list[Path]:
-    shards = _read_json(index).get("weight_map")
+    shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{str(index)!r} names no files of weights; copy or download it again")
     return [index.parent / name for name in sorted(set(map(str, shards.values())))]
 
 
-def _dtypes(file: Path) -> dict[str, str]:
-    """Return the dtype of each tensor in a file, in the words of safetensors."""
+def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype, in the words of safetensors, and the shape of each tensor in a file, of which the head is read.
+
+    Raises a ValueError for a Git LFS pointer and for a file that is not whole.
+    """
     with file.open("rb") as stream:
         if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise ValueError(f"{str(file)!r} is a Git LFS pointer, not weights; run git lfs pull in its repository")
     try:
         with safe_open(file, "pt") as tensors:  # compares what the header says with the size of the file
-            return {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {name: (str(part.get_dtype()), tuple(part.get_shape())) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
@@ -123,7 +131,7 @@ def _check_fp8(folder: Path, dtypes: dict[str, str], form: Fp8Format | None) -> 
             )
 
 
-def _draft_head(config: dict[str, Any]) -> str | None:
+def draft_head(config: dict[str, Any]) -> str | None:
     """Return what a configuration of a draft head calls itself; None if it is not one."""
     classes = [str(name) for name in config.get("architectures") or ()]
     fields = [name for name in _FIELDS_OF_DRAFT_HEADS if config.get(name) is not None]
@@ -133,7 +141,8 @@ def _draft_head(config: dict[str, Any]) -> str | None:
     return str(config.get("speculators_model_type") or next(iter(known), None) or f"it has {fields[0]}")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raise a ValueError if the file cannot be read or holds something else."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

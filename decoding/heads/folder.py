@@ -1,0 +1,123 @@
+"""A head's folder: whether a folder is one, and how it is read and written. Code in it is never executed."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from safetensors.torch import save_file
+
+from decoding.checkpoint.model_files import draft_head, read_json
+from decoding.checkpoint.supported import model_folder
+from decoding.heads.eagle_format import read_eagle, write_eagle
+from decoding.heads.head_config import Format, HeadConfig
+from decoding.heads.speculators_format import read_speculators, write_speculators
+from decoding.heads.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
+from decoding.heads.vocabulary import membership, target_ids
+
+_CONVERT = (
+    'convert them: tensors = torch.load("pytorch_model.bin", weights_only=True), then '
+    'safetensors.torch.save_file(tensors, "model.safetensors")'
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head's configuration and its tensors, by the names of `decoding/heads/tensors.py`."""
+
+    config: HeadConfig
+    tensors: dict[str, torch.Tensor]
+
+
+def is_head(path: str) -> bool:
+    """Tell whether the folder or hub model `path` is a draft head, rather than a model of its own.
+
+    Heads that Dray does not know count, so that `read_head` refuses them by name. Raises ValueError if there is no such
+    folder or hub model.
+    """
+    file = Path(model_folder(path)) / "config.json"
+    return file.is_file() and draft_head(read_json(file)) is not None
+
+
+def read_head_config(path: str) -> HeadConfig:
+    """Return what the folder or hub model `path` says about the head in it, of which no weight is read.
+
+    Raises ValueError, in one line that begins with the folder, if that is no head or one that Dray does not know.
+    """
+    folder = Path(model_folder(path))
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no head in {str(folder)!r}: it has no config.json")
+    fields = read_json(folder / "config.json")
+    try:
+        if draft_head(fields) is None:
+            raise ValueError("is not a draft head but a model of its own; name a head")
+        if quantized := fields.get("quantization_config") or fields.get("compression_config"):
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+            raise ValueError(f"is quantized ({method}), and heads are read in F32, BF16 and F16; use such a version")
+        return read_speculators(fields) if "speculators_model_type" in fields else read_eagle(fields)
+    except ValueError as error:
+        raise ValueError(f"{str(folder)!r} {error}") from error
+
+
+def read_head(path: str, config: HeadConfig | None = None) -> Head:
+    """Return the head in the folder or hub model `path`, with every tensor checked.
+
+    `config` replaces what its config.json says. Raises ValueError, in one line that names the folder, as
+    `read_head_config` and `read_tensors` do, and for weights in files that can run code when loaded.
+    """
+    config = read_head_config(path) if config is None else config
+    folder = Path(model_folder(path))
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+        found = f" (found {', '.join(others[:3])}, which can run code when loaded)" if others else ""
+        raise ValueError(f"no safetensors weights in {str(folder)!r}{found}: {_CONVERT}")
+    try:
+        return Head(config, read_tensors(folder, config))
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(message if str(folder) in message else f"{str(folder)!r} {message}") from error
+
+
+def save_head(head: Head, path: str, form: Format) -> None:
+    """Write a head into the new folder `path`, in a format.
+
+    The folder appears whole or not at all. It holds the head's own tensors, bit for bit, and none of its target's; the
+    marks of a reduced vocabulary (`t2d`) are added where they are missing. Raises ValueError if the folder is there and
+    not empty, if the head's tensors are not those of its configuration, and for what the format cannot say.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{path!r} is there already, and it is not an empty folder; name another one")
+    try:
+        check_tensors(head.tensors, head.config)
+        write = write_speculators if form == "speculators" else write_eagle
+        fields = write(head.config, str(head.tensors["fc.weight"].dtype).removeprefix("torch."))
+    except ValueError as error:
+        raise ValueError(f"cannot write {path!r} in the {form} format: the head {error}") from error
+    tensors = {_name(name, head.config, form): each.contiguous() for name, each in _with_marks(head).items()}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.parent / f".{folder.name}.{uuid4().hex}"
+    try:
+        unfinished.mkdir()
+        save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})  # transformers asks for it
+        (unfinished / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        os.replace(unfinished, folder)  # an empty folder is replaced, any other one is an error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _with_marks(head: Head) -> dict[str, torch.Tensor]:
+    config, tensors = head.config, head.tensors
+    if config.draft_vocab_size == config.vocab_size or "t2d" in tensors:
+        return tensors
+    return {**tensors, "t2d": membership(target_ids(tensors["d2t"], config.vocab_size), config.vocab_size)}
+
+
+def _name(name: str, config: HeadConfig, form: Format) -> str:
+    """Return the name of a tensor in a file of this format."""
+    if form == "eagle" and config.kind == "eagle3" and name.startswith(FIRST_LAYER):
+        return EAGLES_FIRST_LAYER + name.removeprefix(FIRST_LAYER)
+    return name

@@ -1,0 +1,184 @@
+"""The tensors of a head: their names and shapes by its configuration, and how they are read and checked.
+
+Names are those of speculators 0.9.0 (speculators/models/*/core.py), where SafeAILab/EAGLE says `midlayer` for
+`layers.0`. Letters of shapes: H the head's width, E its target's width, A layers read, V and D tokens of target and
+head, Q and K widths of queries and keys, M of the MLP, R of the Markov head.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.heads.head_config import READ_PAIRS, HeadConfig
+from decoding.heads.layers import has_bias
+from decoding.heads.vocabulary import check_membership, target_ids
+
+FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
+_FLOATS = ("F32", "BF16", "F16")
+_KINDS = {"float": _FLOATS, "ids": ("I64", "I32"), "marks": ("BOOL",)}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor that a head has, or may have; `kind` is "float", "ids" or "marks"."""
+
+    shape: tuple[int, ...]
+    is_optional: bool = False
+    kind: str = "float"
+
+
+def expected_tensors(config: HeadConfig) -> dict[str, Expected]:
+    """Return the tensors of a head of this configuration, by name.
+
+    The embedding may be absent, and so may the output layer of a head that knows all tokens: they are the target's.
+    Of a reduced vocabulary `t2d` may be absent, since it follows from `d2t`.
+    """
+    H, E, A = config.hidden_size, config.target_hidden_size, config.num_features
+    V, D = config.vocab_size, config.draft_vocab_size
+    found = {
+        "fc.weight": Expected((H, A * E)),
+        "norm.weight": Expected((H,)),
+        "embed_tokens.weight": Expected((V, H), is_optional=True),
+        "lm_head.weight": Expected((D, H), is_optional=D == V),
+        "d2t": Expected((D,), is_optional=D == V, kind="ids"),
+        "t2d": Expected((V,), is_optional=True, kind="marks"),
+    }
+    for index in range(config.num_layers):
+        found |= _layer(config, index)
+    if config.kind in READ_PAIRS:
+        if config.norm_before_fc:
+            found["input_norm.weight"] = Expected((A * E,))
+        if config.fc_norm:
+            found |= {f"fc_norm.{index}.weight": Expected((E,)) for index in range(A)}
+        if config.kind == "peagle":
+            found["mask_hidden"] = Expected((1, 1, A * E))
+    else:
+        found["hidden_norm.weight"] = Expected((H,))
+        found |= _heads_of_dspark(config)
+    return found
+
+
+def _layer(config: HeadConfig, index: int) -> dict[str, Expected]:
+    layers, name = config.layer_config, f"layers.{index}."
+    H, M, head_dim = config.hidden_size, int(layers["intermediate_size"]), int(layers["head_dim"])
+    Q, K = int(layers["num_attention_heads"]) * head_dim, int(layers["num_key_value_heads"]) * head_dim
+    reads_pairs = config.kind in READ_PAIRS and index == 0  # the embedding of a token beside the hidden state
+    wide = 2 * H if reads_pairs else H
+    shapes = {
+        "input_layernorm.weight": (H,),
+        "post_attention_layernorm.weight": (H,),
+        "self_attn.q_proj.weight": (Q, wide),
+        "self_attn.k_proj.weight": (K, wide),
+        "self_attn.v_proj.weight": (K, wide),
+        "self_attn.o_proj.weight": (H, Q),
+        "mlp.gate_proj.weight": (M, H),
+        "mlp.up_proj.weight": (M, H),
+        "mlp.down_proj.weight": (H, M),
+    }
+    if reads_pairs:
+        shapes["hidden_norm.weight"] = (H,)
+    if layers["model_type"] == "qwen3":
+        shapes |= {f"self_attn.{part}_norm.weight": (head_dim,) for part in "qk"}
+    for field, room in (("attention_bias", "self_attn."), ("mlp_bias", "mlp.")):
+        if has_bias(layers, field):
+            matrices = [part for part, shape in shapes.items() if part.startswith(room) and len(shape) == 2]
+            shapes |= {part.removesuffix("weight") + "bias": shapes[part][:1] for part in matrices}
+    return {name + part: Expected(shape) for part, shape in shapes.items()}
+
+
+def _heads_of_dspark(config: HeadConfig) -> dict[str, Expected]:
+    H, R, found = config.hidden_size, config.markov_rank, dict[str, Expected]()
+    if R:
+        found["markov_head.markov_w1.weight"] = Expected((config.vocab_size, R))
+        found["markov_head.markov_w2.weight"] = Expected((config.draft_vocab_size, R))
+    if R and config.markov_head_type == "gated":
+        found["markov_head.gate_proj.weight"] = Expected((R, H + R))
+        found["markov_head.gate_proj.bias"] = Expected((R,))
+    if R and config.markov_head_type == "rnn":
+        found["markov_head.joint_proj.weight"] = Expected((3 * R, 2 * R + H))
+        found["markov_head.joint_proj.bias"] = Expected((3 * R,))
+    if config.enable_confidence_head:
+        found["confidence_head.proj.weight"] = Expected((1, H + R * config.confidence_head_with_markov))
+        found["confidence_head.proj.bias"] = Expected((1,))
+    return found
+
+
+def read_tensors(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
+    """Return the tensors of the head in a folder, by name, as they are stored.
+
+    Raises ValueError for files that are missing or not whole, and, with a message that begins with a verb, as
+    `check_tensors` does; names, shapes and dtypes are checked before anything is read.
+    """
+    headers: dict[str, tuple[str, tuple[int, ...]]] = {}
+    files = weight_files(folder)
+    for file in files:
+        for stored, header in tensors_in(file).items():
+            name = our_name(stored)
+            if name in headers:
+                raise ValueError(f"has two tensors for {name!r}; copy or download it again")
+            headers[name] = header
+    _check_headers(headers, config)
+    tensors = {our_name(name): tensor for file in files for name, tensor in load_file(file).items()}
+    _check_values(tensors, config)
+    return tensors
+
+
+def our_name(stored: str) -> str:
+    """Return the name of a tensor here, for its name in a file."""
+    return FIRST_LAYER + stored.removeprefix(EAGLES_FIRST_LAYER) if stored.startswith(EAGLES_FIRST_LAYER) else stored
+
+
+def check_tensors(tensors: dict[str, torch.Tensor], config: HeadConfig) -> None:
+    """Raise a ValueError, with a message that begins with a verb, if these are not the tensors of such a head.
+
+    Refused are unknown and missing names, other shapes and dtypes, values that are not finite (training software leaves
+    NaN in what was never set), and a vocabulary that is not one.
+    """
+    words = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.bool: "BOOL"}
+    words |= {torch.int64: "I64", torch.int32: "I32"}
+    headers = {name: (words.get(each.dtype, str(each.dtype)), tuple(each.shape)) for name, each in tensors.items()}
+    _check_headers(headers, config)
+    _check_values(tensors, config)
+
+
+def _check_headers(headers: dict[str, tuple[str, tuple[int, ...]]], config: HeadConfig) -> None:
+    expected = expected_tensors(config)
+    if unknown := sorted(headers.keys() - expected.keys()):
+        raise ValueError(
+            f"has a tensor {unknown[0]!r}{_more(unknown)}, and by its config.json it is of kind {config.kind}, which "
+            "has none; its config.json belongs to other weights, or its kind is not known here"
+        )
+    if missing := [name for name, each in expected.items() if name not in headers and not each.is_optional]:
+        raise ValueError(
+            f"lacks the tensor {missing[0]!r}{_more(missing)} of the kind {config.kind}; copy or download it again"
+        )
+    for name, (dtype, shape) in headers.items():
+        if shape != expected[name].shape:
+            raise ValueError(
+                f"has {name!r} of shape {list(shape)}, expected {list(expected[name].shape)} by its config.json "
+                f"({config.num_features} layers read, {config.draft_vocab_size} of {config.vocab_size} tokens); its "
+                "config.json belongs to other weights"
+            )
+        if dtype not in _KINDS[expected[name].kind]:
+            allowed = " or ".join(_KINDS[expected[name].kind])
+            raise ValueError(f"has {name!r} in {dtype}, expected {allowed}; use another version of the head")
+
+
+def _check_values(tensors: dict[str, torch.Tensor], config: HeadConfig) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(
+                f"has values in {name!r} that are not finite, as weights are that were never set; use a head that was "
+                "saved after its training"
+            )
+    if (d2t_D := tensors.get("d2t")) is not None:
+        ids_D = target_ids(d2t_D, config.vocab_size)
+        if (t2d_V := tensors.get("t2d")) is not None:
+            check_membership(t2d_V, ids_D)
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
