@@ -144,7 +144,7 @@ class Eagle3Drafter(StepwiseDrafter):
         states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, starts, lengths, slots)
         if len(states_NH) > len(slots):  # only those after each row's last pair are wanted
             states_NH = states_NH[to_device([end - 1 for end in accumulate(lengths)], self.head.device)]
-        for slot, start, end in pieces:
+        for slot, _, end in pieces:
             self._forget(slot, end)
         return self._logits(slots, states_NH)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decoding.checkpoint.loading import DType
-from decoding.checkpoint.supported import check_same_vocabulary
+from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
 from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
@@ -70,6 +70,7 @@ def load_parts(
     num_lanes: int = 1,
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
+    draft = model_folder(draft) if draft is not None and remote is None else draft  # whose kind is then known
     drafter_name = options.pick_drafter(draft)
     if options.draft_window and drafter_name not in NEED_A_MODEL:
         raise ValueError(

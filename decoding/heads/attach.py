@@ -59,9 +59,10 @@ def _check_sizes(config: HeadConfig, target: LanguageModel, target_path: str) ->
         ("a vocabulary", config.vocab_size, target.vocab_size),
     ):
         if own != others:
+            named = f" ({config.target_name})" if config.target_name else ""
             raise ValueError(
-                f"was trained for a target with {name} of {own}, but {target_path!r} has {others}; name the target that "
-                f"it was trained for{f' ({config.target_name})' if config.target_name else ''}"
+                f"was trained for a target with {name} of {own}, but {target_path!r} has {others}; name the target "
+                f"that it was trained for{named}"
             )
 
 

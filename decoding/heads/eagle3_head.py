@@ -3,12 +3,14 @@
 A pair is a projected feature of the target at position i and the token at position i + 1. Where no feature is known
 yet, behind the newest token, the state that the head itself computed for the pair before stands in for it.
 
-Shapes: B rows, N pairs in all or some of them, H hidden size, D vocabulary of the head, V that of the target, X any number of features.
+Shapes: B rows, N pairs in all or some of them, H hidden size, D vocabulary of the head, V that of the target, X any
+number of features.
 """
 
 import time
 from collections.abc import Sequence as Seq
 from copy import copy
+from typing import Any
 
 import torch
 from torch.nn.functional import embedding
@@ -52,7 +54,7 @@ class Eagle3Head:
         pack_linears(network.layers, FUSED_LINEARS)
         pack_linears(network)
         self._is_on_gpu = kernels_run_on(self.device)
-        first = network.layers[0]
+        first: Any = network.layers[0]
         self._heads = Heads(
             num_kv_heads=layer_config.num_key_value_heads,
             group=layer_config.num_attention_heads // layer_config.num_key_value_heads,

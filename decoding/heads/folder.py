@@ -8,6 +8,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 
 from decoding.checkpoint.model_files import draft_head, read_json
@@ -40,6 +42,15 @@ def is_head(path: str) -> bool:
     """
     file = Path(model_folder(path)) / "config.json"
     return file.is_file() and draft_head(read_json(file)) is not None
+
+
+def is_known_head(path: str) -> bool:
+    """Tell whether `path` is a draft head, as far as that is known without a download: false if nothing is there."""
+    try:
+        file = Path(path) / "config.json" if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
+    except HFValidationError:  # neither a folder nor a name
+        return False
+    return isinstance(file, str | Path) and Path(file).is_file() and draft_head(read_json(Path(file))) is not None
 
 
 def read_head_config(path: str) -> HeadConfig:

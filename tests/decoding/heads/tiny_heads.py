@@ -72,3 +72,18 @@ def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head, dict[str
         tensors["d2t"] = ids_D - torch.arange(len(ids_D))
     assert config.layer_ids is not None
     return Eagle3Head(network, ids_D, config.layer_ids), tensors
+
+
+@torch.no_grad()
+def perfect_pair(reads_features: bool = False) -> tuple[PreTrainedModel, Head]:
+    """A target whose next token depends on its newest one alone, and a head that knows it.
+
+    The target's layers add nothing. The head's attention sees its own pair only (queries and keys are one constant,
+    which the rotation turns away from all others) and hands on the token's embedding. With `reads_features`, that
+    embedding comes from nowhere: the head then repeats the feature, and the target repeats the token before.
+    """
+    target = build(llama_config(), seed=1)
+    for layer in target.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    return target, Head(head_config(), {})

@@ -1,0 +1,107 @@
+"""A head is measured beside its target: which layers it reads, and whether it was trained for this target at all."""
+
+import logging
+
+import pytest
+import torch
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.heads.attach import attach
+from decoding.heads.folder import Head, save_head
+from decoding.network.language_model import LanguageModel
+from tests.decoding.heads.tiny_heads import head_config, perfect_pair, tensors_of
+from tests.decoding.tiny import build, llama_config, random_prompts, save
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> tuple[str, str]:
+    """A target, and a head that is always right about it."""
+    root = tmp_path_factory.mktemp("perfect")
+    target, head = perfect_pair()
+    save_head(head, str(root / "head"), "speculators")
+    return save(target, root / "target"), str(root / "head")
+
+
+def test_a_perfect_head_is_accepted_always(folders):
+    target, head = folders
+    options = EngineOptions(num_slots=3, num_speculative_tokens=4, draft_length="fixed")
+    engine = Engine.load(target, head, options, device="cpu")
+    plain = Engine.load(target, device="cpu")
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(max_tokens=20, temperature=temperature)
+        found, expected = (each.generate(random_prompts([5, 2, 9, 3]), params) for each in (engine, plain))
+        assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
+        assert sum(row.num_accepted_tokens for row in found) == sum(row.num_draft_tokens for row in found) > 40
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "hybrid"])
+def test_an_adaptive_engine_over_a_head_measures_itself_and_writes_the_targets_text(folders, drafter):
+    target, head = folders
+    engine = Engine.load(target, head, EngineOptions(num_slots=4, drafter=drafter), device="cpu")
+    plain = Engine.load(target, device="cpu")
+    params = SamplingParams(n=2, temperature=0.7, max_tokens=30)
+    found, expected = (each.generate(random_prompts([5, 2, 9, 3]), params) for each in (engine, plain))
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
+
+
+@pytest.mark.parametrize("said", ["inputs", "outputs"])
+def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path, caplog, said):
+    """This head reads what enters layer 1; as "outputs" the same ids would mean layer 2."""
+    target, head = perfect_pair(reads_features=True)
+    path = save(target, tmp_path / "target")
+    config = head_config((1,), norm_before_residual=True, convention=said)
+    save_head(Head(config, head.tensors), str(tmp_path / "head"), "speculators" if said == "inputs" else "eagle")
+    model = LanguageModel.load(path, "cpu")
+    with caplog.at_level(logging.INFO):
+        own = attach(str(tmp_path / "head"), model, path)
+    assert own.layer_ids == (1,)
+    assert "100% reading what enters layers [1]" in caplog.text
+
+
+def refusal(target: str, head: str) -> str:
+    with pytest.raises(ValueError) as failure:
+        Engine.load(target, head, device="cpu")
+    message = str(failure.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_head_for_another_target_is_refused_by_what_it_agrees_on(folders, tmp_path):
+    other = save(build(llama_config(), seed=3), tmp_path / "other")
+    message = refusal(other, folders[1])
+    assert "expected at least 15%" in message
+    assert "it was trained for another target, or for other layers" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (llama_config(hidden_size=64), "was trained for a target with a hidden size of 32, but"),
+        (llama_config(64), "was trained for a target with a vocabulary of 48, but"),
+        (llama_config(num_hidden_layers=1), "reads layer 2"),
+    ],
+)
+def test_a_head_that_cannot_fit_its_target_is_refused_by_name(folders, tmp_path, config, says):
+    other = save(build(config, seed=3), tmp_path / "other")
+    message = refusal(other, folders[1])
+    assert message.startswith(f"{folders[1]!r} ")
+    assert says in message
+
+
+def test_a_head_without_an_embedding_uses_its_targets(folders, tmp_path):
+    target, head = perfect_pair()
+    tensors = {name: tensor for name, tensor in head.tensors.items() if name != "embed_tokens.weight"}
+    save_head(Head(head.config, tensors), str(tmp_path / "head"), "eagle")
+    model = LanguageModel.load(folders[0], "cpu")
+    own = attach(str(tmp_path / "head"), model, folders[0])
+    assert torch.equal(own.network.embed_tokens.weight, model.network.get_input_embeddings().weight)
+
+
+def test_a_model_is_no_head_and_a_head_is_no_model(folders, tmp_path):
+    target, head = folders
+    with pytest.raises(ValueError, match="is not a draft head but a model of its own"):
+        Engine.load(target, target, EngineOptions(drafter="eagle3"), device="cpu")
+    with pytest.raises(ValueError, match="is a draft head .*drafter 'eagle3'"):
+        Engine.load(target, head, EngineOptions(drafter="model"), device="cpu")
+    with pytest.raises(ValueError, match="which has no such window"):
+        Engine.load(target, head, EngineOptions(draft_window=16), device="cpu")
