@@ -42,8 +42,8 @@ def check_kind(folder: Path) -> None:
     config = read_json(folder / "config.json")
     if head := draft_head(config):
         raise ValueError(
-            f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target; Dray drafts with "
-            "complete models: use a small model of the target's family, or drafter 'ngram', which needs no second model"
+            f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target, and a "
+            "complete model is wanted here: name it as the draft, with drafter 'eagle3' or 'hybrid', or none"
         )
     try:
         fp8_format(config)

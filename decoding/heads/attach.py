@@ -93,7 +93,7 @@ def _network(head: Head, target: LanguageModel) -> Eagle3Network:
             weights[name] = shared
     weights = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
     network.load_state_dict(weights, assign=True)
-    network.rotary_emb = type(network.rotary_emb)(network.layer_config, device=target.device)
+    network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(target.device)
     return network
 
 

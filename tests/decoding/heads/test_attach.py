@@ -9,7 +9,7 @@ from decoding import Engine, EngineOptions, SamplingParams
 from decoding.heads.attach import attach
 from decoding.heads.folder import Head, save_head
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import head_config, perfect_pair, tensors_of
+from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
@@ -49,7 +49,7 @@ def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path,
     """This head reads what enters layer 1; as "outputs" the same ids would mean layer 2."""
     target, head = perfect_pair(reads_features=True)
     path = save(target, tmp_path / "target")
-    config = head_config((1,), norm_before_residual=True, convention=said)
+    config = perfect_config((1,), convention=said)
     save_head(Head(config, head.tensors), str(tmp_path / "head"), "speculators" if said == "inputs" else "eagle")
     model = LanguageModel.load(path, "cpu")
     with caplog.at_level(logging.INFO):
@@ -59,7 +59,7 @@ def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path,
 
 
 def refusal(target: str, head: str) -> str:
-    with pytest.raises(ValueError) as failure:
+    with pytest.raises(ValueError, match="head") as failure:
         Engine.load(target, head, device="cpu")
     message = str(failure.value)
     assert "\n" not in message
@@ -89,9 +89,9 @@ def test_a_head_that_cannot_fit_its_target_is_refused_by_name(folders, tmp_path,
 
 
 def test_a_head_without_an_embedding_uses_its_targets(folders, tmp_path):
-    target, head = perfect_pair()
+    _, head = perfect_pair()
     tensors = {name: tensor for name, tensor in head.tensors.items() if name != "embed_tokens.weight"}
-    save_head(Head(head.config, tensors), str(tmp_path / "head"), "eagle")
+    save_head(Head(head.config, tensors), str(tmp_path / "head"), "speculators")
     model = LanguageModel.load(folders[0], "cpu")
     own = attach(str(tmp_path / "head"), model, folders[0])
     assert torch.equal(own.network.embed_tokens.weight, model.network.get_input_embeddings().weight)
@@ -101,7 +101,7 @@ def test_a_model_is_no_head_and_a_head_is_no_model(folders, tmp_path):
     target, head = folders
     with pytest.raises(ValueError, match="is not a draft head but a model of its own"):
         Engine.load(target, target, EngineOptions(drafter="eagle3"), device="cpu")
-    with pytest.raises(ValueError, match="is a draft head .*drafter 'eagle3'"):
+    with pytest.raises(ValueError, match=r"is a draft head .*drafter 'eagle3'"):
         Engine.load(target, head, EngineOptions(drafter="model"), device="cpu")
     with pytest.raises(ValueError, match="which has no such window"):
         Engine.load(target, head, EngineOptions(draft_window=16), device="cpu")

@@ -1,11 +1,14 @@
 """Tiny EAGLE-3 heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
 
 import torch
+from transformers import PreTrainedModel
 
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.eagle3_network import Eagle3Network
+from decoding.heads.folder import Head
 from decoding.heads.head_config import HeadConfig
-from tests.decoding.tiny import CONTEXT, VOCAB_SIZE
+from decoding.heads.layers import normalized
+from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config
 
 HIDDEN_SIZE = 32
 VARIANTS = {
@@ -17,7 +20,11 @@ VARIANTS = {
 
 
 def head_config(
-    layer_ids: tuple[int, ...] = (0, 1, 2), draft_vocab_size: int = VOCAB_SIZE, layer: dict | None = None, **flags
+    layer_ids: tuple[int, ...] = (0, 1, 2),
+    draft_vocab_size: int = VOCAB_SIZE,
+    layer: dict | None = None,
+    convention: str = "inputs",
+    **flags,
 ) -> HeadConfig:
     """A head of one layer, which reads these layers' inputs."""
     layer_config = {
@@ -36,12 +43,14 @@ def head_config(
     return HeadConfig(
         kind="eagle3",
         format="speculators",
-        layer_config=layer_config,
+        layer_config=normalized(layer_config),
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=HIDDEN_SIZE,
         layer_ids=layer_ids,
-        layer_ids_are="inputs",
+        layer_ids_are=convention,
         num_speculative_tokens=3,
+        target_name="someone/target",
+        target_architectures=("LlamaForCausalLM",),
         **flags,
     )
 
@@ -75,15 +84,43 @@ def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head, dict[str
 
 
 @torch.no_grad()
-def perfect_pair(reads_features: bool = False) -> tuple[PreTrainedModel, Head]:
+def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head]:
     """A target whose next token depends on its newest one alone, and a head that knows it.
 
-    The target's layers add nothing. The head's attention sees its own pair only (queries and keys are one constant,
-    which the rotation turns away from all others) and hands on the token's embedding. With `reads_features`, that
-    embedding comes from nowhere: the head then repeats the feature, and the target repeats the token before.
+    The head's attention sees its own pair only (queries and keys are one constant, which the rotation turns away from
+    all others) and hands on the token's embedding. With `reads_features` the target's last layer adds a number to every
+    token, in a place where the embedding has none: a head that reads what enters that layer is right, and one that
+    reads what leaves it is misled by that number.
     """
+    generator = torch.Generator().manual_seed(2)
     target = build(llama_config(), seed=1)
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     for layer in target.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    return target, Head(head_config(), {})
+    config = perfect_config((1,) if reads_features else (0, 1, 2))
+    network = Eagle3Network(config)
+    for weight in network.parameters():
+        weight.zero_()
+    (layer,) = network.layers
+    if reads_features:
+        embedding[:, -1], output[:, -1] = 0, 0
+        target.model.layers[-1].self_attn.o_proj.weight[-1] = torch.randn(HIDDEN_SIZE, generator=generator)
+        network.fc.weight[:, -1] = torch.randn(HIDDEN_SIZE, generator=generator)
+        layer.hidden_norm.weight.fill_(9)
+    attention = layer.self_attn
+    attention.q_proj.bias.fill_(32)
+    attention.k_proj.bias.fill_(32)
+    attention.v_proj.weight[:, :HIDDEN_SIZE] = torch.eye(HIDDEN_SIZE)
+    attention.o_proj.weight.copy_(torch.eye(HIDDEN_SIZE))
+    layer.input_layernorm.weight.fill_(1)
+    network.norm.weight.copy_(target.model.norm.weight)
+    network.embed_tokens.weight.copy_(embedding)
+    network.lm_head.weight.copy_(output)
+    return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
+
+
+def perfect_config(layer_ids: tuple[int, ...], **flags) -> HeadConfig:
+    """The configuration of a perfect head."""
+    layer = {"num_key_value_heads": 4, "attention_bias": True}
+    return head_config(layer_ids, layer=layer, norm_before_residual=True, **flags)
