@@ -38,16 +38,17 @@ def _few_tokens(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    """Two layers whose products have several steps, so that they can be added in another order."""
-    config = llama_config(hidden_size=256, head_dim=16, num_attention_heads=2, num_key_value_heads=1)
-    return save(build(config, seed=1), tmp_path_factory.mktemp("model") / "target")
-
-
-@pytest.fixture(scope="module")
-def small_folder(tmp_path_factory) -> str:
-    config = llama_config(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-    return save(build(config, seed=1), tmp_path_factory.mktemp("small_model") / "target")
+def folders(tmp_path_factory) -> SimpleNamespace:
+    """Models with one layer, with two, and with products of several steps, which can be added in another order."""
+    root, heads = tmp_path_factory.mktemp("models"), {"num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "small": {"num_hidden_layers": 1},
+        "deep": {"num_hidden_layers": 2},
+        "wide": {"num_hidden_layers": 1, "hidden_size": 256, "head_dim": 16},
+    }
+    return SimpleNamespace(
+        **{name: save(build(llama_config(**heads, **own), seed=1), root / name) for name, own in sizes.items()}
+    )
 
 
 def model_at(folder: str, dtype: str) -> LanguageModel:
@@ -58,12 +59,9 @@ def model_at(folder: str, dtype: str) -> LanguageModel:
     return model
 
 
-def test_our_kernels_are_measured_to_be_invariant_in_bfloat16(small_folder):
-    assert is_invariant(model_at(small_folder, "bfloat16"))
-
-
-def test_our_kernels_are_measured_to_be_invariant_in_float32(folder):
-    assert is_invariant(model_at(folder, "float32"))
+@pytest.mark.parametrize(("name", "dtype"), [("small", "bfloat16"), ("deep", "float32"), ("wide", "float32")])
+def test_our_kernels_are_measured_to_be_invariant(folders, name, dtype):
+    assert is_invariant(model_at(getattr(folders, name), dtype))
 
 
 def more_lines_are_added_in_two_halves(patch: pytest.MonkeyPatch) -> None:
@@ -117,9 +115,8 @@ def attention_is_off_if(is_planted: Callable[[attention.TokenRows], bool]) -> Pl
     return plant
 
 
-FAULTS = {
-    "more lines are added in two halves": more_lines_are_added_in_two_halves,
-    "more lines are added in longer steps": more_lines_are_added_in_longer_steps,
+MORE_LINES = (more_lines_are_added_in_two_halves, more_lines_are_added_in_longer_steps)
+ATTENTION = {
     "chunks of keys follow the rows": chunks_of_keys_follow_the_rows,
     "K + 1 positions of a row by itself": attention_is_off_if(lambda rows: rows.num_rows == 1 and 1 < rows.width < 8),
     "one position beside other rows": attention_is_off_if(lambda rows: rows.num_rows > 1 and rows.width == 1),
@@ -128,16 +125,22 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_depends_on_the_batch_is_found(folder, monkeypatch, fault):
+@pytest.mark.parametrize("plant", MORE_LINES)
+def test_a_product_that_adds_more_lines_in_another_order_is_found(folders, monkeypatch, plant):
     """In float32, where each last bit is seen; in 16 bits some are rounded away, in these few numbers most."""
-    FAULTS[fault](monkeypatch)
-    assert not is_invariant(model_at(folder, "float32"))
+    plant(monkeypatch)
+    assert not is_invariant(model_at(folders.wide, "float32"))
 
 
-def test_a_fault_in_16_bits_is_found(small_folder, monkeypatch):
-    FAULTS["several positions beside other rows"](monkeypatch)
-    assert not is_invariant(model_at(small_folder, "bfloat16"))
+@pytest.mark.parametrize("fault", ATTENTION)
+def test_attention_that_depends_on_the_batch_is_found(folders, monkeypatch, fault):
+    ATTENTION[fault](monkeypatch)
+    assert not is_invariant(model_at(folders.deep, "float32"))
+
+
+def test_a_fault_in_16_bits_is_found(folders, monkeypatch):
+    ATTENTION["several positions beside other rows"](monkeypatch)
+    assert not is_invariant(model_at(folders.small, "bfloat16"))
 
 
 # What an engine makes of the measurement
@@ -147,24 +150,24 @@ def engine(folder: str, exact: str) -> Engine:
     return Engine.load(folder, None, EngineOptions(max_model_len=40, exact=exact), device="cpu", dtype="bfloat16")
 
 
-def test_an_engine_measures_the_products_that_it_runs(small_folder, caplog):
+def test_an_engine_measures_the_products_that_it_runs(folders, caplog):
     caplog.set_level(logging.INFO)
-    target = engine(small_folder, "on").target
+    target = engine(folders.small, "on").target
     mlp = target.network.model.layers[0].mlp
     assert {type(layer) for layer in (mlp.gate_proj, mlp.down_proj, target.network.lm_head)} == {InvariantLinear}
     assert target.is_batch_invariant
     assert "the same, bit for bit, in any batch" in caplog.text
 
 
-def test_an_engine_is_refused_where_a_fault_is_found(small_folder, monkeypatch):
-    FAULTS["several positions beside other rows"](monkeypatch)
+def test_an_engine_is_refused_where_a_fault_is_found(folders, monkeypatch):
+    ATTENTION["several positions beside other rows"](monkeypatch)
     with pytest.raises(ValueError, match=r"engine\.exact is 'on', but"):
-        engine(small_folder, "on")
+        engine(folders.small, "on")
 
 
-def test_an_engine_that_need_not_be_exact_writes_and_warns_where_a_fault_is_found(small_folder, monkeypatch, caplog):
-    FAULTS["several positions beside other rows"](monkeypatch)
-    made = engine(small_folder, "auto")
+def test_an_engine_that_need_not_be_exact_writes_and_warns_where_a_fault_is_found(folders, monkeypatch, caplog):
+    ATTENTION["several positions beside other rows"](monkeypatch)
+    made = engine(folders.small, "auto")
     assert not made.target.is_batch_invariant
     assert "near ties in its text may, too" in caplog.text
     (written,) = made.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0))
