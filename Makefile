@@ -129,7 +129,7 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes at most; goes on where it stopped (benchmarks/README.md)
 	$(BIN)/python -m benchmarks.gpu_check
 
-gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: some ten minutes
+gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: about 20 minutes
 	$(BIN)/python -m benchmarks.gpu_check --miniature
 
 picture: setup  ## take the picture of the endpoint's page that docs/serving.md shows; needs Debian's chromium and chromium-driver

@@ -173,10 +173,34 @@ _TINY_EQUALITY = Part(
     needs_gpu=False,
     judge=findings.of_texts,
 )
+
+
+def _losslessness(name: str, asks: str, chosen: str) -> Part:
+    """Run the tests of losslessness, which are written for any processor, with attention and picks interpreted."""
+    pytest = "pytest -p no:cacheprovider --confcutdir=tests/decoding -vv -rN --durations 10"
+    return Part(
+        name=name,
+        asks=f"every text, with {asks}, interpreted",
+        line=f"{pytest} tests/decoding/engine/test_losslessness.py -k '{chosen}'",
+        environment=_INTERPRETED,
+        needs_gpu=False,
+        judge=findings.of_tests,
+        read=counts_so_far,
+    )
+
+
+# Together they choose every test of the suite, and none twice.
+_GOOD, _OTHER = "good_draft or hybrid", "unrelated_draft or perfect_draft"
+_LOSSLESSNESS = (
+    _losslessness("lossless-lookups", "no draft and lookups", f"not ({_GOOD} or {_OTHER})"),
+    _losslessness("lossless-good-drafts", "drafts that often agree", _GOOD),
+    _losslessness("lossless-other-drafts", "drafts that seldom or always agree", _OTHER),
+)
 # The parts that can run without a GPU, in Triton's interpreter; the others stay, and are not measured.
 MINIATURE: tuple[Part, ...] = (
     _ENVIRONMENT,
     *_correctness(**_INTERPRETED),
     _TINY_EQUALITY,
+    *_LOSSLESSNESS,
     *(part for part in PARTS if part not in (_ENVIRONMENT, *_correctness())),
 )

@@ -13,10 +13,12 @@ import torch
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
 
-# Rows and tokens of each in a forward: 2, 5, 16, 64, 256 and 1,024 lines beside others, and 16 of one row.
-_FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (16, 4), (16, 16), (64, 16))
+# Rows and tokens of each in a forward, so that products have every tile (`decoding/gpu/linear.py`): 5 and 16 lines of
+# one row, 2 to 512 beside others, and about 2,000 of prompts that are read together.
+_FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (2, 16), (16, 4), (8, 16), (16, 16), (32, 16))
 _NUM_SCORED = 16  # tokens of a row
-_LONGEST_PROMPT = 250  # tokens: the scored ones cross the end of a chunk of keys (`decoding/gpu/attention.py`)
+# Tokens: the prompt crosses the end of a chunk of keys (`decoding/gpu/attention.py`), and the scored ones another.
+_LONGEST_PROMPT = 506
 
 
 @torch.inference_mode()
@@ -28,8 +30,8 @@ def is_invariant(model: LanguageModel) -> bool:
     generator = torch.Generator().manual_seed(0)
     num_rows = max(rows for rows, _ in _FORWARDS)
     texts = torch.randint(model.vocab_size, (num_rows, num_prompt + _NUM_SCORED), generator=generator).tolist()
-    alone = _logits(model, texts[:1], num_prompt, 1)
     try:
+        alone = _logits(model, texts[:1], num_prompt, 1)
         return all(
             torch.equal(_logits(model, _beside(texts, rows), num_prompt, tokens), alone) for rows, tokens in _FORWARDS
         )

@@ -1,12 +1,21 @@
-"""Models on disk, built once per session, so that the tests run the real load path."""
+"""Models on disk, built once per session, so that the tests run the real load path.
+
+Where TRITON_INTERPRET=1 is set before Python starts, the kernels of a GPU run here in Triton's interpreter: the models
+are smaller then.
+"""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
+from tests import faster_interpreter
 from tests.decoding.tiny import build, llama_config, noised, save
+
+faster_interpreter.install()
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1} if is_interpreted() else {}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,8 +28,10 @@ def _one_thread():
 def folders(tmp_path_factory) -> SimpleNamespace:
     """A target and three drafts for it, as saved models. The perfect draft is the target itself."""
     root = tmp_path_factory.mktemp("models")
-    target = build(llama_config(), seed=1)
-    unrelated = build(llama_config(hidden_size=16, num_hidden_layers=1, num_key_value_heads=4), seed=2)
+    target = build(llama_config(**_HEADS), seed=1)
+    unrelated = build(
+        llama_config(**{"hidden_size": 16, "num_hidden_layers": 1, "num_key_value_heads": 4, **_HEADS}), seed=2
+    )
     path = save(target, root / "target")
     return SimpleNamespace(
         target=path,

@@ -1,12 +1,18 @@
-"""Coupled text at temperature > 0 is a function of target, prompt, parameters and noise key, and of nothing else."""
+"""Coupled text at temperature > 0 is a function of target, prompt, parameters and noise key, and of nothing else.
+
+`make gpu-miniature` runs these tests with the attention and the picks of a GPU in Triton's interpreter, with every
+drafter, and with fewer rows, tokens and lengths: a token takes some tenths of a second there.
+"""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
+from decoding.gpu.available import is_interpreted
 from tests.decoding import tiny
 from tests.decoding.tiny import check_counts, engine_by, engine_over, numbered, outputs, random_prompts, run
 
@@ -27,8 +33,20 @@ PARAMS = [
     SamplingParams(max_tokens=3, temperature=0.6, seed=99),
     SamplingParams(max_tokens=19, temperature=1.0, repetition_penalty=0.7, top_p=0.6),
 ]
-
+NUM_SPECULATIVE_TOKENS: list[int] = list(range(1, 9))
+NUM_SLOTS = [1, 2, 5, 12, 16]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of orders and lengths by chance
+NUM_NEW_TOKENS, NUM_SAMPLES = 12, 5
+LENGTHS = [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 70)), 64, 65]  # near the end of a bucket
+OTHER_LENGTHS, MAX_MODEL_LEN = [3, 60], 80
+
+if is_interpreted():
+    _FEW = (0, 1, 4, 6, 7, 8)
+    PROMPTS = [PROMPTS[row] for row in _FEW]
+    PARAMS = [replace(PARAMS[row], max_tokens=6, min_tokens=min(PARAMS[row].min_tokens, 2)) for row in _FEW]
+    NUM_SPECULATIVE_TOKENS, NUM_SLOTS, SEEDS = [1, 3, 8], [2, 6], [0]
+    NUM_NEW_TOKENS, NUM_SAMPLES = 4, 2
+    LENGTHS, OTHER_LENGTHS, MAX_MODEL_LEN = [64], [60], 68
 
 
 def _sequences() -> list[Sequence]:
@@ -54,7 +72,7 @@ def make_engine(request, models):
     return partial(engine_by, models, request.param)
 
 
-@pytest.mark.parametrize("num_speculative_tokens", range(1, 9))
+@pytest.mark.parametrize("num_speculative_tokens", NUM_SPECULATIVE_TOKENS)
 def test_text_does_not_depend_on_drafter_or_draft_length(make_engine, plain, num_speculative_tokens):
     engine = make_engine(num_speculative_tokens=num_speculative_tokens, num_slots=4)
     sequences = run(engine, _sequences())
@@ -63,7 +81,7 @@ def test_text_does_not_depend_on_drafter_or_draft_length(make_engine, plain, num
         check_counts(sequence)
 
 
-@pytest.mark.parametrize("num_slots", [1, 2, 5, 12, 16])
+@pytest.mark.parametrize("num_slots", NUM_SLOTS)
 def test_text_does_not_depend_on_the_number_of_slots(make_engine, plain, num_slots):
     assert outputs(run(make_engine(num_slots=num_slots), _sequences())) == plain
 
@@ -96,27 +114,27 @@ def test_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_eng
 
 def test_an_engine_used_before_gives_the_same_text(make_engine, plain):
     engine = make_engine()
-    run(engine, numbered(PROMPTS, max_tokens=9, seed=50))
+    run(engine, numbered(PROMPTS, max_tokens=NUM_NEW_TOKENS - 3, seed=50))
     assert outputs(run(engine, _sequences())) == plain
 
 
 def test_each_of_n_samples_is_the_same_alone_and_among_the_others(make_engine, models):
-    params = SamplingParams(n=5, temperature=1.0, max_tokens=12)
+    params = SamplingParams(n=NUM_SAMPLES, temperature=1.0, max_tokens=NUM_NEW_TOKENS)
     together = outputs(make_engine(num_slots=3).generate(PROMPTS[:3], params, seed=8))
-    assert len({tuple(text) for text in together}) == 15
+    assert len({tuple(text) for text in together}) == 3 * NUM_SAMPLES
     alone = engine_over(models.target, num_slots=1)
     for index, text in enumerate(together):
-        row, sample = divmod(index, 5)
+        row, sample = divmod(index, NUM_SAMPLES)
         sequence = Sequence.create(PROMPTS[row], params, run_seed=8, row=row, sample=sample)
         assert outputs(run(alone, [sequence])) == [text]
 
 
 def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
     engine = engine_over(models.target)
-    params = SamplingParams(temperature=1.0, max_tokens=12)
+    params = SamplingParams(temperature=1.0, max_tokens=NUM_NEW_TOKENS)
 
     def text(run_seed: int, seed: int | None = None) -> list[int]:
-        own = SamplingParams(temperature=1.0, max_tokens=12, seed=seed)
+        own = SamplingParams(temperature=1.0, max_tokens=NUM_NEW_TOKENS, seed=seed)
         return outputs(run(engine, [Sequence.create(PROMPTS[0], own, run_seed=run_seed)]))[0]
 
     assert text(1) == text(1) != text(2)
@@ -125,12 +143,12 @@ def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
     assert same_prompt_twice[0] != same_prompt_twice[1]
 
 
-@pytest.mark.parametrize("length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 70)), 64, 65])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_text_does_not_depend_on_the_drafter_near_bucket_and_context_limits(make_engine, models, length):
     """The cache shows positions in buckets of 64, and drafts of longer rows run past the end of the slot."""
-    prompts = random_prompts([length, 3, 60], seed=length)
+    prompts = random_prompts([length, *OTHER_LENGTHS], seed=length)
     params = SamplingParams(temperature=1.0, max_tokens=200)
-    expected = engine_over(models.target, max_model_len=80, num_slots=1).generate(prompts, params)
-    found = make_engine(max_model_len=80, num_speculative_tokens=8).generate(prompts, params)
+    expected = engine_over(models.target, max_model_len=MAX_MODEL_LEN, num_slots=1).generate(prompts, params)
+    found = make_engine(max_model_len=MAX_MODEL_LEN, num_speculative_tokens=8).generate(prompts, params)
     assert outputs(found) == outputs(expected)
-    assert [len(s) for s in found] == [80] * 3
+    assert [len(s) for s in found] == [MAX_MODEL_LEN] * len(prompts)
