@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.drafters.base import Drafter
+from decoding.cache.features import FeatureTap
+from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.ngram import point_masses
-from decoding.engine.measured_costs import _Instant, with_remote_drafts
+from decoding.engine.measured_costs import _Instant, with_overhead, with_remote_drafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
@@ -90,3 +91,22 @@ def test_the_logits_of_the_stand_in_are_drawn_where_the_model_is(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     expected_BJV = torch.stack([4 * randn(2, 50, generator=generator) for _ in range(3)]).bfloat16()
     assert torch.equal(logits_BJV[..., 1:], expected_BJV[..., 1:])
+
+
+def test_a_drafter_that_reads_features_gets_some_in_its_own_rounds_that_are_timed(models):
+    """They are zeros, of every token from the first position on, and the target hands out none."""
+    received: list[tuple[list[int], list[int], int]] = []
+
+    def receive(slots, starts, lengths, tokens_N, features_NH):
+        assert not features_NH.any()
+        assert features_NH.shape == (len(tokens_N), 2 * models.target.hidden_size)
+        received.append((list(starts), list(lengths), len(tokens_N)))
+
+    tap = FeatureTap((0, 2), lambda stream_NX: stream_NX, receive)
+    models.target.hand_out(tap)
+    try:
+        with_overhead(HERE, models.target, NoDrafter(), num_slots=2, num_draft_tokens=3, verification="coupled")
+    finally:
+        models.target.hand_out(None)
+    assert received == [([start] * 2, [1, 1], 2) for start in range(len(received))]
+    assert len(received) == 7, "of the drafter's rounds, and of no others"
