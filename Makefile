@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm peers picture clean
+  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -139,6 +139,17 @@ setup-vllm: .venv-vllm/installed  ## create .venv-vllm: Dray beside vLLM for pro
 
 test-vllm: setup-vllm  ## run the tests of engine.backend 'vllm' with vLLM itself: some minutes
 	.venv-vllm/bin/python -m pytest --durations 10 tests/vllm
+
+test-speculators: .venv-speculators/installed  ## compare draft heads with speculators itself, in an environment of its own: what each writes, the other reads
+	.venv-speculators/bin/python -m pytest tests/speculators
+
+# speculators pins an older transformers, and asks for torchaudio and torchvision, which reading and writing need not.
+.venv-speculators/installed: constraints-speculators.txt
+	test -x .venv-speculators/bin/python || $(PYTHON) -m venv .venv-speculators
+	.venv-speculators/bin/python $(PEER_PIP) -c $< torch transformers safetensors pydantic pydantic-settings loguru typer rich \
+	  click datasets openai httpx aiohttp protobuf psutil pytest pytest-timeout pytest-xdist
+	.venv-speculators/bin/python $(PEER_PIP) -c $< --no-deps speculators hs-connectors
+	touch $@
 
 peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
 

@@ -1,7 +1,7 @@
 """`python -m jobs.convert_draft SRC OUT --target T`: a draft head (EAGLE-3, DFlash, ...) in another format.
 
---format speculators  the format of vllm-project/speculators: `vllm serve OUT` runs it, and so do speculators and Dray
---format eagle        the format of the head's authors (SafeAILab/EAGLE, SpecForge, z-lab), for SGLang
+--format speculators  the format of vllm-project/speculators, which `vllm serve OUT` reads
+--format eagle        the format of the authors of EAGLE-3, DFlash and DSpark, which SGLang reads
 
 Weights are copied as they are; names and config.json alone change, and the target's weights are not read. The table
 says what was decided, and which defaults were taken where SRC is silent. A head whose layer ids are wrong drafts in
@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -22,7 +23,7 @@ from decoding.checkpoint.supported import read_config
 from decoding.heads.folder import Head, read_head, read_head_config, save_head
 from decoding.heads.head_config import READ_PAIRS, Format, HeadConfig
 
-_LAYER_IDS_ARE = {"speculators": "inputs", "eagle": "outputs"}
+_LAYER_IDS_ARE: dict[Format, Literal["inputs", "outputs"]] = {"speculators": "inputs", "eagle": "outputs"}
 _IN_WORDS = {"inputs": "what enters these layers", "outputs": "what leaves these layers"}
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if the head is written, 1 if it cannot be written, 2 if it cannot be read or does not fit the target."""
     options = _parser().parse_args(arguments)
     try:
-        config = _for_target(_with_ids(read_head_config(options.source), options), options.target)
+        config = _for_target(_with_ids(read_head_config(options.source), options), options)
         head = read_head(options.source, config)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,8 +64,9 @@ def _with_ids(config: HeadConfig, options: argparse.Namespace) -> HeadConfig:
     return replace(config, layer_ids_are=said)
 
 
-def _for_target(config: HeadConfig, target: str) -> HeadConfig:
-    """Return the configuration of the head for this target; raise a ValueError if it cannot be the target's head."""
+def _for_target(config: HeadConfig, options: argparse.Namespace) -> HeadConfig:
+    """Return the configuration of the head for its target; raise a ValueError if it cannot be the target's head."""
+    target: str = options.target
     whole = read_config(target)
     text = whole.get_text_config()
     for what, has, expected in (
@@ -77,6 +79,7 @@ def _for_target(config: HeadConfig, target: str) -> HeadConfig:
             )
     try:
         settled = config.settle_layer_ids(int(text.num_hidden_layers))
+        settled.layer_ids_as(_LAYER_IDS_ARE[options.format])
     except ValueError as error:
         raise ValueError(f"the head {error}") from error
     return replace(settled, target_name=target, target_architectures=tuple(whole.architectures or ()))
@@ -86,7 +89,7 @@ def _decided(head: Head, form: Format) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table: what the written folder says, and what was assumed."""
     config, layers, tensors = head.config, head.config.layer_config, head.tensors
     convention = _LAYER_IDS_ARE[form]
-    ids = config.layer_ids_as("inputs" if convention == "inputs" else "outputs") or ()
+    ids = config.layer_ids_as(convention) or ()
     yield "kind", f"{config.kind}, drafting {config.num_speculative_tokens} tokens"
     yield "format", f"{config.format} -> {form}"
     yield "target", f"{config.target_name}, {config.num_target_layers} layers"
