@@ -253,8 +253,10 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     drafter = options.pick_drafter(draft)
     if drafter == "none":
         return None
-    if drafter in NEED_A_MODEL:
-        method: dict[str, Any] = {"method": "draft_model", "model": draft}
+    if drafter == "eagle3":
+        method: dict[str, Any] = {"method": "eagle3", "model": draft}
+    elif drafter in NEED_A_MODEL:
+        method = {"method": "draft_model", "model": draft}
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}

@@ -14,7 +14,7 @@ from decoding.heads.vocabulary import target_ids
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
 
-_LEAST_AGREEMENT = 0.15
+LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
 
 
@@ -43,9 +43,9 @@ def attach(path: str, target: LanguageModel, target_path: str) -> Eagle3Head:
         f"{share:.0%} reading what enters layers {list(reading)}"
         for share, reading in zip(shares, readings, strict=True)
     )
-    if shares[best] < _LEAST_AGREEMENT:
+    if shares[best] < LEAST_AGREEMENT:
         raise ValueError(
-            f"{path!r} agrees with {target_path!r} on {described}, expected at least {_LEAST_AGREEMENT:.0%}: it was "
+            f"{path!r} agrees with {target_path!r} on {described}, expected at least {LEAST_AGREEMENT:.0%}: it was "
             "trained for another target, or for other layers (python -m jobs.convert_draft writes other ones)"
         )
     _log.info("the head %r agrees with its target on %s", path, described)

@@ -66,14 +66,15 @@ class Finding:
     differences: tuple[Difference, ...]  # at most one of each row
 
 
-def settings_to_try(prove: ProveSettings, options: EngineOptions, has_draft: bool) -> list[Setting]:
+def settings_to_try(prove: ProveSettings, options: EngineOptions, draft: str | None) -> list[Setting]:
     """Return every combination of drafter, draft length and slots; every second one gets the rows in another order.
 
-    Raises ValueError if a drafter needs a draft model and there is none.
+    Drafters are those that can use the draft. Raises ValueError if a drafter needs a draft and there is none.
     """
-    drafters = prove.drafters or tuple(name for name in DRAFTERS if has_draft or name not in NEED_A_MODEL)
+    of_draft = () if draft is None else (replace(options, drafter=None).pick_drafter(draft), "hybrid")
+    drafters = prove.drafters or tuple(name for name in DRAFTERS if name in of_draft or name not in NEED_A_MODEL)
     for name in drafters:
-        replace(options, drafter=name).pick_drafter("" if has_draft else None)
+        replace(options, drafter=name).pick_drafter(draft)
     lengths: list[tuple[DraftLength, int]] = [("fixed", length) for length in prove.draft_lengths]
     lengths.append(("adaptive", options.num_speculative_tokens))
     found: list[Setting] = []

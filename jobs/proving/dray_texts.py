@@ -42,9 +42,9 @@ class DrayTexts:
             )
         self._plan, self._codec = plan, load_codec(plan.settings)
         models, options = plan.settings.models, plan.settings.engine
-        self._settings = settings_to_try(prove, options, models.draft is not None)
+        self._settings = settings_to_try(prove, options, models.draft)
         needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
-        loaded = replace(options, drafter="model" if needs_draft else "none")
+        loaded = replace(options, drafter=None if needs_draft else "none")
         self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
         self._plain = self._engine_without_draft()
         margin = self._parts.target.close_call

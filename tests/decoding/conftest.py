@@ -4,14 +4,18 @@ Where TRITON_INTERPRET=1 is set before Python starts, the kernels of a GPU run h
 are smaller then.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from decoding.gpu.available import is_interpreted
+from decoding.heads import attach
+from decoding.heads.folder import Head, save_head
 from decoding.network.language_model import LanguageModel
 from tests import faster_interpreter
+from tests.decoding.heads.tiny_heads import head_for, random_network
 from tests.decoding.tiny import build, llama_config, noised, save
 
 faster_interpreter.install()
@@ -38,11 +42,26 @@ def folders(tmp_path_factory) -> SimpleNamespace:
         good_draft=save(noised(target, 0.1), root / "good_draft"),
         unrelated_draft=save(unrelated, root / "unrelated_draft"),
         perfect_draft=path,
+        head=_head_for(path, root / "head"),
     )
 
 
+def _head_for(target: str, folder: Path) -> str:
+    """A random head, which reads the target's layers and drafts badly."""
+    config = head_for(LanguageModel.load(target, "cpu"))
+    tensors = {name: weight.detach() for name, weight in random_network(config).named_parameters()}
+    save_head(Head(config, tensors), str(folder), "speculators")
+    return str(folder)
+
+
+@pytest.fixture
+def _any_head(monkeypatch):
+    """Heads are taken however little they agree with their target."""
+    monkeypatch.setattr(attach, "LEAST_AGREEMENT", 0.0)
+
+
 def _load_all(folders: SimpleNamespace) -> dict[str, LanguageModel]:
-    return {name: LanguageModel.load(path, "cpu") for name, path in vars(folders).items()}
+    return {name: LanguageModel.load(path, "cpu") for name, path in vars(folders).items() if name != "head"}
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
-from decoding.drafters import make_drafter
+from decoding.drafters import DrafterName, make_drafter
+from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
@@ -120,8 +121,20 @@ def engine_over(
         num_speculative_tokens=num_speculative_tokens,
         verification=verification,
     )
-    part = make_drafter(drafter, draft, target.vocab_size, num_slots, max_model_len)
+    part = drafter_over(drafter, draft, target, num_slots, max_model_len)
     return Engine([(target, part)], options, max_model_len)
+
+
+def drafter_over(
+    name: DrafterName, draft: LanguageModel | None, target: LanguageModel, num_slots: int, max_model_len: int
+) -> Drafter:
+    """The drafter of this name. `eagle3` has a random head for the target in place of the draft model."""
+    if name == "eagle3":
+        from tests.decoding.heads.tiny_heads import head_for, random_head
+
+        head, _ = random_head(head_for(target))
+        return make_drafter(name, head, target.vocab_size, num_slots, max_model_len)
+    return make_drafter(name, draft, target.vocab_size, num_slots, max_model_len)
 
 
 def engine_by(models: object, kind: str, **options: object) -> Engine:

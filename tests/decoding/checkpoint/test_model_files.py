@@ -113,7 +113,7 @@ DRAFT_HEADS = {
 @pytest.mark.parametrize("name", DRAFT_HEADS)
 def test_a_draft_head_is_refused_by_name_with_what_to_do(model, name):
     _say(model, **DRAFT_HEADS[name])
-    assert f"is a draft head ({name}), which reads the hidden states of its target; Dray drafts with" in _refused(model)
+    assert f"is a draft head ({name}), which reads the hidden states of its target, and a complete" in _refused(model)
 
 
 QUANTIZED = {

@@ -8,7 +8,7 @@ from decoding.drafters.ngram import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
-from tests.decoding.tiny import drafted, numbered, rows_over
+from tests.decoding.tiny import drafted, drafter_over, numbered, rows_over
 
 MAX_LEN = 80
 
@@ -29,7 +29,7 @@ def _propose(drafter, rows: Rows) -> Draft:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_row_gets_more_draft_tokens_than_it_may(models, name, limits, verification):
     rows = _rows([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6]], limits, verification)
-    draft = _propose(make_drafter(name, models.good_draft, models.target.vocab_size, 4, MAX_LEN), rows)
+    draft = _propose(drafter_over(name, models.good_draft, models.target, 4, MAX_LEN), rows)
     assert all(n <= limit for n, limit in zip(draft.num_draft_tokens_B.tolist(), limits, strict=True))
     assert draft.token_ids_BK.shape[0] == 3
     assert draft.num_draft_tokens_B.max() <= draft.token_ids_BK.shape[1]

@@ -5,10 +5,19 @@ from types import SimpleNamespace
 import pytest
 
 from decoding import Engine, EngineOptions, Sequence
-from decoding.drafters import DRAFTERS, make_drafter
+from decoding.drafters import DRAFTERS
 from decoding.engine.lane import divide_slots
 from decoding.sampling.judging import ScoreRequest
-from tests.decoding.tiny import assert_each_once, check_counts, engine_over, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    assert_each_once,
+    check_counts,
+    drafter_over,
+    engine_over,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+)
 from tests.pairs_of_values import every_pair
 
 PROMPTS = [*random_prompts([1, 30, 2, 17, 5], seed=23), *[random_prompts([20], seed=24)[0]] * 3]
@@ -54,7 +63,7 @@ def lanes_over(models, drafter="model", num_lanes=2, *, is_remote=False, is_stag
     parts, diary = [], []
     for lane in range(num_lanes):
         target = models.target.share()
-        part = make_drafter(drafter, models.good_draft.share(), models.target.vocab_size, num_slots, 80)
+        part = drafter_over(drafter, models.good_draft.share(), models.target, num_slots, 80)
         name = "abc"[lane]
         target = Elsewhere(target, name, diary) if is_staged else target
         parts.append((target, _ask_elsewhere(part, name, diary) if is_remote else part))

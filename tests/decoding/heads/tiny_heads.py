@@ -1,5 +1,7 @@
 """Tiny EAGLE-3 heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
 
+from dataclasses import replace
+
 import torch
 from transformers import PreTrainedModel
 
@@ -8,6 +10,8 @@ from decoding.heads.eagle3_network import Eagle3Network
 from decoding.heads.folder import Head
 from decoding.heads.head_config import HeadConfig
 from decoding.heads.layers import normalized
+from decoding.network.language_model import LanguageModel
+from decoding.network.layer_hooks import layers_to_read
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config
 
 HIDDEN_SIZE = 32
@@ -53,6 +57,14 @@ def head_config(
         target_architectures=("LlamaForCausalLM",),
         **flags,
     )
+
+
+def head_for(target: LanguageModel, **more) -> HeadConfig:
+    """A head for a target of any size, which reads its first layers and its last one's output."""
+    num_layers = len(layers_to_read(target.network))
+    config = head_config((0, 1, num_layers), target.vocab_size, **more)
+    layers = {**config.layer_config, "vocab_size": target.vocab_size}
+    return replace(config, layer_config=layers, target_hidden_size=target.hidden_size)
 
 
 @torch.no_grad()
