@@ -54,7 +54,7 @@ class Features:
         self._missing.discard(layer_id)
 
     def project(self) -> None:
-        """Project what a forward has left, and drop it: the stream of more than one forward is never held."""
+        """Compute the features of what a forward has left, and drop that: the stream of two forwards is never held."""
         assert self._stream_NX is not None, "a forward leaves something"
         assert not self._missing, f"the forward did not come by layers {sorted(self._missing)}"
         self._done.append(self.tap.project(self._stream_NX))

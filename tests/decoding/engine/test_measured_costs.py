@@ -94,7 +94,7 @@ def test_the_logits_of_the_stand_in_are_drawn_where_the_model_is(monkeypatch):
 
 
 def test_a_drafter_that_reads_features_gets_some_in_its_own_rounds_that_are_timed(models):
-    """They are zeros, of every token from the first position on, and the target hands out none."""
+    """Features that a stand-in hands out are zeros, of every token from the first position on."""
     received: list[tuple[list[int], list[int], int]] = []
 
     def receive(slots, starts, lengths, tokens_N, features_NH):

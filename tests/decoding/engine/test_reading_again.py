@@ -1,4 +1,4 @@
-"""Where a drafter reads the target's features, the last shared token of a row is read again, in target and draft.
+"""The last token that two rows share is read again, in target and draft, if a drafter reads the target's features.
 
 What such a drafter keeps of position i follows from the features there and from the token at i + 1. Two rows that share
 tokens 0..s-1 have the entries 0..s-2 in common, and of s-1 only the features, which nothing keeps.
