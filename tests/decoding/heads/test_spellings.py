@@ -61,6 +61,13 @@ def test_a_field_that_speculators_leaves_out_gets_its_default_and_is_named(
     assert getattr(config, silent) == (8 if silent == "block_size" else False)
 
 
+def test_a_dspark_head_samples_from_the_anchor_unless_it_says_otherwise(tmp_path: Path) -> None:
+    for kind in ("dspark", "dflash"):
+        fields = _written(kind, tmp_path)
+        del fields["sample_from_anchor"]
+        assert read_speculators(fields).sample_from_anchor == (kind == "dspark")
+
+
 def test_the_default_of_draft_vocab_size_is_that_of_speculators(tmp_path: Path) -> None:
     fields = _written("eagle3", tmp_path)
     del fields["draft_vocab_size"]
