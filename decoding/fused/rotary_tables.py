@@ -20,7 +20,7 @@ class RotaryTables:
         self._earlier: list[Tables] = []  # which recorded graphs may still read
 
     def reach(self, num_positions: int) -> Tables:
-        """Return tables of at least so many positions."""
+        """Return tables of at least `num_positions` positions."""
         if self._tables_PD is None or len(self._tables_PD[0]) < num_positions:
             positions = torch.arange(num_positions, device=self._like.device)[None]
             cos_1PD, sin_1PD = self._rotary(self._like, positions)

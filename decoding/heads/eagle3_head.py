@@ -154,7 +154,7 @@ class Eagle3Head:
         return logits_ND[:, None], normed_NH if self._carries_normed else states_NH
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure a step of so many rows, as in a draft. The cache is overwritten."""
+        """Measure a step of `num_rows` rows, as in a draft. The cache is overwritten."""
         assert self.cache is not None
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_N = torch.zeros(num_rows * num_tokens, dtype=torch.int64, device=self.device)
