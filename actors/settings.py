@@ -22,7 +22,7 @@ class ModelSettings:
     target: str
     """Target model: a folder with safetensors, or a hub name."""
     draft: str | None = None
-    """Draft model, for drafters 'model' and 'hybrid'."""
+    """Draft: a model, for drafters 'model' and 'hybrid', or an EAGLE-3 head, for 'eagle3' and 'hybrid'."""
     tokenizer: str | None = None
     """Folder of the tokenizer; the target's unless given."""
     device: Device = "auto"
@@ -77,8 +77,11 @@ class EngineSettings(EngineOptions):
                 raise ValueError(
                     f"engine.{name} is {value!r}, for Dray's own engine: {instead}; leave it out with backend 'vllm'"
                 )
-        if self.drafter == "hybrid":
-            raise ValueError("engine.drafter 'hybrid' is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix'")
+        if self.drafter in ("hybrid", "eagle3"):
+            raise ValueError(
+                f"engine.drafter {self.drafter!r} is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix', and "
+                "heads by engine.vllm.speculative_config"
+            )
 
     @property
     def is_repeatable(self) -> bool:

@@ -15,6 +15,8 @@ from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
+from decoding.heads.fit import fitting_config, head_footprint
+from decoding.heads.folder import is_known_head
 from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
@@ -103,7 +105,7 @@ def print_plan(plan: Plan) -> None:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
     console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
     if has_model:
-        console.print(f"  draft:   {models.draft}")
+        console.print(f"  draft:   {models.draft}{_head_in_words(plan)}", highlight=False)
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
@@ -117,7 +119,22 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
+    if model != models.target and is_known_head(model):
+        config = fitting_config(model, load_model_config(models.target), models.target)
+        return head_footprint(model, config, models.dtype, engine.num_slots, length)
     return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
+
+
+def _head_in_words(plan: Plan) -> str:
+    """Return what a head drafts and reads, for a reader; nothing for a draft model."""
+    draft, target = plan.settings.models.draft, plan.settings.models.target
+    if draft is None or plan.settings.engine.backend != "dray" or not is_known_head(draft):
+        return ""
+    config = fitting_config(draft, load_model_config(target), target)
+    layers = ", ".join(map(str, config.layer_ids or ()))
+    kind = f"{config.kind} head in the {config.format} format"
+    tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
+    return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
 
 
 def _said_by_model(plan: Plan) -> tuple[str, str]:

@@ -245,7 +245,10 @@ def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[st
 
 
 def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
-    """Return how vLLM drafts: as engine.vllm says, or by Dray's names for it; None if it does not."""
+    """Return how vLLM drafts: as engine.vllm says, or by Dray's names for it; None if it does not.
+
+    Raises ValueError for a draft head, which vLLM takes in its own words.
+    """
     options, draft = settings.engine, settings.models.draft
     if "speculative_config" in options.vllm:
         config: dict[str, Any] | None = options.vllm["speculative_config"]
@@ -254,9 +257,12 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     if drafter == "none":
         return None
     if drafter == "eagle3":
-        method: dict[str, Any] = {"method": "eagle3", "model": draft}
-    elif drafter in NEED_A_MODEL:
-        method = {"method": "draft_model", "model": draft}
+        raise ValueError(
+            f"models.draft ({draft}) is a draft head; for vLLM leave it out and say "
+            f"engine.vllm.speculative_config {{method: eagle3, model: {draft}, num_speculative_tokens: 3}}"
+        )
+    if drafter in NEED_A_MODEL:
+        method: dict[str, Any] = {"method": "draft_model", "model": draft}
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}

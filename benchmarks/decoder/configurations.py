@@ -57,7 +57,7 @@ def engine_configuration(length: str, drafter: DrafterName = "model") -> Configu
 
 
 _FIXED = tuple(map(str, range(1, MAX_FIXED + 1)))
-_LOOKUPS = [name for name in DRAFTERS if name not in ("none", "model")]
+_LOOKUPS = [name for name in DRAFTERS if name not in ("none", "model", "eagle3")]  # pairs here have no head
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("plain", "engine"),
     *(engine_configuration(length) for length in (*_FIXED, "adaptive")),

@@ -4,10 +4,10 @@ import logging
 
 import torch
 
-from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.heads.agreement import agreements
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.eagle3_network import Eagle3Network
+from decoding.heads.fit import fitting_config
 from decoding.heads.folder import Head, read_head
 from decoding.heads.head_config import HeadConfig
 from decoding.heads.vocabulary import target_ids
@@ -24,16 +24,9 @@ def attach(path: str, target: LanguageModel, target_path: str) -> Eagle3Head:
     Raises ValueError, in one line that names the folder, for a head that cannot be read, that belongs to another
     target, or that agrees with this one on less than 15 % of its tokens.
     """
-    head = read_head(path)
-    if head.config.kind != "eagle3":
-        raise ValueError(f"{path!r} is a head of kind {head.config.kind!r}, and only 'eagle3' can draft here yet")
     num_layers = len(layers_to_read(target.network))
-    try:
-        config = head.config.settle_layer_ids(num_layers)
-        _check_sizes(config, target, target_path)
-    except ValueError as error:
-        raise ValueError(f"{path!r} {error}") from error
-    check_same_vocabulary(target_path, path, target.vocab_size, config.vocab_size)
+    config = fitting_config(path, target.network.config, target_path)
+    head = read_head(path, config)
     assert config.layer_ids is not None
     own = Eagle3Head(_network(head, target), _ids_of(head), config.layer_ids)
     readings = _readings(config, num_layers)
@@ -51,19 +44,6 @@ def attach(path: str, target: LanguageModel, target_path: str) -> Eagle3Head:
     _log.info("the head %r agrees with its target on %s", path, described)
     own.layer_ids = readings[best]
     return own
-
-
-def _check_sizes(config: HeadConfig, target: LanguageModel, target_path: str) -> None:
-    for name, own, others in (
-        ("a hidden size", config.target_hidden_size, target.hidden_size),
-        ("a vocabulary", config.vocab_size, target.vocab_size),
-    ):
-        if own != others:
-            named = f" ({config.target_name})" if config.target_name else ""
-            raise ValueError(
-                f"was trained for a target with {name} of {own}, but {target_path!r} has {others}; name the target "
-                f"that it was trained for{named}"
-            )
 
 
 def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...]]:

@@ -24,9 +24,9 @@ def test_a_pattern_names_configurations(patterns, names):
     assert [configuration.name for configuration in select(patterns)] == names
 
 
-def test_every_drafter_has_an_adaptive_configuration():
+def test_every_drafter_that_needs_no_head_has_an_adaptive_configuration():
     drafters = {c.drafter for c in select(["plain", "adaptive*"])}
-    assert drafters == set(DRAFTERS)
+    assert drafters == set(DRAFTERS) - {"eagle3"}
 
 
 def test_names_are_unique():

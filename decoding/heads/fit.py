@@ -1,0 +1,63 @@
+"""Whether a head fits its target, and the memory that it takes: known from their configurations alone."""
+
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from decoding.checkpoint.footprint import Footprint
+from decoding.checkpoint.layer_subset import num_layers
+from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.checkpoint.supported import check_same_vocabulary, model_folder
+from decoding.heads.folder import read_head_config
+from decoding.heads.head_config import HeadConfig
+from decoding.heads.tensors import expected_tensors, our_name
+
+DRAFTS_HERE = ("eagle3",)  # the kinds that have a drafter
+
+
+def fitting_config(path: str, target_config: PretrainedConfig, target_path: str) -> HeadConfig:
+    """Return the configuration of the head in `path`, with the layers of this target that it reads.
+
+    Raises ValueError, in one line that names the folder, for a head that is none, that cannot draft here, or that
+    belongs to a target of another size or vocabulary.
+    """
+    config, target = read_head_config(path), target_config.get_text_config()
+    if config.kind not in DRAFTS_HERE:
+        raise ValueError(
+            f"{path!r} is a head of kind {config.kind!r}, and only {' and '.join(DRAFTS_HERE)} heads draft here yet; "
+            "use such a head, or a draft model"
+        )
+    for name, own, others in (
+        ("a hidden size", config.target_hidden_size, target.hidden_size),
+        ("a vocabulary", config.vocab_size, target.vocab_size),
+    ):
+        if own != others:
+            named = f" ({config.target_name})" if config.target_name else ""
+            raise ValueError(
+                f"{path!r} was trained for a target with {name} of {own}, but {target_path!r} has {others}; name the "
+                f"target that it was trained for{named}"
+            )
+    check_same_vocabulary(target_path, path, target.vocab_size, config.vocab_size)
+    try:
+        return config.settle_layer_ids(num_layers(target_config))
+    except ValueError as error:
+        raise ValueError(f"{path!r} {error}") from error
+
+
+def head_footprint(path: str, config: HeadConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+    """Return the footprint of the head in `path` if weights and cache have this dtype (float32, bfloat16, float16).
+
+    What its files lack is its target's, and takes no memory of its own.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    stored = {our_name(name) for file in weight_files(Path(model_folder(path))) for name in tensors_in(file)}
+    shapes = [each.shape for name, each in expected_tensors(config).items() if name in stored and each.kind == "float"]
+    layers = config.layer_config
+    numbers_of_a_token = 2 * config.num_layers * int(layers["num_key_value_heads"]) * int(layers["head_dim"])
+    return Footprint(
+        weights=sum(torch.Size(shape).numel() for shape in shapes) * kind.itemsize,
+        cache_per_token=numbers_of_a_token * kind.itemsize,
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+    )
