@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from decoding.engine.options import EngineOptions
     from decoding.sampling_params import SamplingParams
     from decoding.sequence import Sequence
+    from decoding.speculator import Speculator
 
-__all__ = ["Engine", "EngineOptions", "SamplingParams", "Sequence"]
+__all__ = ["Engine", "EngineOptions", "SamplingParams", "Sequence", "Speculator"]
 
 _HOMES = {
     "Engine": "decoding.engine.engine",
     "EngineOptions": "decoding.engine.options",
     "SamplingParams": "decoding.sampling_params",
     "Sequence": "decoding.sequence",
+    "Speculator": "decoding.speculator",
 }
 
 

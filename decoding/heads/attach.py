@@ -18,15 +18,16 @@ LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
 
 
-def attach(path: str, target: LanguageModel, target_path: str) -> Eagle3Head:
+def attach(path: str, target: LanguageModel, target_path: str, head: Head | None = None) -> Eagle3Head:
     """Load the head in the folder or hub model `path` beside a target, in its dtype and on its device.
 
+    `head` is what was read there before, if it was.
     Raises ValueError, in one line that names the folder, for a head that cannot be read, that belongs to another
     target, or that agrees with this one on less than 15 % of its tokens.
     """
     num_layers = len(layers_to_read(target.network))
     config = fitting_config(path, target.network.config, target_path)
-    head = read_head(path, config)
+    head = read_head(path, config) if head is None else head
     assert config.layer_ids is not None
     own = Eagle3Head(_network(head, target), _ids_of(head), config.layer_ids)
     readings = _readings(config, num_layers)

@@ -72,7 +72,8 @@ class _Attention:
             found_BQPD = scaled_dot_product_attention(query_BQPD, *self._steps[0], is_causal=True)
         else:
             found_BQPD = self._beyond(query_BQPD * module.head_dim**-0.5)
-        return module.o_proj(found_BQPD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out_BPH: torch.Tensor = module.o_proj(found_BQPD.transpose(1, 2).flatten(2))
+        return out_BPH
 
     def _beyond(self, query_BQPD: torch.Tensor) -> torch.Tensor:
         """Attend from a later step: to the true pairs up to each query's own, and to one pair of each step since."""

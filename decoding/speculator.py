@@ -1,0 +1,103 @@
+"""Speculator: a draft head as an object of its own, from its folder to the texts that it speeds up.
+
+    speculator = Speculator.from_pretrained("RedHatAI/Qwen3-8B-speculator.eagle3")  # reads the head alone
+    speculator.attach("Qwen/Qwen3-8B")  # loads the target, checks the head beside it
+    speculator.generate([[1, 2, 3]], SamplingParams(max_tokens=50))  # the target's own text
+
+`Engine.load(target, head)` does all three; here a head can also be looked at, converted, and taken off its target.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from decoding.checkpoint.loading import DType
+from decoding.checkpoint.supported import model_folder
+from decoding.device import Device
+from decoding.engine.engine import Engine
+from decoding.engine.load import Parts, settle_max_model_len
+from decoding.engine.options import EngineOptions
+from decoding.heads.attach import attach
+from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.folder import Head, read_head, save_head
+from decoding.heads.head_config import Format, HeadConfig
+from decoding.network.language_model import LanguageModel
+from decoding.network.probe import check_model
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+
+
+class Speculator:
+    """A head, and its target once it is attached."""
+
+    def __init__(self, head: Head, path: str) -> None:
+        """Take a head that was read from `path`."""
+        self._read, self.path = head, path
+        self.target: LanguageModel | None = None
+        self.head: Eagle3Head | None = None  # beside the target
+
+    @classmethod
+    def from_pretrained(cls, path: str, target: str | None = None) -> "Speculator":
+        """Read the head in a folder or hub model, which says what it is; with `target`, attach it at once.
+
+        Raises ValueError, in one line that names the folder, for one that is no head, or one that Dray does not know.
+        """
+        path = model_folder(path)
+        speculator = cls(read_head(path), path)
+        if target is not None:
+            speculator.attach(target)
+        return speculator
+
+    @property
+    def config(self) -> HeadConfig:
+        """What the folder says."""
+        return self._read.config
+
+    def attach(
+        self, target: str | LanguageModel | None = None, *, device: Device = "auto", dtype: DType = "auto"
+    ) -> LanguageModel:
+        """Put the head beside a target, and return that: a model, or a path (by default the one that the head names).
+
+        The target must have no other user. Raises ValueError for a head of another target.
+        """
+        if self.target is not None:
+            raise RuntimeError(f"{self.path!r} is attached already; detach it first")
+        named = self.config.target_name if target is None else target
+        if named is None:
+            raise ValueError(f"{self.path!r} does not name its target; name it")
+        if isinstance(named, str):
+            model = LanguageModel.load(named, device, dtype)
+            check_model(model, named)
+        else:
+            model = named
+        self.head = attach(self.path, model, model.network.name_or_path, self._read)
+        self.target = model
+        return model
+
+    def detach(self) -> None:
+        """Take the head off its target, which is then as it was before."""
+        if self.target is not None:
+            self.target.hand_out(None)
+            self.target.release()
+        self.target = self.head = None
+
+    def save_pretrained(self, path: str, form: Format = "speculators") -> None:
+        """Write the head into a new folder, in a format; never the target's tensors.
+
+        Raises ValueError if the folder is not empty, and for what the format cannot say.
+        """
+        save_head(self._read, path, form)
+
+    def generate(
+        self, prompts: Seq[Seq[int]], params: SamplingParams, options: EngineOptions | None = None, *, seed: int = 0
+    ) -> list[Sequence]:
+        """Return every prompt's `params.n` samples, in order: the target's own text, drafted by the head."""
+        if self.target is None or self.head is None:
+            raise RuntimeError(f"{self.path!r} has no target yet; attach one first")
+        options = replace(options or EngineOptions(), drafter="eagle3")
+        length = settle_max_model_len(options.max_model_len, self.target.max_positions)
+        engine = Engine.over(Parts(self.target, self.head, "eagle3", length), options)
+        try:
+            return engine.generate(prompts, params, seed=seed)
+        finally:
+            self.target.hand_out(None)
+            self.target.release()
