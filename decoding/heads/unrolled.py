@@ -59,8 +59,10 @@ class _Attention:
         module, (num_rows, num_pairs) = self._module, both_BPX.shape[:2]
 
         def heads(linear: Any, norm: Any = None) -> torch.Tensor:
-            found_BPQD = linear(both_BPX).view(num_rows, num_pairs, -1, module.head_dim)
-            return (found_BPQD if norm is None else norm(found_BPQD)).transpose(1, 2)
+            found_BPQD: torch.Tensor = linear(both_BPX).view(num_rows, num_pairs, -1, module.head_dim)
+            if norm is not None:
+                found_BPQD = norm(found_BPQD)
+            return found_BPQD.transpose(1, 2)
 
         query_BQPD = heads(module.q_proj, getattr(module, "q_norm", None))
         key_BHPD, value_BHPD = heads(module.k_proj, getattr(module, "k_norm", None)), heads(module.v_proj)
@@ -76,7 +78,7 @@ class _Attention:
         return out_BPH
 
     def _beyond(self, query_BQPD: torch.Tensor) -> torch.Tensor:
-        """Attend from a later step: to the true pairs up to each query's own, and to one pair of each step since."""
+        """Compute the attention of a later step: to true pairs up to each query's own, and to one of each step since."""
         num_pairs = query_BQPD.shape[2]
         keys_BQPD, values_BQPD = (part[:, :, :num_pairs] for part in self._steps[0])
         is_later_PP = torch.ones(num_pairs, num_pairs, dtype=torch.bool, device=query_BQPD.device).triu(1)
