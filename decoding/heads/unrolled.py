@@ -78,7 +78,7 @@ class _Attention:
         return out_BPH
 
     def _beyond(self, query_BQPD: torch.Tensor) -> torch.Tensor:
-        """Compute the attention of a later step: to true pairs up to each query's own, and to one of each step since."""
+        """Compute a later step's attention: to true pairs up to each query's own, and to one of each step since."""
         num_pairs = query_BQPD.shape[2]
         keys_BQPD, values_BQPD = (part[:, :, :num_pairs] for part in self._steps[0])
         is_later_PP = torch.ones(num_pairs, num_pairs, dtype=torch.bool, device=query_BQPD.device).triu(1)
