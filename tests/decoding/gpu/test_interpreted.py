@@ -1,4 +1,4 @@
-"""The tests in `interpreted/`, each file in its own process: Triton must know that it interprets before it starts."""
+"""Tests on interpreted kernels, each file in its own process: Triton must know that it interprets before it starts."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ from decoding.gpu.available import is_interpreted
 
 _ROOT = Path(__file__).parents[3]
 _FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
+_FILES.append(_ROOT / "tests/decoding/heads/test_eagle3_head.py")  # heads run on the same kernels
 
 
 @pytest.mark.timeout(900)
