@@ -96,6 +96,37 @@ def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypat
     check_drafts(target, drafter, tensors)
 
 
+def test_a_row_that_does_not_draft_may_stand_between_those_that_draft_longest(target, monkeypatch):
+    """In the first step only some rows are gathered; the later ones go over the first slots, with a row between."""
+    head, tensors = random_head(head_config())
+    drafter = watched(head, num_slots=12)
+    wanted = [3, 0, 3, *[0] * 7, 1, 1]
+    lengths = FixedSchedule.lengths
+    monkeypatch.setattr(
+        FixedSchedule, "lengths", lambda schedule, rows: tuple(map(min, lengths(schedule, rows), wanted))
+    )
+    params = SamplingParams(max_tokens=20, temperature=0)
+    engine_over(target, drafter, num_slots=12).generate(random_prompts([6] * 12), params)
+    monkeypatch.undo()
+    engine_over(target, drafter, num_slots=12).generate(random_prompts([6] * 3), params)
+    check_drafts(target, drafter, tensors)
+
+
+def test_a_row_that_began_with_one_token_drafts_as_any_other_after_rounds_without_a_draft(target, monkeypatch):
+    head, tensors = random_head(head_config())
+    drafter = watched(head, num_slots=3)
+    lengths, most = FixedSchedule.lengths, iter([3, 3, 0, 0, 0, 0, 0, 0])  # of the others, asked twice a round
+
+    def first_row_waits(schedule, rows):
+        found, limit = lengths(schedule, rows), next(most, None)
+        return found if limit is None else (0, *[min(limit, each) for each in found[1:]])
+
+    monkeypatch.setattr(FixedSchedule, "lengths", first_row_waits)
+    prompts = [[5], *random_prompts([7, 4])]
+    engine_over(target, drafter, num_slots=3).generate(prompts, SamplingParams(max_tokens=30, temperature=0))
+    check_drafts(target, drafter, tensors)
+
+
 @pytest.mark.parametrize("num_slots", [1, 2, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_text_is_that_of_the_target_alone(target, num_slots, temperature):
