@@ -131,10 +131,12 @@ class Eagle3Drafter(StepwiseDrafter):
         self._read(waiting)
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
-        starts, lengths, tokens, pieces = [], [], [], []
+        starts, lengths, tokens, pieces, ends = [], [], [], [], {}
         for slot, row in zip(slots, part.sequences, strict=True):
             start, end = self._next_pairs(slot, len(row) - 1)
-            if start >= end:  # nothing is known of it: it writes where the next true pair will be
+            if start < end:
+                ends[slot] = end
+            else:  # nothing is known of it: it writes where the next true pair will be, and has read none
                 start, end = max(len(row) - 2, 0), max(len(row) - 1, 1)
             starts.append(start)
             lengths.append(end - start)
@@ -144,7 +146,7 @@ class Eagle3Drafter(StepwiseDrafter):
         states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, starts, lengths, slots)
         if len(states_NH) > len(slots):  # only those after each row's last pair are wanted
             states_NH = states_NH[to_device([end - 1 for end in accumulate(lengths)], self.head.device)]
-        for slot, _, end in pieces:
+        for slot, end in ends.items():
             self._forget(slot, end)
         return self._logits(slots, states_NH)
 
@@ -153,7 +155,10 @@ class Eagle3Drafter(StepwiseDrafter):
     ) -> torch.Tensor:
         before, states_NH = self._states
         if before != slots:
-            states_NH = states_NH[to_device([before.index(slot) for slot in slots], self.head.device)]
+            # A row that does not draft may stand between those of this step and not of the last one: its state is zero.
+            lines = {slot: line for line, slot in enumerate(before)}
+            states_NH = torch.nn.functional.pad(states_NH, (0, 0, 0, 1))
+            states_NH = states_NH[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
         starts = [len(row) - 2 + step for row in part.sequences]
         return self._logits(slots, self.head.read(newest_N, states_NH, starts, [1] * len(slots), slots))
 

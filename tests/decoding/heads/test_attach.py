@@ -1,6 +1,7 @@
 """A head is measured beside its target: which layers it reads, and whether it was trained for this target at all."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.heads.attach import attach
 from decoding.heads.folder import Head, save_head
+from decoding.heads.vocabulary import membership, offsets
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair
+from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair, some_target_ids
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
@@ -32,6 +34,24 @@ def test_a_perfect_head_is_accepted_always(folders):
         found, expected = (each.generate(random_prompts([5, 2, 9, 3]), params) for each in (engine, plain))
         assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
         assert sum(row.num_accepted_tokens for row in found) == sum(row.num_draft_tokens for row in found) > 40
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_perfect_head_of_some_tokens_is_accepted_always_where_the_others_are_banned(folders, tmp_path, temperature):
+    """The noise is that of the target's ids: keyed by the head's own, it would agree at temperature 0 alone."""
+    target, _ = folders
+    _, head = perfect_pair()
+    config = replace(head.config, draft_vocab_size=20)
+    ids_D = some_target_ids(config)
+    weights = {**head.tensors, "lm_head.weight": head.tensors["lm_head.weight"][ids_D], "d2t": offsets(ids_D)}
+    weights["t2d"] = membership(ids_D, config.vocab_size)
+    save_head(Head(config, weights), str(tmp_path / "head"), "speculators")
+    options = EngineOptions(num_slots=3, num_speculative_tokens=4, draft_length="fixed")
+    engine = Engine.load(target, str(tmp_path / "head"), options, device="cpu")
+    banned = dict.fromkeys(set(range(config.vocab_size)) - set(ids_D.tolist()), -100.0)
+    params = SamplingParams(max_tokens=20, temperature=temperature, logit_bias=banned)
+    found = engine.generate(random_prompts([5, 2, 9, 3]), params)
+    assert sum(row.num_accepted_tokens for row in found) == sum(row.num_draft_tokens for row in found) > 40
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "hybrid"])
