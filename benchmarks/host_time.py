@@ -64,6 +64,9 @@ class _Model:
     def allocate(self, num_slots: int, num_positions: int) -> None:
         return None
 
+    def hand_out(self, tap: object) -> None:
+        return None
+
     def prefill(self, slots: object, token_ids: object, starts: object = None) -> None:
         return None
 

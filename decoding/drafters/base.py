@@ -22,13 +22,14 @@ class Drafter:
     """Proposes continuations of the running rows. Row b of a round is in slot b. Only `propose` has no default."""
 
     is_remote: bool = False  # whether it drafts in another process, while this process does other work
-    # Whether it reads the target's features (`decoding/cache/features.py`). It pairs the features of a token with the
-    # token behind it, so the last token that two rows share is read again for each.
-    reads_features: bool = False
 
     @property
     def tap(self) -> FeatureTap | None:
-        """What the target must hand out to it; None where `reads_features` is false."""
+        """What the target must hand out to it, if it reads the target's features.
+
+        It pairs the features of a token with the token behind it, so the last token that two rows share is read again
+        for each.
+        """
         return None
 
     @property

@@ -43,8 +43,6 @@ class _Piece:
 class Eagle3Drafter(StepwiseDrafter):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
-    reads_features = True
-
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)

@@ -32,7 +32,7 @@ class HybridDrafter(Drafter):
     def __init__(self, lookup: SuffixDrafter, model: Drafter) -> None:
         """Take over both. `model` is a drafter with a draft model, here or in another process."""
         self._lookup, self._model = lookup, model
-        self.is_remote, self.reads_features = model.is_remote, model.reads_features
+        self.is_remote = model.is_remote
         self._extensions: dict[int, tuple[int, Offer]] = {}  # by slot: length of the model's draft, the rest
 
     @property

@@ -43,7 +43,7 @@ class Admission:
         self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
-        self._num_read_again = int(drafter.reads_features)  # of the tokens that a newcomer shares, the last ones
+        self._num_read_again = int(drafter.tap is not None)  # of the tokens that a newcomer shares, the last ones
 
     def remove(self, rows: Set[Sequence]) -> None:
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]

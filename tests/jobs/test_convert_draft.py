@@ -169,6 +169,9 @@ def test_an_output_that_is_there_and_a_source_that_is_not_are_refused(
 ) -> None:
     assert convert_draft.main([source, target, "--target", target, "--format", "eagle"]) == 1
     assert "is there already, and it is not an empty folder; name another one" in capsys.readouterr().err
-    assert convert_draft.main([str(tmp_path / "none"), "out", "--target", target, "--format", "eagle"]) == 2
+    assert (
+        convert_draft.main([str(tmp_path / "none"), str(tmp_path / "out"), "--target", target, "--format", "eagle"])
+        == 2
+    )
     assert "it is not a folder, and not a hub name" in capsys.readouterr().err
-    assert not Path("out").exists()
+    assert not (tmp_path / "out").exists()

@@ -102,11 +102,9 @@ def test_a_drafter_that_reads_features_gets_some_in_its_own_rounds_that_are_time
         assert features_NH.shape == (len(tokens_N), 2 * models.target.hidden_size)
         received.append((list(starts), list(lengths), len(tokens_N)))
 
-    tap = FeatureTap((0, 2), lambda stream_NX: stream_NX, receive)
-    models.target.hand_out(tap)
-    try:
-        with_overhead(HERE, models.target, NoDrafter(), num_slots=2, num_draft_tokens=3, verification="coupled")
-    finally:
-        models.target.hand_out(None)
+    class Reader(NoDrafter):
+        tap = FeatureTap((0, 2), lambda stream_NX: stream_NX, receive)
+
+    with_overhead(HERE, models.target, Reader(), num_slots=2, num_draft_tokens=3, verification="coupled")
     assert received == [([start] * 2, [1, 1], 2) for start in range(len(received))]
     assert len(received) == 7, "of the drafter's rounds, and of no others"

@@ -28,15 +28,16 @@ LAYERS = (1,)
 class Pairs(NoDrafter):
     """Keeps the pairs of each row as a head does, and compares them with the row whenever it is admitted."""
 
-    reads_features = True
-
     def __init__(self, target: LanguageModel) -> None:
         self._target = target
         self.num_checked = 0
         self.begun: list[int] = []
         self._features: dict[int, dict[int, torch.Tensor]] = {}  # by slot and position
         self._pairs: dict[int, dict[int, tuple[torch.Tensor, int]]] = {}
-        target.hand_out(FeatureTap(LAYERS, lambda stream_NX: stream_NX, self._receive))
+
+    @property
+    def tap(self) -> FeatureTap:
+        return FeatureTap(LAYERS, lambda stream_NX: stream_NX, self._receive)
 
     def _receive(
         self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], tokens_N: torch.Tensor, features_NH: torch.Tensor
@@ -146,8 +147,8 @@ def test_samples_of_a_short_prompt_do_not_wait_since_each_needs_a_forward(models
 
 def test_a_hybrid_reads_features_if_its_model_does(models):
     draft = ModelDrafter(models.good_draft, tiny.VOCAB_SIZE, 3, 80)
-    assert not HybridDrafter(SuffixDrafter(), draft).reads_features
-    assert HybridDrafter(SuffixDrafter(), Pairs(models.target)).reads_features
+    assert HybridDrafter(SuffixDrafter(), draft).tap is None
+    assert HybridDrafter(SuffixDrafter(), Pairs(models.target)).tap is not None
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
