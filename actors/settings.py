@@ -79,8 +79,8 @@ class EngineSettings(EngineOptions):
                 )
         if self.drafter in ("hybrid", "eagle3"):
             raise ValueError(
-                f"engine.drafter {self.drafter!r} is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix', and "
-                "heads by engine.vllm.speculative_config"
+                f"engine.drafter {self.drafter!r} is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix', "
+                "and heads by engine.vllm.speculative_config"
             )
 
     @property
