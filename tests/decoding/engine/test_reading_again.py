@@ -36,7 +36,10 @@ class Pairs(NoDrafter):
         self.begun: list[int] = []
         self._features: dict[int, dict[int, torch.Tensor]] = {}  # by slot and position
         self._pairs: dict[int, dict[int, tuple[torch.Tensor, int]]] = {}
-        target.hand_out(FeatureTap(LAYERS, lambda stream_NX: stream_NX, self._receive))
+
+    @property
+    def tap(self) -> FeatureTap:
+        return FeatureTap(LAYERS, lambda stream_NX: stream_NX, self._receive)
 
     def _receive(
         self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], tokens_N: torch.Tensor, features_NH: torch.Tensor
