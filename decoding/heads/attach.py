@@ -34,7 +34,7 @@ def attach(path: str, target: LanguageModel, target_path: str, head: Head | None
     shares = agreements(own, target, readings)
     best = max(range(len(readings)), key=lambda index: shares[index])
     described = ", ".join(
-        f"{share:.0%} reading what enters layers {list(reading)}"
+        f"{share:.0%} of the tokens if it reads what enters layers {list(reading)}"
         for share, reading in zip(shares, readings, strict=True)
     )
     if shares[best] < LEAST_AGREEMENT:

@@ -75,7 +75,7 @@ def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path,
     with caplog.at_level(logging.INFO):
         own = attach(str(tmp_path / "head"), model, path)
     assert own.layer_ids == (1,)
-    assert "100% reading what enters layers [1]" in caplog.text
+    assert "100% of the tokens if it reads what enters layers [1]" in caplog.text
 
 
 def refusal(target: str, head: str) -> str:
