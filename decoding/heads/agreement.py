@@ -29,14 +29,15 @@ def agreements(head: Eagle3Head, target: LanguageModel, readings: Seq[Seq[int]])
     tap = FeatureTap(tuple(layer_ids), lambda stream_NX: stream_NX, lambda *given: kept.append(given[-1]))
     try:
         tokens_BT = _drawn(target)
+        num_tokens = tokens_BT.shape[1]
         target.hand_out(tap)
-        target.allocate(_NUM_ROWS, _NUM_TOKENS)
-        every_BT = torch.arange(_NUM_TOKENS, device=target.device).expand(_NUM_ROWS, -1)
+        target.allocate(_NUM_ROWS, num_tokens)
+        every_BT = torch.arange(num_tokens, device=target.device).expand(_NUM_ROWS, -1)
         picked_BT = target.forward([0] * _NUM_ROWS, tokens_BT, every_BT).argmax(-1)
     finally:
         target.hand_out(None)
         target.release()
-    streams_BTAE = kept[0].view(_NUM_ROWS, _NUM_TOKENS, len(layer_ids), -1)
+    streams_BTAE = kept[0].view(_NUM_ROWS, num_tokens, len(layer_ids), -1)
     found = []
     for reading in readings:
         stream_BTX = streams_BTAE[:, :-1, [layer_ids.index(layer_id) for layer_id in reading]].flatten(2)
@@ -47,21 +48,25 @@ def agreements(head: Eagle3Head, target: LanguageModel, readings: Seq[Seq[int]])
 def _agreement(head: Eagle3Head, tokens_BT: torch.Tensor, stream_BTX: torch.Tensor, picked_BT: torch.Tensor) -> float:
     """Compare what the head predicts after each of the rows' pairs with what the target picked there."""
     num_rows, num_pairs = stream_BTX.shape[:2]
-    head.allocate(num_rows, num_pairs)
     lines_NH = head.project(stream_BTX.flatten(0, 1))
-    states_NH = head.read(tokens_BT[:, 1:].flatten(), lines_NH, [0] * num_rows, [num_pairs] * num_rows, range(num_rows))
-    head.release()
+    head.allocate(num_rows, num_pairs)
+    try:
+        places = [0] * num_rows, [num_pairs] * num_rows, range(num_rows)
+        states_NH = head.read(tokens_BT[:, 1:].flatten(), lines_NH, *places)
+    finally:
+        head.release()
     guesses_N = head.logits(states_NH)[0][:, 0].argmax(-1)
     return float((guesses_N == picked_BT[:, 1:].flatten()).float().mean())
 
 
 def _drawn(target: LanguageModel) -> torch.Tensor:
     """Draw tokens [B, T] from the target; each row begins with another token."""
+    num_tokens = min(_NUM_TOKENS, target.max_positions or _NUM_TOKENS)
     generator = torch.Generator().manual_seed(0)
     newest_B = torch.randint(target.vocab_size, (_NUM_ROWS,), generator=generator).to(target.device)
-    target.allocate(_NUM_ROWS, _NUM_TOKENS)
+    target.allocate(_NUM_ROWS, num_tokens)
     columns = [newest_B]
-    for position in range(_NUM_TOKENS - 1):
+    for position in range(num_tokens - 1):
         first_B1 = torch.zeros_like(newest_B)[:, None]
         logits_B1V = target.forward([position] * _NUM_ROWS, newest_B[:, None], first_B1)
         chances_BV = logits_B1V[:, 0].float().softmax(-1).cpu()
