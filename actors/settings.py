@@ -8,7 +8,6 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.options import EngineOptions
-from decoding.heads.folder import is_known_head
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources
 
@@ -248,7 +247,7 @@ class GeneratorSettings:
             )
         if self.placement == "split":
             drafter = self.engine.pick_drafter(self.models.draft)
-            if drafter == "eagle3" or (drafter == "hybrid" and is_known_head(self.models.draft or "")):
+            if self.engine.drafts_with_a_head(self.models.draft):
                 raise ValueError(
                     f"placement is 'split', but models.draft ({self.models.draft}) is a draft head, which reads the "
                     "hidden states of its target in the same process; use placement 'colocated', or a draft model"

@@ -16,7 +16,7 @@ from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.folder import is_known_head
+from decoding.heads.folder import is_head
 from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
@@ -119,7 +119,7 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
     engine, models = plan.settings.engine, plan.settings.models
     length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
-    if model != models.target and is_known_head(model):
+    if model != models.target and is_head(model):
         config = fitting_config(model, load_model_config(models.target), models.target)
         return head_footprint(model, config, models.dtype, engine.num_slots, length)
     return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
@@ -128,7 +128,7 @@ def _footprint(plan: Plan, model: str) -> Footprint:
 def _head_in_words(plan: Plan) -> str:
     """Return what a head drafts and reads, for a reader; nothing for a draft model."""
     draft, target = plan.settings.models.draft, plan.settings.models.target
-    if draft is None or plan.settings.engine.backend != "dray" or not is_known_head(draft):
+    if draft is None or plan.settings.engine.backend != "dray" or not is_head(draft):
         return ""
     config = fitting_config(draft, load_model_config(target), target)
     layers = ", ".join(map(str, config.layer_ids or ()))

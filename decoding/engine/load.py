@@ -13,7 +13,6 @@ from decoding.engine.options import EngineOptions
 from decoding.fused.attention import Window
 from decoding.heads.attach import attach
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.folder import is_head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target
@@ -97,7 +96,7 @@ def load_parts(
         num_lanes = max(remote.num_lanes, num_lanes + 1)
         return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote)
     if drafter_name in NEED_A_MODEL and draft is not None:
-        if drafter_name == "eagle3" or (drafter_name == "hybrid" and is_head(draft)):
+        if options.drafts_with_a_head(draft):
             draft_model = _load_head(draft, target_model, target, options)
         else:
             draft_model = _load_draft_model(draft, target_model, target, options, max_model_len, device, dtype)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
-from decoding.heads.folder import is_known_head
+from decoding.heads.folder import is_head
 from decoding.network.slot_network import Exact
 from decoding.sampling.verify import Verification
 
@@ -64,4 +64,9 @@ class EngineOptions:
             )
         if self.drafter is not None or draft is None:
             return self.drafter or "none"
-        return "eagle3" if is_known_head(draft) else "model"
+        return "eagle3" if is_head(draft) else "model"
+
+    def drafts_with_a_head(self, draft: str | None) -> bool:
+        """Tell whether the drafter reads the target's hidden states: `draft` is a head, as far as that is known."""
+        drafter = self.pick_drafter(draft)
+        return drafter == "eagle3" or (drafter == "hybrid" and draft is not None and is_head(draft))

@@ -8,7 +8,6 @@ read position 0, tokens that are written to the spare position of slot 0.
 Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each row, V vocabulary, L visible positions.
 """
 
-import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,13 +17,10 @@ import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.device import is_out_of_memory
-from decoding.fused.recording import Recorder, Recording
+from decoding.fused.recording import Recorder, Recording, record_if_possible
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 _MAX_GRAPHS = 256
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,14 +91,8 @@ class ForwardGraphs:
                     features_place.copy_(features_NH)
                 return place.copy_(logits)
 
-            try:
-                shape.recording = self._record(run)
-            except RuntimeError as error:
-                if is_out_of_memory(error):  # the engine answers with fewer slots, and records anew
-                    raise
-                # A driver, or an operation that cannot be recorded: slower, but correct.
-                _log.warning("forwards cannot be recorded here (%s): each starts its kernels one by one", error)
-                self._works = False
+            shape.recording = record_if_possible(self._record, run, "forwards")
+            self._works = shape.recording is not None
         if shape.recording is None:
             shape.was_run = True
             logits, features_NH = self._forward_of(shape, cache)

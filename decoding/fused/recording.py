@@ -3,10 +3,15 @@
 A recording reads and writes fixed addresses: what it reads is copied into tensors of its own before a replay.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+
+from decoding.device import is_out_of_memory
+
+_log = logging.getLogger(__name__)
 
 
 class Recording(Protocol):
@@ -19,6 +24,20 @@ class Recording(Protocol):
 
 
 Recorder = Callable[[Callable[[], torch.Tensor]], Recording]  # records what has run before
+
+
+def record_if_possible(record: Recorder, run: Callable[[], torch.Tensor], what: str) -> Recording | None:
+    """Return a recording, or None where a driver or an operation refuses: slower, but correct; the log says so.
+
+    Raises where memory ran out: the engine answers with fewer slots, and records anew.
+    """
+    try:
+        return record(run)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        _log.warning("%s cannot be recorded here (%s): each starts its kernels one by one", what, error)
+        return None
 
 
 class CudaRecording:

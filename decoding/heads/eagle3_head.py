@@ -44,10 +44,6 @@ class Eagle3Head:
         self.device, self.dtype, self.hidden_size = weight.device, weight.dtype, config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_positions: int | None = layer_config.max_position_embeddings
-        self.num_weight_bytes = sum(w.numel() * w.element_size() for w in network.parameters())
-        # A step reads each weight once, but only a few rows of the embedding, and no feature is projected in it.
-        unread = (network.embed_tokens.weight, weight)
-        self.num_bytes_read = self.num_weight_bytes - sum(w.numel() * w.element_size() for w in unread)
         self.cache: KVCache | None = None
         self._target_ids_D = None if target_ids_D is None else target_ids_D.to(self.device)
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
@@ -73,11 +69,6 @@ class Eagle3Head:
         self._hidden_norm, self._final_norm = Norm(first.hidden_norm, norm), Norm(network.norm, norm)
         self._rotary = RotaryTables(network.rotary_emb, self._layers[0].attention_norm.weight[None])
         self._window = config.sliding_window
-
-    @property
-    def num_bytes_a_token(self) -> int:
-        """The bytes of a pair's keys and values."""
-        return 2 * len(self._layers) * self._heads.num_kv_heads * self._heads.head_size * self.dtype.itemsize
 
     def share(self) -> "Eagle3Head":
         """Return the same head with a cache of its own."""

@@ -37,15 +37,9 @@ class Head:
 def is_head(path: str) -> bool:
     """Tell whether the folder or hub model `path` is a draft head, rather than a model of its own.
 
-    Heads that Dray does not know count, so that `read_head` refuses them by name. Raises ValueError if there is no such
-    folder or hub model.
+    Nothing is downloaded: what is not here is no head yet. Heads that Dray does not know count, so that `read_head`
+    refuses them by name.
     """
-    file = Path(model_folder(path)) / "config.json"
-    return file.is_file() and draft_head(read_json(file)) is not None
-
-
-def is_known_head(path: str) -> bool:
-    """Tell whether `path` is a draft head, as far as that is known without a download: false if nothing is there."""
     try:
         file = Path(path) / "config.json" if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
     except HFValidationError:  # neither a folder nor a name

@@ -23,7 +23,6 @@ from decoding.checkpoint.supported import check_same_vocabulary, max_positions, 
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
 from decoding.heads.fit import fitting_config
-from decoding.heads.folder import is_known_head
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.backend import exactness, vllm_version
@@ -227,15 +226,14 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
         if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
-    drafter = engine.pick_drafter(models.draft)
-    if drafter == "eagle3" or (drafter == "hybrid" and models.draft is not None and is_known_head(models.draft)):
-        fitting_config(str(models.draft), target_config, models.target)
+    if models.draft is not None and engine.drafts_with_a_head(models.draft):
+        fitting_config(models.draft, target_config, models.target)
         if settings.stages.is_apart:
             raise ValueError(
                 f"models.draft ({models.draft}) is a draft head, which reads the hidden states of its target, and the "
                 "target is in stages or ranks; use a draft model, or a target in one process"
             )
-    elif drafter in NEED_A_MODEL and models.draft is not None:
+    elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_model_config(models.draft)
         _check_dtype(draft_config, models.dtype, models.draft)
         check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)

@@ -4,19 +4,16 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Speculator
-from decoding.heads.folder import read_head, save_head
+from decoding.heads.folder import read_head
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import perfect_pair
-from tests.decoding.tiny import random_prompts, save
+from tests.decoding.heads.tiny_heads import save_perfect_pair
+from tests.decoding.tiny import random_prompts
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[str, str]:
     """A target, and a head that is always right about it."""
-    root = tmp_path_factory.mktemp("perfect")
-    target, head = perfect_pair()
-    save_head(head, str(root / "head"), "speculators")
-    return save(target, root / "target"), str(root / "head")
+    return save_perfect_pair(tmp_path_factory.mktemp("perfect"))
 
 
 def test_generate_writes_the_targets_own_text_by_accepted_drafts(folders):

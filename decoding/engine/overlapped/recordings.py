@@ -1,16 +1,13 @@
 """Recordings: work on the device by its shape, recorded when a shape occurs for the second time, and then replayed."""
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
 
-from decoding.device import is_out_of_memory
-from decoding.fused.recording import Recorder, Recording
+from decoding.fused.recording import Recorder, Recording, record_if_possible
 
 _MOST_RECORDED = 256
-_log = logging.getLogger(__name__)
 
 # A kind ("draft" or "verify"), rows, stop ids, drafted tokens, positions; of a verification also tokens.
 Key = tuple[int | str, ...]
@@ -39,12 +36,8 @@ class Recordings:
         if len(self._shapes) > _MOST_RECORDED:
             self._forget(next(iter(self._shapes)))
         if shape.was_run and shape.recording is None and self._record is not None:
-            try:
-                shape.recording = self._record(work)
-            except RuntimeError as error:
-                if is_out_of_memory(error):  # the engine answers with fewer slots, and records anew
-                    raise
-                _log.warning("rounds cannot be recorded here (%s): each starts its kernels one by one", error)
+            shape.recording = record_if_possible(self._record, work, "rounds")
+            if shape.recording is None:
                 self._record = None
         if shape.recording is None:
             shape.was_run = True

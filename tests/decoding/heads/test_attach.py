@@ -11,17 +11,14 @@ from decoding.heads.attach import attach
 from decoding.heads.folder import Head, save_head
 from decoding.heads.vocabulary import membership, offsets
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair, some_target_ids
+from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair, save_perfect_pair, some_target_ids
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[str, str]:
     """A target, and a head that is always right about it."""
-    root = tmp_path_factory.mktemp("perfect")
-    target, head = perfect_pair()
-    save_head(head, str(root / "head"), "speculators")
-    return save(target, root / "target"), str(root / "head")
+    return save_perfect_pair(tmp_path_factory.mktemp("perfect"))
 
 
 def test_a_perfect_head_is_accepted_always(folders):

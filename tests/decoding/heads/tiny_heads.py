@@ -1,18 +1,19 @@
 """Tiny EAGLE-3 heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.eagle3_network import Eagle3Network
-from decoding.heads.folder import Head
+from decoding.heads.folder import Head, save_head
 from decoding.heads.head_config import HeadConfig
 from decoding.heads.layers import normalized
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
-from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config
+from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, save
 
 HIDDEN_SIZE = 32
 VARIANTS = {
@@ -130,6 +131,13 @@ def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head
     network.embed_tokens.weight.copy_(embedding)
     network.lm_head.weight.copy_(output)
     return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
+
+
+def save_perfect_pair(root: Path) -> tuple[str, str]:
+    """Save both; return the paths of the target and of the head."""
+    target, head = perfect_pair()
+    save_head(head, str(root / "head"), "speculators")
+    return save(target, root / "target"), str(root / "head")
 
 
 def perfect_config(layer_ids: tuple[int, ...], **flags) -> HeadConfig:
