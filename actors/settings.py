@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
-from decoding.engine.options import EngineOptions
+from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources
 
@@ -22,6 +22,8 @@ class ModelSettings:
     """Target model: a folder with safetensors, or a hub name."""
     draft: str | None = None
     """Draft: a model, for drafters 'model' and 'hybrid', or an EAGLE-3 head, for 'eagle3' and 'hybrid'."""
+    draft_vocabulary: DraftVocabulary = "same"
+    """Tokens of a draft model: the same as the target's, or mapped to them, for a model with another tokenizer."""
     tokenizer: str | None = None
     """Folder of the tokenizer; the target's unless given."""
     device: Device = "auto"
@@ -235,6 +237,7 @@ class GeneratorSettings:
                 f"{wanted} are for Dray's own engine; with engine.backend 'vllm' the draft runs beside the target, and "
                 "engine.vllm.tensor_parallel_size shares out a model over the GPUs of an actor (actors.num_gpus)"
             )
+        self._check_draft_vocabulary()
         if self.engine.exact == "on" and self.stages.is_apart:
             raise ValueError(
                 "engine.exact is 'on', but a target in stages or ranks runs the GPU library's products, whose numbers "
@@ -258,6 +261,21 @@ class GeneratorSettings:
                     f"placement is 'split', which puts the draft model in actors of its own, but {why}; name "
                     "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
                 )
+
+    def _check_draft_vocabulary(self) -> None:
+        self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
+        if self.models.draft_vocabulary == "same":
+            return
+        if self.engine.backend == "vllm":
+            raise ValueError(
+                "models.draft_vocabulary is 'map', for Dray's own engine; for vLLM leave it out and say "
+                "engine.vllm.speculative_config with use_heterogeneous_vocab"
+            )
+        if self.placement == "split":
+            raise ValueError(
+                "models.draft_vocabulary is 'map', but placement is 'split', whose draft actors read the target's "
+                "tokens; use placement 'colocated'"
+            )
 
     def at_temperature(self, temperature: float) -> "GeneratorSettings":
         """Return these settings with another temperature."""

@@ -17,6 +17,7 @@ from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.folder import is_head
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
@@ -105,7 +106,7 @@ def print_plan(plan: Plan) -> None:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
     console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
     if has_model:
-        console.print(f"  draft:   {models.draft}{_head_in_words(plan)}", highlight=False)
+        console.print(f"  draft:   {models.draft}{_draft_in_words(plan)}", highlight=False)
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
@@ -125,10 +126,17 @@ def _footprint(plan: Plan, model: str) -> Footprint:
     return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
 
 
-def _head_in_words(plan: Plan) -> str:
-    """Return what a head drafts and reads, for a reader; nothing for a draft model."""
-    draft, target = plan.settings.models.draft, plan.settings.models.target
-    if draft is None or plan.settings.engine.backend != "dray" or not is_head(draft):
+def _draft_in_words(plan: Plan) -> str:
+    """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
+    models = plan.settings.models
+    draft, target = models.draft, models.target
+    if draft is None or plan.settings.engine.backend != "dray":
+        return ""
+    if models.draft_vocabulary == "map":
+        sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
+        vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
+        return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
+    if not is_head(draft):
         return ""
     config = fitting_config(draft, load_model_config(target), target)
     layers = ", ".join(map(str, config.layer_ids or ()))

@@ -117,7 +117,15 @@ def load_vllm_engine(settings: GeneratorSettings) -> "VllmEngine":
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
     """Return the engine of these settings, loaded and probed. Raises ValueError with the reason why it cannot run."""
     models = settings.models
-    load = partial(Engine.load, models.target, models.draft, settings.engine, dtype=models.dtype, remote=links)
+    load = partial(
+        Engine.load,
+        models.target,
+        models.draft,
+        settings.engine,
+        dtype=models.dtype,
+        remote=links,
+        draft_vocabulary=models.draft_vocabulary,
+    )
     if not settings.stages.is_apart:
         return load(device=models.device)
     device = drafting_device(models.device)

@@ -8,6 +8,7 @@ from typing import Literal, assert_never, get_args
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.mapped import MappedDraft, MappedDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.suffix import SuffixDrafter
@@ -17,7 +18,7 @@ from decoding.network.language_model import LanguageModel
 __all__ = ["DRAFTERS", "NEED_A_MODEL", "Draft", "Drafter", "DrafterName", "make_drafter"]
 
 DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "hybrid"]
-Draft = LanguageModel | Eagle3Head  # what a drafter of NEED_A_MODEL computes with
+Draft = LanguageModel | MappedDraft | Eagle3Head  # what a drafter of NEED_A_MODEL computes with
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "eagle3", "hybrid")
 
@@ -45,6 +46,8 @@ def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, ma
     assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
     if isinstance(draft, LanguageModel):
         return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+    if isinstance(draft, MappedDraft):
+        return MappedDrafter(draft, num_slots, max_model_len)
     if isinstance(draft, Eagle3Head):
         return Eagle3Drafter(draft, num_slots, max_model_len)
     return draft

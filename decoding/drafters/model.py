@@ -13,6 +13,7 @@ import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
+from decoding.drafters.idle_rounds import IdleRounds
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
@@ -20,8 +21,6 @@ from decoding.sequence import Sequence
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
 _CHUNK = 512  # missed tokens of a row to read in one forward: bounds its memory
-_IDLE_ROUNDS = 16  # rounds with hardly a draft after which prompts are read only when a row drafts
-_FEW = 4  # if at most one row in this many drafts, there is hardly a draft
 
 
 class ModelDrafter(StepwiseDrafter):
@@ -39,7 +38,7 @@ class ModelDrafter(StepwiseDrafter):
         self.model = model
         self._vocab_size = vocab_size
         self._num_ingested: dict[int, int] = {}  # per slot, positions whose keys and values are known to be right
-        self._num_idle_rounds = 0
+        self.idle_rounds = IdleRounds()
         model.allocate(num_slots, max_model_len)
 
     @property
@@ -57,7 +56,7 @@ class ModelDrafter(StepwiseDrafter):
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
-        if self._num_idle_rounds >= _IDLE_ROUNDS:
+        if self.idle_rounds.are_many:
             return
         known = [self._known(prompt[: self._max_len]) for prompt in prompts]
         starts = [self._num_ingested.get(slot, 0) for slot in slots]
@@ -77,7 +76,7 @@ class ModelDrafter(StepwiseDrafter):
             # From the newest token on the cache holds the draft's own guess. This must be forgotten in a round without
             # a draft, too: the next round would take the guess for the committed token.
             self._num_ingested[slot] = min(self._num_ingested[slot], len(sequence) - 1)
-        self.count_idle_rounds(sum(limit > 0 for limit in limits), len(limits))
+        self.idle_rounds.count(sum(limit > 0 for limit in limits), len(limits))
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         return self._read(part, slots, drafting)
@@ -100,11 +99,6 @@ class ModelDrafter(StepwiseDrafter):
         """Record that the first positions of a slot have been read."""
         self._num_ingested[slot] = num_positions
 
-    def count_idle_rounds(self, num_drafting: int, num_rows: int) -> None:
-        """Record how many rows draft in a round: where hardly any does, prompts are read when a row drafts."""
-        is_idle = _FEW * num_drafting <= num_rows
-        self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
-
     def catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
         """Read all but the newest token of these slots and rows."""
         known = [self._known(sequence.token_ids[:-1]) for _, sequence in rows]
@@ -120,7 +114,7 @@ class ModelDrafter(StepwiseDrafter):
 
     def rest(self) -> None:
         """Read no prompt before a row drafts."""
-        self._num_idle_rounds = _IDLE_ROUNDS
+        self.idle_rounds.rest()
 
     def swap(self, first: int, second: int) -> None:
         lengths = self.num_ingested(first), self.num_ingested(second)

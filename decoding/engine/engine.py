@@ -22,7 +22,7 @@ from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.make_lane import make_lane
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
-from decoding.engine.options import EngineOptions
+from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.network.target import SlotsLostError, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
@@ -81,14 +81,19 @@ class Engine:
         remote: RemoteDrafts | None = None,
         target_model: Target | None = None,
         num_lanes: int = 1,
+        draft_vocabulary: DraftVocabulary = "same",
     ) -> "Engine":
         """Load an engine over the models at these paths. Raises ValueError if it cannot work.
 
         With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
-        loaded and checked already; it keeps `num_lanes` lanes busy.
+        loaded and checked already; it keeps `num_lanes` lanes busy. A draft model with another tokenizer needs the
+        `draft_vocabulary` "map".
         """
         options = options or EngineOptions()
-        return cls.over(load_parts(target, draft, options, device, dtype, remote, target_model, num_lanes), options)
+        parts = load_parts(
+            target, draft, options, device, dtype, remote, target_model, num_lanes, draft_vocabulary=draft_vocabulary
+        )
+        return cls.over(parts, options)
 
     @classmethod
     def over(cls, parts: Parts, options: EngineOptions) -> "Engine":

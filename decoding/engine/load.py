@@ -9,7 +9,8 @@ from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
 from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
-from decoding.engine.options import EngineOptions
+from decoding.engine.map_draft import map_draft
+from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.heads.attach import attach
 from decoding.heads.eagle3_head import Eagle3Head
@@ -67,10 +68,12 @@ def load_parts(
     remote: RemoteDrafts | None = None,
     target_model: Target | None = None,
     num_lanes: int = 1,
+    draft_vocabulary: DraftVocabulary = "same",
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
     draft = model_folder(draft) if draft is not None and remote is None else draft  # whose kind is then known
     drafter_name = options.pick_drafter(draft)
+    options.check_draft_vocabulary(draft, draft_vocabulary)
     if options.draft_window and drafter_name not in NEED_A_MODEL:
         raise ValueError(
             f"engine.draft_window is {options.draft_window}, for a draft model, but the drafter is {drafter_name!r}; "
@@ -99,21 +102,24 @@ def load_parts(
         if options.drafts_with_a_head(draft):
             draft_model = _load_head(draft, target_model, target, options)
         else:
-            draft_model = _load_draft_model(draft, target_model, target, options, max_model_len, device, dtype)
+            model = _load_draft_model(draft, target_model, options, max_model_len, device, dtype)
+            if draft_vocabulary == "map":
+                draft_model = map_draft(model, draft, target_model, target)
+            else:
+                check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
+                draft_model = model
     return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
 
 
 def _load_draft_model(
     path: str,
     target: Target,
-    target_path: str,
     options: EngineOptions,
     max_model_len: int,
     device: Device,
     dtype: DType,
 ) -> LanguageModel:
     draft = LanguageModel.load(path, device, dtype)
-    check_same_vocabulary(target_path, path, target.vocab_size, draft.vocab_size)
     check_model(draft, path)
     window = settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
     if window and draft.fused is not None:

@@ -9,6 +9,7 @@ from decoding.network.slot_network import Exact
 from decoding.sampling.verify import Verification
 
 DraftLength = Literal["adaptive", "fixed"]
+DraftVocabulary = Literal["same", "map"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,24 @@ class EngineOptions:
         if self.drafter is not None or draft is None:
             return self.drafter or "none"
         return "eagle3" if is_head(draft) else "model"
+
+    def check_draft_vocabulary(self, draft: str | None, vocabulary: DraftVocabulary) -> None:
+        """Raise ValueError if the draft has no vocabulary of its own that could be mapped."""
+        if vocabulary not in ("same", "map"):
+            raise ValueError(f"models.draft_vocabulary must be 'same' or 'map', got {vocabulary!r}")
+        if vocabulary == "same":
+            return
+        why = ""
+        if draft is None:
+            why = "no draft is named"
+        elif self.drafts_with_a_head(draft):
+            why = f"models.draft ({draft}) is a draft head, whose tokens are its target's"
+        elif self.draft_window:
+            why = f"engine.draft_window is {self.draft_window}, which counts the target's tokens"
+        if why:
+            raise ValueError(
+                f"models.draft_vocabulary is 'map', for a draft with another tokenizer, but {why}; drop one"
+            )
 
     def drafts_with_a_head(self, draft: str | None) -> bool:
         """Tell whether the drafter reads the target's hidden states: `draft` is a head, as far as that is known."""

@@ -23,6 +23,7 @@ from decoding.checkpoint.supported import check_same_vocabulary, max_positions, 
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
 from decoding.heads.fit import fitting_config
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.backend import exactness, vllm_version
@@ -152,6 +153,7 @@ def run_identity(
             "name": engine.pick_drafter(models.draft),
             "draft": model_fingerprint(models.draft) if models.draft else None,
             "num_speculative_tokens": engine.num_speculative_tokens,
+            **({} if models.draft_vocabulary == "same" else {"draft_vocabulary": models.draft_vocabulary}),
         }
     return identity
 
@@ -236,7 +238,11 @@ def check_models(settings: GeneratorSettings) -> None:
     elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_model_config(models.draft)
         _check_dtype(draft_config, models.dtype, models.draft)
-        check_same_vocabulary(models.target, models.draft, vocab_size, draft_config.get_text_config().vocab_size)
+        draft_size: int = draft_config.get_text_config().vocab_size
+        if models.draft_vocabulary == "map":
+            VocabularyMap.between(models.target, models.draft, vocab_size, draft_size)
+        else:
+            check_same_vocabulary(models.target, models.draft, vocab_size, draft_size)
 
 
 def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:

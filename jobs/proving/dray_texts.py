@@ -45,7 +45,14 @@ class DrayTexts:
         self._settings = settings_to_try(prove, options, models.draft)
         needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
         loaded = replace(options, drafter=None if needs_draft else "none")
-        self._parts: Parts = load_parts(models.target, models.draft, loaded, models.device, models.dtype)
+        self._parts: Parts = load_parts(
+            models.target,
+            models.draft,
+            loaded,
+            models.device,
+            models.dtype,
+            draft_vocabulary=models.draft_vocabulary,
+        )
         self._plain = self._engine_without_draft()
         margin = self._parts.target.close_call
         self._reference = Reference.load(models.target, models.device, models.dtype, close_call=margin)

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
-from decoding.drafters import DrafterName, make_drafter
+from decoding.drafters import DRAFTERS, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.mapped import MappedDraft, MappedDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
@@ -23,6 +25,7 @@ from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48
 CONTEXT = 96
+EVERY_DRAFTER = (*DRAFTERS, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
 POISON = 40  # a poisoned model's values after this token id are not finite
 
 
@@ -117,7 +120,7 @@ def engine_over(
         num_slots=num_slots,
         max_model_len=max_model_len,
         max_prefill_tokens=max_prefill_tokens,
-        drafter=drafter,
+        drafter="model" if drafter == "mapped" else drafter,
         num_speculative_tokens=num_speculative_tokens,
         verification=verification,
     )
@@ -126,9 +129,17 @@ def engine_over(
 
 
 def drafter_over(
-    name: DrafterName, draft: LanguageModel | None, target: LanguageModel, num_slots: int, max_model_len: int
+    name: DrafterName | Literal["mapped"],
+    draft: LanguageModel | None,
+    target: LanguageModel,
+    num_slots: int,
+    max_model_len: int,
 ) -> Drafter:
     """The drafter of this name. `eagle3` has a random head for the target in place of the draft model."""
+    if name == "mapped":
+        from tests.decoding.vocabulary.tiny_tokenizers import nearly_the_same
+
+        return MappedDrafter(MappedDraft(draft, nearly_the_same(target.vocab_size)), num_slots, max_model_len)
     if name == "eagle3":
         from tests.decoding.heads.tiny_heads import head_for, random_head
 

@@ -178,7 +178,7 @@ class OverlappedLane(Lane):
                 max(0, min(limit, longest - len(row))) if takes else 0
                 for limit, row, takes in zip(limits, rows, takes_part, strict=True)
             )
-        self._model_drafter.count_idle_rounds(len(limits) - limits.count(0), len(limits))
+        self._model_drafter.idle_rounds.count(len(limits) - limits.count(0), len(limits))
         return limits
 
     def _num_read(self, lengths: Seq[int], is_known: Seq[bool]) -> list[int]:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from decoding.drafters import DRAFTERS, make_drafter
+from decoding.drafters import make_drafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
-from tests.decoding.tiny import drafted, drafter_over, numbered, rows_over
+from tests.decoding.tiny import EVERY_DRAFTER, drafted, drafter_over, numbered, rows_over
 
 MAX_LEN = 80
 
@@ -26,7 +26,7 @@ def _propose(drafter, rows: Rows) -> Draft:
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("limits", [[4, 4, 4], [0, 0, 0], [0, 3, 1], [8, 0, 2]])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", EVERY_DRAFTER)
 def test_no_row_gets_more_draft_tokens_than_it_may(models, name, limits, verification):
     rows = _rows([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6]], limits, verification)
     draft = _propose(drafter_over(name, models.good_draft, models.target, 4, MAX_LEN), rows)

@@ -7,10 +7,19 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters import DRAFTERS, make_drafter
+from decoding.drafters import make_drafter
 from decoding.network.language_model import LanguageModel
 from tests.decoding import tiny
-from tests.decoding.tiny import POISON, assert_each_once, engine_over, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    EVERY_DRAFTER,
+    POISON,
+    assert_each_once,
+    engine_over,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+)
 from tests.pairs_of_values import every_pair
 
 HEAD = random_prompts([40], seed=21)[0]
@@ -54,7 +63,7 @@ def _strangers(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[first, *tail] for first, tail in enumerate(random_prompts([n - 1 for n in lengths], seed=seed), start=2)]
 
 
-@pytest.mark.parametrize(("drafter", "num_slots", "budget"), every_pair(list(DRAFTERS), [1, 3, 8], [1, 7, 64]))
+@pytest.mark.parametrize(("drafter", "num_slots", "budget"), every_pair(list(EVERY_DRAFTER), [1, 3, 8], [1, 7, 64]))
 def test_text_depends_neither_on_the_budget_nor_on_shared_prefixes(models, plain, drafter, num_slots, budget):
     temperature, expected = plain
     engine = _engine(models, drafter, budget=budget, num_slots=num_slots)
@@ -215,7 +224,7 @@ def poisoned(tmp_path_factory):
 
 @pytest.mark.parametrize("num_slots", [1, 2, 6])
 @pytest.mark.parametrize("budget", [3, 512])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
 def test_a_poisoned_slot_is_never_copied(poisoned, models, monkeypatch, drafter, budget, num_slots):
     """In the forward that reads it, a value that is not finite spreads to the positions before it."""
     head = random_prompts([34], vocab_size=POISON, seed=31)[0]
@@ -273,7 +282,7 @@ def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, 
 # Starting over
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
 def test_a_cleared_engine_has_no_rows_and_shares_nothing(models, drafter):
     engine = _engine(models, drafter, num_slots=3, budget=5)
     engine.submit(_sequences())
@@ -326,7 +335,7 @@ def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(model
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
 def test_rows_that_are_dropped_at_any_time_change_no_token_of_the_others(models, plain, drafter, seed):
     temperature, expected = plain
     chance = random.Random(seed)

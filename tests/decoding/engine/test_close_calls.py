@@ -4,9 +4,17 @@ import pytest
 import torch
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
 from tests.decoding import tiny
-from tests.decoding.tiny import check_counts, engine_over, num_rechecks, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    EVERY_DRAFTER,
+    check_counts,
+    engine_over,
+    num_rechecks,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+)
 from tests.pairs_of_values import every_pair
 
 PROMPTS = random_prompts([5, 1, 9, 3, 14, 2, 6, 4], seed=8)
@@ -49,7 +57,7 @@ def alone(pair):
     return texts
 
 
-@pytest.mark.parametrize(("drafter", "num_slots", "num_drafted"), every_pair(list(DRAFTERS), [1, 2, 6], [1, 3, 8]))
+@pytest.mark.parametrize(("drafter", "num_slots", "num_drafted"), every_pair(list(EVERY_DRAFTER), [1, 2, 6], [1, 3, 8]))
 def test_tied_tokens_do_not_depend_on_drafter_batch_or_draft_length(pair, alone, drafter, num_slots, num_drafted):
     engine = engine_over(*pair, drafter, num_slots=num_slots, num_speculative_tokens=num_drafted)
     sequences = run(engine, _sequences())

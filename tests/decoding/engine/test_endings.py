@@ -3,13 +3,21 @@
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
-from tests.decoding.tiny import check_counts, engine_by, engine_over, num_rechecks, numbered, random_prompts, run
+from tests.decoding.tiny import (
+    EVERY_DRAFTER,
+    check_counts,
+    engine_by,
+    engine_over,
+    num_rechecks,
+    numbered,
+    random_prompts,
+    run,
+)
 
 NUM_SPECULATIVE_TOKENS = 4
 PROMPT = random_prompts([6], seed=1)[0]
 OFFSETS = range(12)  # more than two rounds of full acceptance
-KINDS = ["perfect_draft", "good_draft", *(name for name in DRAFTERS if name != "model")]
+KINDS = ["perfect_draft", "good_draft", *(name for name in EVERY_DRAFTER if name != "model")]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"  # one for each token id
 
 

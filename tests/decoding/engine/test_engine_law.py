@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import keep_best
 from decoding.sampling.verify import draw_draft
-from tests.decoding.tiny import build, engine_by, llama_config, loaded, noised
+from tests.decoding.tiny import EVERY_DRAFTER, build, engine_by, llama_config, loaded, noised
 from tests.decoding.toy import Distribution, is_plausible
 
 VOCAB_SIZE = 6
@@ -31,7 +30,7 @@ PARAMS = {
     "top_k": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=0.8, top_k=4),
     "repetition": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, repetition_penalty=1.8, min_p=0.03),
 }
-KINDS = [d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "broken_draft"]
+KINDS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "unrelated_draft", "broken_draft"]
 
 
 @pytest.fixture(scope="module")

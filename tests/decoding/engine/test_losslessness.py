@@ -11,10 +11,18 @@ from functools import partial
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
 from decoding.gpu.available import is_interpreted
 from tests.decoding import tiny
-from tests.decoding.tiny import check_counts, engine_by, engine_over, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    EVERY_DRAFTER,
+    check_counts,
+    engine_by,
+    engine_over,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+)
 
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)
 # Every row has its own parameters; a prompt that repeats itself gives the n-gram drafter something to find.
@@ -66,7 +74,7 @@ def plain(models) -> list[list[int]]:
     return texts
 
 
-@pytest.fixture(params=[d for d in DRAFTERS if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
+@pytest.fixture(params=[d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
 def make_engine(request, models):
     """An engine with each drafter, and the `model` drafter with each draft; `hybrid` has the good one."""
     return partial(engine_by, models, request.param)

@@ -5,12 +5,21 @@ import math
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
 from tests.decoding import tiny
-from tests.decoding.tiny import POISON, check_counts, engine_by, engine_over, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    EVERY_DRAFTER,
+    POISON,
+    check_counts,
+    engine_by,
+    engine_over,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+)
 from tests.pairs_of_values import every_pair
 
-KINDS = [*DRAFTERS, "poisoned_draft"]
+KINDS = [*EVERY_DRAFTER, "poisoned_draft"]
 
 
 @pytest.fixture(scope="module", params=[math.nan, math.inf], ids=str)

@@ -15,7 +15,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
 from tests.decoding import tiny
 from tests.decoding.engine.test_lanes import lanes_over
-from tests.decoding.tiny import assert_each_once, engine_over, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.pairs_of_values import every_pair
 
 HEAD = random_prompts([20], seed=31)[0]
@@ -71,7 +71,7 @@ def assert_same(found: list[Sequence], expected: list[Sequence]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "temperature", "num_slots", "budget"), every_pair(list(DRAFTERS), [0.0, 0.8], [1, 4, 7], [5, 512])
+    ("drafter", "temperature", "num_slots", "budget"), every_pair(list(EVERY_DRAFTER), [0.0, 0.8], [1, 4, 7], [5, 512])
 )
 def test_rows_that_lose_their_slots_write_the_same(models, undisturbed, drafter, temperature, num_slots, budget):
     engine = tiny.engine_by(models, drafter, num_slots=num_slots, max_prefill_tokens=budget, num_speculative_tokens=3)
@@ -193,7 +193,8 @@ class Processes:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "temperature", "num_lanes", "is_remote"), every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True])
+    ("drafter", "temperature", "num_lanes", "is_remote"),
+    every_pair(list(DRAFTERS), [0.0, 0.8], [1, 2], [False, True]),
 )
 def test_a_target_that_loses_slots_changes_no_token(models, undisturbed, drafter, temperature, num_lanes, is_remote):
     engine, _ = lanes_over(models, drafter, num_lanes, is_remote=is_remote)

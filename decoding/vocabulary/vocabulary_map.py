@@ -1,0 +1,115 @@
+"""VocabularyMap: which tokens of a draft are tokens of the target, where the two have different tokenizers.
+
+Tokens are the same if they write the same bytes. Only those can be drafted: this is the token-level intersection of
+Timor et al., arXiv 2502.05202, algorithm 4. The beginning and the end of a text are special tokens with different names
+in different families, so those that the tokenizers themselves declare are taken for the same.
+
+Shapes: V token ids of the target, D those of the draft.
+"""
+
+from itertools import accumulate
+from typing import Any, Self
+
+from decoding.vocabulary.token_bytes import load_tokenizer, token_bytes
+
+_WITHOUT_TOKEN = -1
+
+
+class VocabularyMap:
+    """The target's tokens as the draft writes them."""
+
+    def __init__(self, target: Any, draft: Any, target_size: int, draft_size: int, names: tuple[str, str]) -> None:
+        """Compare two tokenizers of models that have this many token ids; `names` are those of target and draft.
+
+        Raises ValueError if what their tokens write is not known.
+        """
+        self._backend = draft.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._unknown_id: int | None = draft.unk_token_id
+        self.draft_bytes: list[bytes | None] = token_bytes(draft, names[1])[:draft_size]
+        target_bytes = token_bytes(target, names[0])[:target_size]
+        for role in ("bos_token_id", "eos_token_id"):
+            own, others = getattr(draft, role), getattr(target, role)
+            if own is not None and others is not None and own < draft_size and others < target_size:
+                target_bytes[others] = self.draft_bytes[own]
+        self._target_bytes: list[bytes | None] = target_bytes + [None] * (target_size - len(target_bytes))
+        # The token that the draft's tokenizer puts before a text, if it does so.
+        self.first_ids: list[int] = self._backend.encode("", add_special_tokens=True).ids
+        if self.first_ids != [draft.bos_token_id]:
+            self.first_ids = []
+        own_ids, target_ids = _by_bytes(self.draft_bytes, draft), _by_bytes(target_bytes, target)
+        self._byte_ids = [own_ids.get(bytes([byte])) for byte in range(256)]
+        self.draft_ids_V = [_WITHOUT_TOKEN] * target_size
+        for spelled, target_id in target_ids.items():
+            self.draft_ids_V[target_id] = own_ids.get(spelled, _WITHOUT_TOKEN)
+
+    @classmethod
+    def between(cls, target: str, draft: str, target_size: int, draft_size: int) -> Self:
+        """Compare the tokenizers in two folders. Raises ValueError if one is missing, or cannot be compared."""
+        return cls(load_tokenizer(target), load_tokenizer(draft), target_size, draft_size, (target, draft))
+
+    @property
+    def num_common(self) -> int:
+        """How many tokens the two have in common."""
+        return sum(draft_id != _WITHOUT_TOKEN for draft_id in self.draft_ids_V)
+
+    def written(self, token_ids: list[int]) -> bytes | None:
+        """Return what tokens of the target write, as the draft shall read it; None if one of them writes nothing."""
+        parts = [self._target_bytes[token_id] for token_id in token_ids]
+        return None if None in parts else b"".join(part for part in parts if part is not None)
+
+    def draft_tokens(self, written: bytes) -> tuple[list[int], list[int]] | None:
+        """Return the draft's own tokens of a text, and where each ends in it, in bytes; None if it cannot write it.
+
+        Bytes that are no characters (half of one at the end, say) become single-byte tokens. Tokens that write parts of
+        one character all end where it does.
+        """
+        tokens: list[int] = []
+        ends: list[int] = []
+        done = 0
+        while done < len(written):
+            try:
+                text, num_stray = written[done:].decode(), 0
+            except UnicodeDecodeError as error:
+                text, num_stray = written[done : done + error.start].decode(), error.end - error.start
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            if not _is_covered(text, encoding.offsets):
+                return None
+            sizes = accumulate((len(character.encode()) for character in text), initial=0)
+            until = range(len(text) + 1) if text.isascii() else list(sizes)
+            tokens += encoding.ids
+            ends += [done + until[end] for _, end in encoding.offsets]
+            done += until[-1]
+            for byte in written[done : done + num_stray]:
+                own = self._byte_ids[byte]
+                tokens.append(_WITHOUT_TOKEN if own is None else own)
+                done += 1
+                ends.append(done)
+        if any(each in (_WITHOUT_TOKEN, self._unknown_id) or each >= len(self.draft_bytes) for each in tokens):
+            return None
+        return tokens, ends
+
+    def share_in_common(self, token_ids: list[int]) -> float:
+        """Return the share of these tokens of the target that the draft has, too."""
+        return sum(self.draft_ids_V[token_id] != _WITHOUT_TOKEN for token_id in token_ids) / max(1, len(token_ids))
+
+
+def _is_covered(text: str, offsets: list[tuple[int, int]]) -> bool:
+    """Tell whether tokens with these offsets write all characters of a text but white space."""
+    done = 0
+    for first, end in (*offsets, (len(text), len(text))):
+        if first > done and not text[done:first].isspace():
+            return False
+        done = max(done, end)
+    return True
+
+
+def _by_bytes(written: list[bytes | None], tokenizer: Any) -> dict[bytes, int]:
+    """Return one id for each text; of several that write it, the one whose name is not that of a single byte."""
+    names = tokenizer.convert_ids_to_tokens(list(range(len(written))))
+    found: dict[bytes, int] = {}
+    for token_id, (text, name) in enumerate(zip(written, names, strict=True)):
+        if text and (text not in found or str(names[found[text]]).startswith("<0x")):
+            found[text] = token_id if not (text in found and str(name).startswith("<0x")) else found[text]
+    return found

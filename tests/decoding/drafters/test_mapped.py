@@ -1,0 +1,149 @@
+"""A draft with another tokenizer reads the row's text in its own tokens, and drafts the tokens that both have."""
+
+import pytest
+import torch
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.drafters.mapped import MappedDraft, MappedDrafter
+from decoding.drafters.model import ModelDrafter
+from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, noised, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import engine_over as plain_engine
+from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level, map_of, other_tokens, permuted
+
+LETTERS_48 = [*LETTERS, *"ABCDEFGH"]
+SHARED = [7, 3, 9, 1, 4, 4, 8, 2]
+PROMPTS = [*random_prompts([9, 1, 5, 17, 2]), SHARED, [*SHARED, 11], [*SHARED, 12, 13], SHARED, [5]]
+
+
+@pytest.fixture(scope="module")
+def networks():
+    network = build(llama_config(), seed=1)
+    return network, noised(network, 0.1)
+
+
+@pytest.fixture(scope="module")
+def target(networks, tmp_path_factory):
+    return loaded(networks[0], tmp_path_factory.mktemp("target"))
+
+
+def engine_over(target, drafter, *, num_slots: int = 3, **options) -> Engine:
+    settings = EngineOptions(
+        drafter="none", draft_length="fixed", num_slots=num_slots, num_speculative_tokens=4, max_model_len=80, **options
+    )
+    return Engine([(target, drafter)], settings, 80)
+
+
+class Watched(MappedDrafter):
+    """Notes what it drafts, and compares its cache with a fresh reading of the text."""
+
+    fresh = None
+
+    def propose(self, rows):
+        draft = super().propose(rows)
+        self.seen.append((draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist()))
+        for slot, limit in enumerate(draft.max_draft_tokens_B):
+            if limit:
+                self.check(slot, rows.sequences[slot])
+        return draft
+
+    def check(self, slot, sequence):
+        row = self._row(slot)
+        assert row.cached == row.text.token_ids
+        written = b"".join(self._vocabulary.draft_bytes[token_id] for token_id in row.cached)
+        assert written == self._vocabulary.written(sequence.token_ids)
+        if self.fresh is not None:
+            self.fresh.allocate(1, 80)
+            self.fresh.prefill([0], [row.cached])
+            for mine, other in zip(self._cache.layers, self.fresh.cache.layers, strict=True):
+                for found, expected in zip(mine.stored(), other.stored(), strict=True):
+                    torch.testing.assert_close(
+                        found[slot, : len(row.cached)], expected[0, : len(row.cached)], rtol=1e-4, atol=1e-5
+                    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, target, tmp_path, temperature):
+    ids = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(3)).tolist()
+    names = [LETTERS_48[k] for k in ids]
+    draft = loaded(permuted(networks[1], ids), tmp_path / "permuted")
+    mapped = MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(names)))
+    params = {"temperature": temperature, "max_tokens": 20}
+    drafter = Watched(mapped, 3, 80)
+    drafter.seen, drafter.fresh = [], draft.share()
+    engine = engine_over(target, drafter)
+    found = run(engine, numbered(PROMPTS, **params))
+    plain = ModelDrafter(loaded(networks[1], tmp_path / "plain"), VOCAB_SIZE, 3, 80)
+    expected = run(engine_over(target, plain), numbered(PROMPTS, **params))
+    assert outputs(found) == outputs(expected)
+    counts = [(row.num_draft_tokens, row.num_accepted_tokens, row.num_rounds) for row in found]
+    assert counts == [(row.num_draft_tokens, row.num_accepted_tokens, row.num_rounds) for row in expected]
+    assert sum(accepted for _, accepted, _ in counts) > 50
+    assert any(any(numbers) for _, numbers in drafter.seen)
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_the_cache_holds_the_text_in_the_drafts_own_tokens(networks, target, tmp_path, num_slots, verification):
+    own, others = other_tokens()
+    draft = loaded(permuted(networks[1], [own.index(each) if each in own else 0 for each in others]), tmp_path / "d")
+    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), num_slots, 80)
+    drafter.seen, drafter.fresh = [], draft.share()
+    engine = engine_over(target, drafter, num_slots=num_slots, verification=verification)
+    found = run(engine, numbered(PROMPTS, temperature=0.7, max_tokens=20))
+    assert sum(row.num_accepted_tokens for row in found) > 0
+    for tokens, numbers in drafter.seen:
+        for row, number in zip(tokens, numbers, strict=True):
+            assert all(token_id < len(LETTERS) for token_id in row[:number]), "only common tokens are drafted"
+    if verification == "coupled":
+        plain = run(plain_engine(target, num_slots=num_slots), numbered(PROMPTS, temperature=0.7, max_tokens=20))
+        assert outputs(found) == outputs(plain)
+
+
+def test_a_text_that_the_draft_cannot_write_is_not_drafted_for(networks, target, tmp_path):
+    own, others = other_tokens()
+    others[others.index("7")] = "zz"  # a token made of two, so that no token of the draft writes a 7
+    draft = loaded(networks[1], tmp_path / "d")
+    drafter = MappedDraft(draft, map_of(byte_level(own), byte_level(others)))
+    engine = engine_over(target, MappedDrafter(drafter, 3, 80))
+    with_seven, without = [own.index(each) for each in "a7b"], [own.index(each) for each in "acb"]
+    only_letters = dict.fromkeys(range(20), 100.0)  # the target writes letters from a to t
+    found = run(engine, numbered([with_seven, without], max_tokens=12, logit_bias=only_letters))
+    assert [row.num_draft_tokens > 0 for row in found] == [False, True]
+    plain = run(plain_engine(target), numbered([with_seven, without], max_tokens=12, logit_bias=only_letters))
+    assert outputs(found) == outputs(plain)
+
+
+def test_a_text_longer_in_the_drafts_tokens_than_its_context_is_not_drafted_for(target, tmp_path):
+    own, others = other_tokens()
+    draft = loaded(build(llama_config(max_position_embeddings=24), seed=2), tmp_path / "d")
+    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), 3, 80)
+    engine = engine_over(target, drafter)
+    prompts = random_prompts([30, 20, 4])
+    found = run(engine, numbered(prompts, max_tokens=40))
+    assert found[0].num_draft_tokens == 0
+    assert found[2].num_draft_tokens > 0
+    assert outputs(found) == outputs(run(plain_engine(target), numbered(prompts, max_tokens=40)))
+
+
+def test_options_refuse_a_map_of_nothing():
+    options = EngineOptions()
+    options.check_draft_vocabulary(None, "same")
+    with pytest.raises(ValueError, match=r"models.draft_vocabulary is 'map'.*no draft is named; drop one"):
+        options.check_draft_vocabulary(None, "map")
+    with pytest.raises(ValueError, match=r"must be 'same' or 'map', got 'other'"):
+        options.check_draft_vocabulary("draft", "other")
+    with pytest.raises(ValueError, match=r"draft_window is 64"):
+        EngineOptions(draft_window=64).check_draft_vocabulary("draft", "map")
+
+
+def test_the_parameters_of_a_row_hold_for_what_is_drafted(networks, target, tmp_path):
+    own, others = other_tokens()
+    draft = loaded(networks[1], tmp_path / "d")
+    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), 3, 80)
+    drafter.seen = []
+    params = SamplingParams(temperature=0.8, max_tokens=16, logit_bias=dict.fromkeys(range(20), -100.0))
+    engine = engine_over(target, drafter)
+    run(engine, numbered(PROMPTS[:3], temperature=params.temperature, max_tokens=16, logit_bias=params.logit_bias))
+    drafted = [t for tokens, numbers in drafter.seen for row, n in zip(tokens, numbers, strict=True) for t in row[:n]]
+    assert drafted
+    assert min(drafted) >= 20
