@@ -33,8 +33,6 @@ class RetokenizedText:
             return 0
         self._written += added
         kept = max(0, len(self.token_ids) - _LOOK_BACK)
-        while kept and self._ends[kept - 1] == self._ends[kept]:  # parts of one character
-            kept -= 1
         first = self._ends[kept - 1] if kept else 0
         found = self._vocabulary.draft_tokens(bytes(self._written[first:]))
         if found is None:

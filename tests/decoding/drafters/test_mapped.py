@@ -6,7 +6,18 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.mapped import MappedDraft, MappedDrafter
 from decoding.drafters.model import ModelDrafter
-from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, noised, numbered, outputs, random_prompts, run
+from tests.decoding.tiny import (
+    VOCAB_SIZE,
+    build,
+    llama_config,
+    loaded,
+    noised,
+    numbered,
+    outputs,
+    random_prompts,
+    run,
+    schedule_at_random,
+)
 from tests.decoding.tiny import engine_over as plain_engine
 from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level, map_of, other_tokens, permuted
 
@@ -83,7 +94,12 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_the_cache_holds_the_text_in_the_drafts_own_tokens(networks, target, tmp_path, num_slots, verification):
+@pytest.mark.parametrize("is_by_chance", [False, True])
+def test_the_cache_holds_the_text_in_the_drafts_own_tokens(
+    networks, target, tmp_path, monkeypatch, num_slots, verification, is_by_chance
+):
+    if is_by_chance:
+        schedule_at_random(monkeypatch, seed=num_slots)
     own, others = other_tokens()
     draft = loaded(permuted(networks[1], [own.index(each) if each in own else 0 for each in others]), tmp_path / "d")
     drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), num_slots, 80)
