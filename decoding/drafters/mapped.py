@@ -186,7 +186,7 @@ class MappedDrafter(StepwiseDrafter):
         return self._of_target_ids(self.model.forward(starts, tokens_N1, every_N1, slots=slots))
 
     def _read(self, slots: Seq[int], at_least: int = 1) -> None:
-        """Read all but the last token of the rows that lack so many tokens or more."""
+        """Read all but the last token of the rows that lack `at_least` tokens."""
         missing = []
         for slot in slots:
             row = self._row(slot)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings
 from actors.vllm import arguments as vllm_arguments
 from actors.workers.loading import load_codec
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
@@ -201,7 +201,7 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
     if device == "cuda" and not stages.num_gpus:
         stages = replace(stages, num_gpus=1.0)  # for each process
-    models = ModelSettings(target=target, draft=draft, tokenizer=tokenizer, device=device, dtype=dtype)
+    models = replace(models, target=target, draft=draft, tokenizer=tokenizer, device=device, dtype=dtype)
     settings = replace(settings, models=models, stages=stages, engine=_absolute(settings.engine))
     vllm_arguments.check_gpus(settings, actors.section, actors.num_gpus)
     return settings, actors

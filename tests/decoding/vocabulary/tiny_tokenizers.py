@@ -62,7 +62,7 @@ def other_tokens() -> tuple[list[str], list[str]]:
 
 
 def nearly_the_same(vocab_size: int) -> VocabularyMap:
-    """The map between two tokenizers of so many tokens, of which the last 8 are not the same, if there are that many.
+    """The map between two tokenizers of `vocab_size` tokens, of which the last 8 differ if there are more than 24.
 
     Common tokens have the same ids, so the draft may be any model of the target's vocabulary.
     """
