@@ -32,7 +32,7 @@ _GIB = 2**30
 
 
 def _layer(inputs: int, intermediate: int, norms: int, keys: int = 1024) -> int:
-    """Return the weights of a layer of width 4096 whose queries, keys and values are made of so many inputs."""
+    """Return the weights of a layer of width 4096 whose queries, keys and values are made of `inputs` numbers."""
     return inputs * (4096 + 2 * keys) + 4096 * 4096 + 3 * 4096 * intermediate + norms
 
 
