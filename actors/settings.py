@@ -121,7 +121,7 @@ class DraftSettings(ActorResources):
     most_reconnects: int = 16
     """Draft actors that an engine may lose before it goes on without drafts for good."""
     most_candidates: int = 64
-    """Most likely tokens that a draft actor draws from, and whose probabilities it sends, under rejection; 0: all."""
+    """Most likely tokens that a draft actor draws from, and whose probabilities it sends, unless coupled; 0: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,6 +227,7 @@ class GeneratorSettings:
     stages: StageSettings = field(default_factory=StageSettings)
     """The target in processes of its own, by layers and within them, if it is too large for a node or a GPU."""
     seed: int = 0  # of all noise
+    is_exact_required: bool = False  # whether an engine whose texts depend on the batch is refused
 
     def __post_init__(self) -> None:
         if self.placement not in ("colocated", "split"):

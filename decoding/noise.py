@@ -24,9 +24,9 @@ class Stream(IntEnum):
     """What a number is for. Two purposes never share a number: sharing is only valid under accept-if-equal."""
 
     SHARED = 0  # coupled verification: the drafter and the target read the same noise
-    DRAFT = 1  # rejection: the drafter's own draw
-    ACCEPT = 2  # rejection: the accept test
-    RECOVER = 3  # rejection: the recovered or bonus token
+    DRAFT = 1  # rejection and unadjusted: the drafter's own draw
+    ACCEPT = 2  # rejection and unadjusted: the accept test
+    RECOVER = 3  # rejection and unadjusted: the recovered or bonus token
 
 
 def noise_key(seed: int, row: int, sample: int) -> int:

@@ -29,7 +29,7 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     """
     app = FastAPI(
         title="Dray",
-        description="OpenAI-compatible completions, token for token what the target model alone writes.",
+        description=_description(service.settings),
         version=dray_version(),
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
@@ -91,6 +91,13 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     return app
 
 
+def _description(settings: ServiceSettings) -> str:
+    what = "OpenAI-compatible completions"
+    if settings.warning:
+        return f"{what}: {settings.warning}."
+    return f"{what}, token for token what the target model alone writes."
+
+
 def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict[str, Any]:
     """Return the one model that is served, under one of its names."""
     return {
@@ -100,6 +107,8 @@ def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict
         "owned_by": "dray",
         "root": settings.model,
         "max_model_len": facts.max_model_len,
+        "exact": settings.exact,
+        "warning": settings.warning,
     }
 
 

@@ -22,7 +22,14 @@ from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
 from jobs.driver.logs import log_run_started
-from jobs.driver.outcome import Exit, conclude, refuse_too_many_errors, run_command, stopped
+from jobs.driver.outcome import (
+    Exit,
+    conclude,
+    refuse_inexact_parts,
+    refuse_too_many_errors,
+    run_command,
+    stopped,
+)
 from jobs.driver.plan import Plan, create_run, worker_arguments
 from jobs.driver.summary import print_summary
 from pipeline.counts import Counts
@@ -57,6 +64,7 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
         if check.is_complete:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
+            refuse_inexact_parts(run_directory, check, plan.config)
             return Exit.COMPLETE
     with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
         return _run_alone(plan, run_directory, lease)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.driver.progress import format_length, format_rate
+from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
 from pipeline.run.directory import RunDirectory
 
@@ -20,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--by", metavar="COLUMN", help="group by this column, such as a carried one")
     options = parser.parse_args(arguments)
     try:
-        groups = dict(acceptance_by(RunDirectory.open(options.output), options.by))
+        run_directory = RunDirectory.open(options.output)
+        groups = dict(acceptance_by(run_directory, options.by))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     console.print(table)
     console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
+    print_why_inexact(run_directory)
     return 0
 
 

@@ -35,13 +35,14 @@ from endpoint.deployment import (
     withdraw,
 )
 from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.backend import describe_engine
+from jobs.driver.backend import describe_engine, exactness, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.outcome import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled, vllm_identity
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 
+_log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0  # between looks whether the application still runs
 
 
@@ -77,6 +78,8 @@ def settled_engine(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSe
     """Return the engine's settings as they will be, and what each engine then holds; the models fit together."""
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
     check_models(settings)
+    if warning := lossy(settings):
+        _log.warning("warning: %s", warning)
     return settings, deployment
 
 
@@ -103,7 +106,13 @@ def _application(
     """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray."""
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
-    service_settings = replace(config.serve.service, model=_name(config, settings), fingerprint=fingerprint)
+    service_settings = replace(
+        config.serve.service,
+        model=_name(config, settings),
+        fingerprint=fingerprint,
+        exact=exactness(settings),
+        warning=lossy(settings),
+    )
     roster = None
     if settings.placement == "split":
         start_ray(config.serve.ray_address)

@@ -49,7 +49,7 @@ class LinkStats:
     num_bytes_sent: int = 0  # of the arrays in requests
     num_new_row_bytes: int = 0  # of those: the tokens of rows that were sent whole
     num_bytes_received: int = 0  # of the arrays in replies
-    num_distribution_bytes: int = 0  # of those: distributions, under rejection
+    num_distribution_bytes: int = 0  # of those: distributions, unless coupled
     wait_seconds: float = 0.0  # that rounds waited for drafts
 
     def __add__(self, other: LinkStats) -> LinkStats:

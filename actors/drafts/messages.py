@@ -2,7 +2,7 @@
 
 A request says which tokens each row has committed since the last one, and how many to draft. A row is known by its
 slot, and checked by its length: its new tokens begin at `start`, and a draft actor that knows another length asks for
-the whole row. The reply holds the drafted tokens and, under rejection, the distribution that each was drawn from.
+the whole row. The reply holds the drafted tokens and, unless coupled, the distribution that each was drawn from.
 
 Shapes: S swaps, R rows, T new tokens of all rows, N drafted tokens of all rows, M candidates of a distribution.
 """
@@ -90,7 +90,7 @@ class DraftReply:
 
     num_tokens_R: Ints
     token_ids_N: Ints
-    distributions: Distributions | None = None  # under rejection
+    distributions: Distributions | None = None  # unless verification is coupled
 
     @classmethod
     def of(cls, drafts: Seq[Seq[int] | None], distributions: Distributions | None = None) -> DraftReply:

@@ -34,7 +34,7 @@ class DraftTerms:
     vocab_size: int  # the target's
     eos_token_ids: frozenset[int]  # the target's
     verification: Verification
-    most_candidates: int  # of a distribution under rejection; 0: all tokens
+    most_candidates: int  # of a distribution, unless coupled; 0: all tokens
 
 
 @dataclass
@@ -49,7 +49,7 @@ class DraftMirror:
     def __init__(self, model: LanguageModel, terms: DraftTerms) -> None:
         """Make a drafter over `model`, whose cache must not be shared and is allocated anew."""
         self._model, self._terms = model, terms
-        most = terms.most_candidates if terms.verification == "rejection" else 0
+        most = 0 if terms.verification == "coupled" else terms.most_candidates
         self._drafter = ModelDrafter(model, terms.vocab_size, terms.num_slots, terms.max_model_len, most)
         self._rows: list[_Row | None] = [None] * terms.num_slots
         self._sampling: tuple[tuple[Sequence, ...], SamplingBatch] | None = None  # the newest, with its sequences

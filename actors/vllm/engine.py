@@ -112,12 +112,14 @@ class VllmEngine:
     def footer(self) -> dict[str, str | bool | int]:
         """Return what a part records about this engine."""
         config = self._engine.vllm_config
+        is_batch_invariant = bool(vllm.envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike()
         return {
             "backend": "vllm",
             "version": vllm.__version__,
             "device": str(config.device_config.device_type),
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "is_batch_invariant": bool(vllm.envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike(),
+            "is_batch_invariant": is_batch_invariant,
+            "exact_text": "batch-invariant" if is_batch_invariant else "no",
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "arguments": _listed(self.options.vllm),
             "variables": _listed({**machine_variables(), **self.options.vllm_env}),

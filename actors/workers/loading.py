@@ -57,6 +57,12 @@ class LoadedEngine:
         else:
             engine = own_engine = in_own_thread(lambda: self._load(settings, roster))
             self.footer, facts = footer_facts(own_engine), load_facts(own_engine, settings.models.draft)
+        if settings.is_exact_required and self.footer["exact_text"] == "no":
+            raise ValueError(
+                f"run.exact is 'required', but on {self.footer['device']} in {self.footer['dtype']} the texts of this "
+                "engine depend on the batch (docs/promise.md); with engine.backend 'dray' set models.dtype to "
+                "'float32', or set run.exact to 'any'"
+            )
         self.loop = EngineLoop(engine, hang_timeout_s)
         self.facts = {**facts, "seconds": round(time.monotonic() - started, 3)}  # for the log
 
@@ -166,7 +172,8 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
     `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
-    another kind round otherwise.
+    another kind round otherwise. `exact` is the setting of that name, and `exact_text` what may be said of the texts,
+    as `exact` in report.json.
     """
     target = engine.target
     kind = ""
@@ -178,10 +185,20 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
         "is_batch_invariant": target.is_batch_invariant,
         "kernels": kind,
         "exact": engine.options.exact,
+        "verification": engine.options.verification,
+        "exact_text": _exact_text(engine),
         "placement": "split" if engine.has_remote_drafts else "colocated",
         "stages": target.facts().get("stages", 1),
         "ranks": target.facts().get("ranks", 1),
     }
+
+
+def _exact_text(engine: Engine) -> str:
+    if engine.options.verification != "coupled":
+        return "no"
+    if engine.target.dtype is torch.float32:
+        return "proved"
+    return "batch-invariant" if engine.target.is_batch_invariant else "no"
 
 
 def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:

@@ -27,8 +27,9 @@ class StepwiseDrafter(Drafter):
     def __init__(self, num_slots: int, max_len: int, device: torch.device, most_candidates: int = 0) -> None:
         """Draft for rows of up to `max_len` tokens.
 
-        Under rejection a token is drawn from the `most_candidates` best ones (0: from all), and the stated distribution
-        says so. That bounds the size of the distribution for a drafter that must send it to another process.
+        Unless verification is coupled, a token is drawn from the `most_candidates` best ones (0: from all), and the
+        stated distribution says so. That bounds the size of the distribution for a drafter that must send it to another
+        process.
         """
         self._max_len, self._most_candidates = max_len, most_candidates
         # A slot with a value that is not finite drafts nothing.
@@ -94,7 +95,7 @@ class StepwiseDrafter(Drafter):
         ]
 
     def propose(self, rows: Rows) -> Draft:
-        """Draft tokens, and for rejection state what each was drawn from; none for rows beyond the draft's context."""
+        """Draft tokens, and unless coupled state what each was drawn from; none for rows beyond the draft's context."""
         limits = self._limits(rows)
         self._begin_round(rows, limits)
         keys_B = rows.sampling.keys_B
@@ -115,7 +116,7 @@ class StepwiseDrafter(Drafter):
             else:
                 logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
             drafted_before_NK = drafted_NK[:, :step]
-            if rows.verification == "rejection":
+            if rows.verification != "coupled":
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
                 scores_N1V = keep_best(scores_N1V, self._most_candidates)
                 is_finite_N = scores_N1V.amax((1, 2)).isfinite()

@@ -12,8 +12,8 @@ such continuations were accepted (`Calibration`).
 Why this is lossless under rejection: a proposal is a point mass that follows from committed tokens alone, and the next
 token of a row is drawn with noise at a position that no earlier decision depended on. That holds for tokens of other
 rows, too, if they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
-the same to all prompts) share their noise, so under rejection such a row looks nothing up. Under coupled verification
-any draft is allowed.
+the same to all prompts) share their noise, so such a row looks nothing up, except under coupled verification, where any
+draft is allowed.
 """
 
 from collections.abc import Sequence as Seq
@@ -126,7 +126,7 @@ class SuffixDrafter(Drafter):
 
     def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
         offer = Offer()
-        if verification == "rejection" and self._continuations.holds_another(writer.sequence.noise_key, writer.number):
+        if verification != "coupled" and self._continuations.holds_another(writer.sequence.noise_key, writer.number):
             return offer
         window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
         for _ in range(limit.max_tokens):

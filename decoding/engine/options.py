@@ -1,7 +1,7 @@
 """EngineOptions: what an engine may use, checked when it is made."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.heads.folder import is_head
@@ -18,7 +18,7 @@ class EngineOptions:
 
     Under coupled verification and in float32, only max_model_len (where a text is cut) changes tokens. Under rejection
     the drafter and the draft length do, too; the distribution stays the target's (of each row by itself: rows that
-    share a seed share noise, and what one shows of it enters the draft lengths of the other).
+    share a seed share noise, and what one shows of it enters the draft lengths of the other). Unadjusted is lossy.
     """
 
     drafter: DrafterName | None = None
@@ -28,7 +28,8 @@ class EngineOptions:
     draft_length: DraftLength = "adaptive"
     """Tokens to draft: adaptive drafts as many as pay by measured times and acceptance, fixed always the most."""
     verification: Verification = "coupled"
-    """coupled writes the target's own tokens; rejection samples from the target's distribution."""
+    """coupled writes the target's own tokens; rejection samples from the target's distribution; unadjusted, which is
+    there to compare with, does neither: it draws anew from all tokens where a drafted one is rejected."""
     num_slots: int = 16
     """Rows that an engine works on at once."""
     max_prefill_tokens: int | None = None
@@ -48,8 +49,9 @@ class EngineOptions:
                 raise ValueError(f"engine.{name} must be at least {least}, got {value}")
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
-        if self.verification not in ("coupled", "rejection"):
-            raise ValueError(f"engine.verification must be 'coupled' or 'rejection', got {self.verification!r}")
+        if self.verification not in get_args(Verification):
+            rules = ", ".join(map(repr, get_args(Verification)))
+            raise ValueError(f"engine.verification must be one of {rules}, got {self.verification!r}")
         if self.draft_window is not None and not (self.draft_window == 0 or self.draft_window >= 16):
             raise ValueError(f"engine.draft_window must be 0 (all positions) or at least 16, got {self.draft_window}")
         if self.exact not in ("auto", "on", "off"):

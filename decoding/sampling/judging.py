@@ -143,10 +143,11 @@ def verify_rows(
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
     ones: penalties count the tokens before a position.
     """
-    if rows.verification == "rejection":
+    if rows.verification != "coupled":
         num_positions = logits_BJV.shape[1]
         scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-        verdict = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(first, num_positions))
+        positions_BJ = rows.positions(first, num_positions)
+        verdict = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
         is_finite_B = scores_BJV.amax(-1).isfinite().all(-1)  # at each position some token can be drawn
     else:
         picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call)

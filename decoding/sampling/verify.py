@@ -1,10 +1,15 @@
 """Verification: which drafted tokens are accepted, and the token that follows them.
 
-There are two rules. `coupled` (the default): the target makes its own pick under noise that the drafter shared, and a
-drafted token is accepted if and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978). The text is then
-a function of target and seed alone. `rejection`: a token is accepted with probability min(1, p/q), else one is drawn
-from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). The text then has the
-target's distribution.
+Two rules are lossless. `coupled` (the default): the target makes its own pick under noise that the drafter shared, and
+a drafted token is accepted if and only if it equals the pick (Daliri, Musco, Suresh, arXiv 2408.07978). The text is
+then a function of target and seed alone. `rejection`: a token is accepted with probability min(1, p/q), else one is
+drawn from norm(max(0, p - q)) (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). The text then has
+the target's distribution.
+
+A third rule, `unadjusted`, is lossy and is there to compare with: it accepts as `rejection` does, but draws the token
+after a rejected one from p itself (the `skip_sample_adjustment` of github.com/romsto/Speculative-Decoding). Then tokens
+that the draft prefers come too often. At temperature 0 that changes nothing: p is a point mass on the best token, and a
+drafted token is rejected only if it is another one.
 
 Plain decoding is the case of an empty draft; the bonus token is the residual of nothing.
 
@@ -20,8 +25,8 @@ from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
 
-Verification = Literal["coupled", "rejection"]
-_BYTES_AT_ONCE = 1 << 28  # of probabilities and laws under rejection
+Verification = Literal["coupled", "rejection", "unadjusted"]
+_BYTES_AT_ONCE = 1 << 28  # of probabilities and laws that a draft is judged by
 _NUM_LAWS = 6  # float64 numbers of each token that `recovery` and `_inverse_cdf` have at a time
 
 
@@ -86,22 +91,30 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
 
 
 def verify_rejection(
-    scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
+    scores_BJV: torch.Tensor,
+    draft: Draft,
+    sampling: SamplingBatch,
+    positions_BJ: torch.Tensor,
+    verification: Verification = "rejection",
 ) -> BatchVerdict:
-    """Return the verdict of the rejection rule, with noise that is a function of key and position."""
+    """Return the verdict of `rejection` or `unadjusted`, with noise that is a function of key and position."""
     num_rows, num_positions, vocab_size = scores_BJV.shape
     at_once = max(1, _BYTES_AT_ONCE // (vocab_size * (4 * num_positions + 8 * _NUM_LAWS)))
     verdicts = []
     for rows in (range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)):
         part = slice(rows.start, rows.stop)
         own = sampling if len(rows) == num_rows else sampling.take(rows)
-        verdicts.append(_verify_rejection(scores_BJV[part], draft.of(part), own, positions_BJ[part]))
+        verdicts.append(_verify_rejection(scores_BJV[part], draft.of(part), own, positions_BJ[part], verification))
     num_accepted_B, next_token_B = (torch.cat(field) for field in zip(*verdicts, strict=True))
     return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, num_positions))
 
 
 def _verify_rejection(
-    scores_BJV: torch.Tensor, draft: Draft, sampling: SamplingBatch, positions_BJ: torch.Tensor
+    scores_BJV: torch.Tensor,
+    draft: Draft,
+    sampling: SamplingBatch,
+    positions_BJ: torch.Tensor,
+    verification: Verification,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens are accepted, and the next token, of rows that fit into memory at once."""
     target_probs_BJV = probabilities(scores_BJV, sampling)
@@ -109,11 +122,13 @@ def _verify_rejection(
     num_accepted_B = _count_leading(accept_noise_BK < acceptance(target_probs_BJV, draft), draft)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     stops_B1 = num_accepted_B[:, None]
-    recover_BV = recovery(target_probs_BJV, draft, stops_B1)[:, 0]
+    recover_BV = recovery(target_probs_BJV, _taken_out(draft, verification), stops_B1)[:, 0]
     return num_accepted_B, _inverse_cdf(recover_BV, recover_noise_BJ.gather(1, stops_B1)[:, 0])
 
 
-def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+def rejection_rule(
+    target_probs_BJV: torch.Tensor, draft: Draft, verification: Verification = "rejection"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
 
     The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
@@ -121,7 +136,8 @@ def rejection_rule(target_probs_BJV: torch.Tensor, draft: Draft) -> tuple[torch.
     """
     num_rows, num_positions = target_probs_BJV.shape[:2]
     every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
-    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, draft, every_BJ)
+    taken_out = _taken_out(draft, verification)
+    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, taken_out, every_BJ)
 
 
 def acceptance(target_probs_BJV: torch.Tensor, draft: Draft) -> torch.Tensor:
@@ -157,6 +173,13 @@ def recovery(target_probs_BJV: torch.Tensor, draft: Draft, stops_BM: torch.Tenso
     mass_BM1 = residual_BMV.sum(-1, keepdim=True)
     # No residual means p == q: the draft is accepted with certainty, and nothing is ever drawn from this row.
     return torch.where(mass_BM1 > 0, residual_BMV / mass_BM1, p_BMV)
+
+
+def _taken_out(draft: Draft, verification: Verification) -> Draft:
+    """Return the draft whose q `recovery` takes out of p: unadjusted takes nothing out, as after an empty draft."""
+    if verification == "unadjusted":
+        return replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
+    return draft
 
 
 def _exists(draft: Draft) -> torch.Tensor:

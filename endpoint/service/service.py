@@ -36,6 +36,8 @@ class ServiceSettings:
     request_timeout_s: float = 600.0
     """Seconds from a request's arrival to its last token, waiting included; then 504."""
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
+    exact: str = ""  # what may be said of the texts, as `exact` in run.json
+    warning: str = ""  # of texts that are not the target's; shown with the model
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def __post_init__(self) -> None:

@@ -69,6 +69,9 @@ class RunSettings:
 
     seed: int = 0
     """Seed of all noise at temperature > 0."""
+    exact: Literal["any", "required"] = "any"
+    """Whether the texts must be exact: required refuses what would make `exact` in report.json `no`, by the
+    configuration or when an engine is loaded."""
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] = 256
     """Input rows in a work unit: what a crash can cost at most."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
@@ -83,7 +86,7 @@ class RunSettings:
     """Seconds without a sign of life after which a driver loses the run to the next one."""
     backup_units: bool = True
     """At the end, idle actors begin backups of the units that others still work on; the first commit wins. Not under
-    verification 'rejection' and with vLLM, where the faster of two texts is no fair draw."""
+    verification 'rejection' or 'unadjusted' and with vLLM, where the faster of two texts is no fair draw."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """Progress: a bar on a terminal, else lines."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
@@ -114,7 +117,10 @@ class RunConfig:
 
     def generator_settings(self) -> GeneratorSettings:
         """Return what the engines get, if the target's own sampling is not asked for."""
-        return replace(self.generator, seed=self.run.seed, sampling=self.sampling.params)
+        is_exact_required = self.run.exact == "required"
+        return replace(
+            self.generator, seed=self.run.seed, sampling=self.sampling.params, is_exact_required=is_exact_required
+        )
 
     def input_options(self) -> InputOptions:
         """Return what the reader gets."""

@@ -13,13 +13,14 @@ import ray
 from actors.errors import describe
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.driver.backend import lossy
 from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
 from jobs.driver.plan import Plan, make_plan
 from jobs.driver.stopping import sigterm_interrupts
-from jobs.driver.summary import make_report, print_summary
+from jobs.driver.summary import exactness_of, make_report, print_summary
 from pipeline.counts import Counts
 from pipeline.logs import LogSettings
-from pipeline.run.check import check_run
+from pipeline.run.check import CheckReport, check_run
 from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import LeaseHeld, LeaseLost
@@ -57,7 +58,10 @@ def run_command(
         try:
             config = load(kind, sys.argv[1:] if arguments is None else arguments, prog)
             logs.enter_context(command_logs(config.run.logs, Location.parse(config.output.path).short_name))
-            work = begin(config, make_plan(config))
+            plan = make_plan(config)
+            if warning := lossy(plan.settings):
+                print(f"warning: {warning}", file=sys.stderr)
+            work = begin(config, plan)
         except (ValueError, OSError) as error:
             exit_code = bad_configuration(error)
         except KeyboardInterrupt:
@@ -92,7 +96,8 @@ def stopped(num_units_to_do: int, what_next: str) -> Exit:
 def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, started: float) -> Exit:
     """Verify the whole run, report on it, and mark it a success if it is one.
 
-    `new` counts what this command did since `started`, of `time.monotonic`. Raises TooManyErrors.
+    `new` counts what this command did since `started`, of `time.monotonic`. Raises TooManyErrors, and ValueError for
+    texts that are not as run.exact requires.
     """
     seconds, check = time.monotonic() - started, check_run(run_directory)
     log_run_finished(new, check, seconds)
@@ -108,6 +113,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         )
         return Exit.FAILED
     refuse_too_many_errors(run_directory, check.counts, config)
+    refuse_inexact_parts(run_directory, check, config)
     run_directory.mark_success()
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
@@ -116,6 +122,16 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
             "python -m jobs.retry runs them again"
         )
     return Exit.COMPLETE
+
+
+def refuse_inexact_parts(run_directory: RunDirectory, check: CheckReport, config: RunConfig) -> None:
+    """Raise ValueError if the engines that wrote the parts break what run.exact requires."""
+    if config.run.exact == "required" and exactness_of(run_directory, check) == "no":
+        raise ValueError(
+            "run.exact is 'required', but its parts were written by engines of which one depends on the batch, or that "
+            "round differently (`engines` in report.json, docs/promise.md); use a new output directory and machines of "
+            "one kind, or set run.exact to 'any'"
+        )
 
 
 def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: RunConfig) -> None:

@@ -26,7 +26,7 @@ from decoding.heads.fit import fitting_config
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.backend import exactness, vllm_version
+from jobs.driver.backend import exactness, refuse_if_inexact, vllm_version
 from jobs.driver.cluster import pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, inputs_digest, list_files
@@ -68,7 +68,12 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
-    settings, pool = settled(config.generator_settings(), config.actors, config.run.ray_address)
+    settings = config.generator_settings()
+    if settings.is_exact_required:
+        refuse_if_inexact(settings)
+    settings, pool = settled(settings, config.actors, config.run.ray_address)
+    if settings.is_exact_required:  # the device is known now
+        refuse_if_inexact(settings)
     settings = replace(settings, sampling=config.sampling.of_model(settings.models.target))
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
@@ -130,7 +135,7 @@ def run_identity(
 ) -> dict[str, Any]:
     """Return everything that decides which tokens come out, which may not change while a run lasts.
 
-    Machines are not in it. The drafter is in it only where the text may depend on it: under rejection, and with vLLM.
+    Machines are not in it. The drafter is in it only where the text may depend on it: not coupled, or vLLM's.
     """
     models, engine = settings.models, settings.engine
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.driver.backend import exactness_found
+from jobs.driver.backend import Exactness, exactness_found, why_inexact
 from jobs.driver.progress import format_length, format_rate, format_seconds
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
@@ -22,7 +22,8 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
         "seconds_of_last_command": round(seconds, 3),
-        "exact": _exactness(run_directory, check),
+        "exact": (exact := exactness_of(run_directory, check)),
+        "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
         "engines": check.engines,
         "problems": check.problems,
         "notes": check.notes,
@@ -30,11 +31,21 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
     }
 
 
-def _exactness(run_directory: RunDirectory, check: CheckReport) -> str:
-    run, identity = run_directory.run, run_directory.run["identity"]
-    verification = identity.get("verification", "")
+def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
+    """Return what may be said of the texts of a run, by its configuration and by the engines that wrote its parts."""
+    run, identity, verification = run_directory.run, run_directory.run["identity"], _verification(run_directory)
     was_proved = verification == "coupled" and identity.get("dtype") == "float32"  # of runs begun before it was said
     return exactness_found(run.get("exact", "proved" if was_proved else "no"), verification, check.engines)
+
+
+def print_why_inexact(run_directory: RunDirectory) -> None:
+    """Print what the texts of a run without coupled verification are; nothing for others."""
+    if _verification(run_directory) in ("rejection", "unadjusted"):
+        print(f"exact: no; {why_inexact(_verification(run_directory))}")
+
+
+def _verification(run_directory: RunDirectory) -> str:
+    return str(run_directory.run["identity"].get("verification", ""))
 
 
 def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
@@ -53,7 +64,8 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
-    table.add_row("exact", _exactness(run_directory, check))
+    table.add_row("exact", exactness_of(run_directory, check))
     if num_new_tokens:
         table.add_row("this command", f"{num_new_tokens:,} tokens, {format_seconds(seconds)}")
     Console().print(table)
+    print_why_inexact(run_directory)

@@ -35,9 +35,12 @@ class DrayTexts:
 
     def __init__(self, plan: Plan, prove: ProveSettings) -> None:
         """Load the models. Raises ValueError or OSError for what cannot be compared."""
-        if plan.settings.engine.verification == "rejection":
+        if (verification := plan.settings.engine.verification) != "coupled":
+            kept = "the distribution of the target and not its tokens"
+            if verification == "unadjusted":
+                kept = "neither the tokens of the target nor its distribution"
             raise ValueError(
-                "engine.verification is 'rejection', which keeps the distribution of the target and not its tokens; "
+                f"engine.verification is {verification!r}, which keeps {kept}; "
                 "only 'coupled' can be compared token by token"
             )
         self._plan, self._codec = plan, load_codec(plan.settings)

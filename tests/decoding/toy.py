@@ -171,6 +171,11 @@ def difference(first: Distribution, second: Distribution) -> float:
     return max(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys())
 
 
+def total_variation(first: Distribution, second: Distribution) -> float:
+    """Return half the sum of all differences: the largest by which the probability of any set of sequences differs."""
+    return sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys()) / 2
+
+
 def is_plausible(found: Counter[tuple[int, ...]], distribution: Distribution) -> bool:
     """Make the one check that right code must pass and every planted bug must fail (chi-square)."""
     if any(distribution.get(key, 0.0) == 0.0 for key in found):

@@ -114,9 +114,18 @@ def test_an_input_without_a_row_that_can_be_written_is_refused(
     assert "no row of the input can be written" in capsys.readouterr().err
 
 
-def test_rejection_cannot_be_compared_token_by_token(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert prove.main([*command, "--engine.verification=rejection"]) == 2
-    assert "keeps the distribution" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("verification", "why"),
+    [
+        ("rejection", "keeps the distribution of the target and not its tokens"),
+        ("unadjusted", "keeps neither the tokens of the target nor its distribution"),
+    ],
+)
+def test_only_coupled_can_be_compared_token_by_token(
+    command: list[str], capsys: pytest.CaptureFixture[str], verification: str, why: str
+) -> None:
+    assert prove.main([*command, f"--engine.verification={verification}"]) == 2
+    assert f"engine.verification is '{verification}', which {why}; only 'coupled' can be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ async function modelName(signal) {
   const { data } = await (await call("v1/models", { signal })).json();
   if (!data.length) throw new Error("The server has no model.");
   byId("model").textContent = data[0].id;
+  byId("warning").textContent = data[0].warning ?? "";
+  byId("warning").hidden = !data[0].warning;
   return data[0].id;
 }
 

@@ -11,6 +11,7 @@ from actors.drafts.mirror import DraftTerms
 from actors.settings import DraftSettings
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Verification
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import rows_over
 from tests.jobs.runs import wait_until
@@ -175,6 +176,7 @@ def test_a_lane_that_the_actor_has_forgotten_begins_anew(drafter: RemoteDrafter,
     assert actor.updates[-1][0].origin is not None
 
 
-def test_drafted_tokens_without_their_distributions_are_dropped_under_rejection() -> None:
-    rows = rows_over([sequence(1, 2)], [3], "rejection")
+@pytest.mark.parametrize("verification", ["rejection", "unadjusted"])
+def test_drafted_tokens_without_their_distributions_are_dropped_unless_coupled(verification: Verification) -> None:
+    rows = rows_over([sequence(1, 2)], [3], verification)
     assert make_draft(rows, {0: [5, 6, 7]}, None, VOCAB_SIZE).num_draft_tokens_B.tolist() == [0]

@@ -10,6 +10,7 @@ from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
+from decoding.sampling.verify import Verification
 from tests.decoding.tiny import rows_over
 
 NUM_SLOTS, MAX_LEN, K = 3, 64, 4
@@ -110,10 +111,14 @@ def test_a_slot_that_the_lane_does_not_have_is_refused(mirror: DraftMirror) -> N
         send(mirror, whole(3, TEXT[:2]))
 
 
-@pytest.mark.parametrize("most_candidates", [0, 1, 16])
-def test_a_reply_has_the_distributions_that_were_drawn_from(model: LanguageModel, most_candidates: int) -> None:
+@pytest.mark.parametrize(
+    ("verification", "most_candidates"), [("rejection", 0), ("rejection", 1), ("rejection", 16), ("unadjusted", 16)]
+)
+def test_a_reply_has_the_distributions_that_were_drawn_from(
+    model: LanguageModel, verification: Verification, most_candidates: int
+) -> None:
     params = SamplingParams(temperature=0.8, repetition_penalty=1.2)
-    mirror = DraftMirror(model.share(), terms(model, "rejection", most_candidates))
+    mirror = DraftMirror(model.share(), terms(model, verification, most_candidates))
     texts = [TEXT[:5], TEXT[5:7]]
     updates = [whole(slot, text, params) for slot, text in enumerate(texts)]
     reply: DraftReply = mirror.draft(DraftRequest.of([], updates))
@@ -122,7 +127,7 @@ def test_a_reply_has_the_distributions_that_were_drawn_from(model: LanguageModel
     sequences = tuple(Sequence(text, params, 7) for text in texts)
     drafter.admit([0, 1], sequences)
     with torch.inference_mode():
-        draft = drafter.propose(rows_over(sequences, (K, K), "rejection"))
+        draft = drafter.propose(rows_over(sequences, (K, K), verification))
     assert reply.drafts() == draft.token_ids_BK.tolist()
     assert draft.probs_BKV is not None
     assert reply.distributions is not None

@@ -153,7 +153,11 @@ def test_counts_of_both_generations_add_up():
 
 def test_under_rejection_a_row_does_not_look_at_what_its_own_noise_wrote():
     """Rows with a seed of their own share their noise: it would test the copied token with what made that token."""
-    for verification, seed, expected in (("coupled", 3, [6, 7]), ("rejection", 3, []), ("rejection", 4, [6, 7])):
+    expectations = [("coupled", 3, [6, 7])]
+    expectations += [
+        (rule, seed, found) for rule in ("rejection", "unadjusted") for seed, found in ((3, []), (4, [6, 7]))
+    ]
+    for verification, seed, expected in expectations:
         drafter = SuffixDrafter()
         drafter.admit([0], [sample(PROMPT, 5, 6, 7, row=0, seed=3)])
         found = proposal(drafter, sample(PROMPT, 5, row=1, seed=seed), limit=2, verification=verification)

@@ -112,6 +112,15 @@ def test_texts_of_rows_that_lose_their_slots_follow_the_targets_law(trio, law_of
     assert is_plausible(_written(trio, kind, "rejection", "plain"), law_of("plain"))
 
 
+@pytest.mark.parametrize("kind", ["good_draft", "unrelated_draft", "suffix"])
+def test_unadjusted_texts_do_not_follow_the_targets_law(trio, law_of, kind):
+    assert not is_plausible(_written(trio, kind, "unadjusted", "plain"), law_of("plain"))
+
+
+def test_unadjusted_texts_without_a_draft_follow_the_targets_law(trio, law_of):
+    assert is_plausible(_written(trio, "none", "unadjusted", "plain"), law_of("plain"))
+
+
 @pytest.mark.parametrize("most_candidates", [1, 3])
 def test_texts_of_a_draft_that_draws_from_its_best_tokens_follow_the_law(trio, law_of, most_candidates, monkeypatch):
     monkeypatch.setattr("decoding.drafters.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ import torch
 from decoding import SamplingParams
 from decoding.sampling.distribution import probabilities
 from decoding.sampling.verify import Draft, rejection_rule
-from tests.decoding.toy import PROMPT, Language, difference, speculative_distribution
+from tests.decoding.toy import PROMPT, Language, difference, speculative_distribution, total_variation
 
 EXACT = 1e-12
+UNADJUSTED = partial(rejection_rule, verification="unadjusted")
 PARAMS = {
     "plain": {},
     "cold": {"temperature": 0.5},
@@ -204,3 +206,32 @@ def test_greedy_distributions_are_point_masses():
     probs = probabilities(target.scores(torch.tensor([[1, 0, 1, 2]]), 2, sampling), sampling)
     assert probs.sum(-1).tolist() == [[1.0, 1.0]]
     assert probs.max(-1).values.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMS if "greedy" not in name])
+def test_unadjusted_breaks_the_distribution(name):
+    target, draft = _pair(4, PARAMS[name])
+    assert difference(speculative_distribution(target, draft, 2, 3, UNADJUSTED), target.distribution(3)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["greedy", "greedy_penalized"])
+def test_unadjusted_writes_the_targets_text_at_temperature_zero(name):
+    target, draft = _pair(4, PARAMS[name])
+    for draft_params in (target.params, SamplingParams()):  # a greedy draft, and one that draws
+        other = replace(draft, params=draft_params)
+        assert difference(speculative_distribution(target, other, 2, 3, UNADJUSTED), target.distribution(3)) < EXACT
+
+
+def test_unadjusted_writes_the_targets_distribution_where_the_draft_has_it():
+    target, _ = _pair(4, PARAMS["everything"])
+    assert difference(speculative_distribution(target, target, 2, 3, UNADJUSTED), target.distribution(3)) < EXACT
+
+
+def test_the_distance_of_unadjusted_from_the_target_is_what_the_docs_say():
+    """Texts of 4 tokens, in total variation, by a draft that knows nothing of its target."""
+    target, draft = _pair(5, PARAMS["plain"])
+    laws = [speculative_distribution(target, draft, num_tokens, 4, UNADJUSTED) for num_tokens in range(4)]
+    none, *distances = [total_variation(law, target.distribution(4)) for law in laws]
+    assert none < EXACT
+    one, two, three = (f"{distance:.3f}" for distance in distances)
+    assert f"{one}, {two} and {three}" in (Path(__file__).parents[3] / "docs/promise.md").read_text()

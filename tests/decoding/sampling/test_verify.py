@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -20,10 +20,11 @@ from decoding.sampling.verify import (
     acceptance,
     draw_draft,
     recovery,
+    rejection_rule,
     verify_coupled,
     verify_rejection,
 )
-from tests.decoding.toy import PROMPT, Language, is_plausible
+from tests.decoding.toy import PROMPT, Language, is_plausible, speculative_distribution
 
 NUM_ROWS = 40_000
 NUM_DRAFT_TOKENS = 2
@@ -119,6 +120,33 @@ def test_drawn_tokens_follow_the_targets_distribution_where_rows_have_shorter_dr
     full = _draw_drafts(draft, "rejection")
     ragged = replace(full, num_draft_tokens_B=torch.arange(NUM_ROWS) % 3)
     assert is_plausible(_written(target, ragged, "rejection"), target.distribution(3))
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMS if name != "greedy"])
+def test_unadjusted_tokens_do_not_follow_the_targets_distribution_but_the_one_of_their_rule(name):
+    """The lossless rules' own test sees it, which is why RULES does not have it."""
+    target, draft = _pair(name)
+    written = _written(target, _draw_drafts(draft, "unadjusted"), "unadjusted")
+    assert not is_plausible(written, target.distribution(3))
+
+    def first_round_only(drafts: Draft) -> torch.Tensor:  # as in `_written`
+        return drafts.num_draft_tokens_B * (drafts.token_ids_BK.shape[1] == NUM_DRAFT_TOKENS)
+
+    rule = partial(rejection_rule, verification="unadjusted")
+    law = speculative_distribution(target, draft, NUM_DRAFT_TOKENS, 3, rule, shorten=first_round_only)
+    assert is_plausible(written, law)
+
+
+@pytest.mark.parametrize("claims_point_mass", [False, True])
+def test_unadjusted_tokens_at_temperature_zero_are_the_targets(claims_point_mass):
+    target, draft = _pair("greedy")
+    written = _written(target, _draw_drafts(draft, "unadjusted", 50, claims_point_mass), "unadjusted")
+    assert written == Counter(dict.fromkeys(target.distribution(3), 50))
+
+
+def test_unadjusted_tokens_follow_the_targets_distribution_where_the_draft_has_it():
+    target, _ = _pair("top_k_top_p")
+    assert _writes_the_targets_distribution(target, target, "unadjusted")
 
 
 def test_coupled_tokens_are_those_of_no_draft_at_all():

@@ -8,6 +8,9 @@ import httpx2
 import openai
 import pytest
 
+from actors.engine.requests import EngineFacts
+from endpoint.app import _described, _description
+from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import CONTEXT, MODEL, Server, answered
 
 
@@ -19,6 +22,14 @@ def test_the_model_is_listed_under_each_of_its_names(client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("other/model")
     assert caught.value.code == "model_not_found"
+
+
+def test_a_model_says_whether_its_texts_are_exact_and_warns_where_they_are_lossy() -> None:
+    settings = ServiceSettings(model=MODEL, exact="no", warning="the texts are lossy", fingerprint="fp")
+    described = _described(settings, EngineFacts(96, 300, 3), MODEL)
+    assert (described["exact"], described["warning"]) == ("no", "the texts are lossy")
+    assert _description(settings) == "OpenAI-compatible completions: the texts are lossy."
+    assert "token for token" in _description(ServiceSettings(model=MODEL))
 
 
 @pytest.mark.parametrize("text", ["hello world", "für 日本 🙂", "a<|end|>b"])

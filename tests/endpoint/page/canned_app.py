@@ -21,10 +21,11 @@ def canned_app() -> FastAPI:
     """Return an application that streams `app.state.pieces`, each in its own packet, and keeps the bodies it got."""
     app = FastAPI()
     app.state.pieces, app.state.asked = [], []
+    app.state.warning = ""
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "canned"}]}
+        return {"object": "list", "data": [{"id": "canned", "warning": app.state.warning}]}
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")

@@ -242,6 +242,17 @@ def test_the_request_holds_what_was_typed(canned_page: tuple[Page, State]) -> No
     assert server.asked == [{**shared, "prompt": "a\nb"}, {**shared, "messages": [{"role": "user", "content": "a\nb"}]}]
 
 
+def test_a_lossy_server_is_warned_of(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = [chunk("", finish_reason="stop"), DONE]
+    for warning in ("the texts <b>are not</b> the target's", ""):
+        server.warning = warning
+        page.send(prompt="x")
+        page.until(lambda warning=warning: page.text("warning") == warning, "the warning is not shown")
+        assert page.find("warning").is_displayed() == bool(warning)
+        page.until_ended()
+
+
 def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
     server.pieces = [b": wait\n\n"] * 3000

@@ -131,6 +131,33 @@ def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsy
     assert "keys:    none: everyone who can reach the port is answered" in said
 
 
+def test_a_lossy_verification_is_served_with_a_warning(
+    text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    target, draft = text_pair
+    flags = ["--models.target", target, "--models.draft", draft, "--models.device=cpu", "--serve.open", "--dry-run"]
+    assert serve.main([*flags, "--engine.verification=unadjusted"]) == 0
+    warning = "the texts do not have the target's distribution (verification: unadjusted)"
+    assert warning in capsys.readouterr().out
+    assert warning in caplog.text
+    caplog.clear()
+    assert serve.main([*flags, "--engine.verification=rejection"]) == 0
+    assert not caplog.text
+
+
+def test_the_application_tells_its_service_what_its_texts_are(
+    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(serve, "make_application", lambda settings, service, *rest, **more: made.append(service))
+    for verification in ("coupled", "rejection", "unadjusted"):
+        flags = ("--models.device=cpu", f"--engine.verification={verification}")
+        config = load("--models.target", text_pair[0], *flags)
+        serve._application(config, *serve.settled_engine(config))
+    assert [service.exact for service in made] == ["proved", "no", "no"]
+    assert [bool(service.warning) for service in made] == [False, False, True]
+
+
 def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open"]) == 2
     assert str(tmp_path) in capsys.readouterr().err

@@ -101,7 +101,18 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job: Job) -
     ((engine, num_parts),) = duckdb.sql(query.replace("out/demo", str(output))).fetchall()
     assert json.loads(engine) == {
         name: loaded[name]
-        for name in ("device", "dtype", "exact", "is_batch_invariant", "kernels", "placement", "stages", "ranks")
+        for name in (
+            "device",
+            "dtype",
+            "exact",
+            "exact_text",
+            "is_batch_invariant",
+            "kernels",
+            "placement",
+            "stages",
+            "ranks",
+            "verification",
+        )
     }
     assert num_parts == 2
     units = [event for event in workers if event["event"] == "unit committed"]

@@ -1,0 +1,164 @@
+"""run.exact, and what a run says of texts that are not the target's: the warning, run.json, footers, table, report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.workers.loading import LoadedEngine
+from jobs import report, verify
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.backend import exactness, exactness_found, lossy, refuse_if_inexact, why_inexact
+from jobs.driver.plan import make_plan
+from tests.jobs.conftest import Job
+from tests.jobs.runs import commits
+
+LOSSY = "at temperatures above 0 the texts do not have the target's distribution (verification: unadjusted)"
+SWITCH = {"VLLM_BATCH_INVARIANT": "1"}
+
+
+def settings(device: str = "cpu", dtype: str = "float32", **engine: Any) -> GeneratorSettings:
+    models = ModelSettings(target="unused", device=device, dtype=dtype)  # type: ignore[arg-type]
+    return GeneratorSettings(models=models, engine=EngineSettings(**engine))
+
+
+def flat(text: str) -> str:
+    """Return a text without the line breaks of a terminal."""
+    return " ".join(text.split())
+
+
+def test_unadjusted_is_never_exact_and_a_reader_can_tell_it_from_rejection() -> None:
+    unadjusted, rejection = settings(verification="unadjusted"), settings(verification="rejection")
+    assert exactness(unadjusted) == exactness(rejection) == "no"
+    assert exactness_found("no", "unadjusted", [{"is_batch_invariant": True}]) == "no"
+    assert (lossy(unadjusted), lossy(rejection), lossy(settings())) == (LOSSY, "", "")
+    assert why_inexact("unadjusted") == LOSSY
+    assert "also of the target's distribution" in why_inexact("rejection")
+    assert "vLLM" in why_inexact("vllm")
+    assert "rounding" in why_inexact("coupled")
+
+
+@pytest.mark.parametrize(
+    ("given", "why", "remedy"),
+    [
+        (settings(verification="unadjusted"), LOSSY, "set engine.verification to 'coupled'"),
+        (settings(verification="rejection"), "(verification: rejection)", "set engine.verification to 'coupled'"),
+        (settings("auto", backend="vllm"), "vLLM may write another text", "VLLM_BATCH_INVARIANT to '1'"),
+        (settings("cpu", backend="vllm", vllm_env=SWITCH), "vLLM may write another text", "run on a GPU"),
+    ],
+)
+def test_what_is_inexact_whatever_an_engine_measures_is_refused(
+    given: GeneratorSettings, why: str, remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=r"run\.exact is 'required', but .*, or set run\.exact to 'any'") as raised:
+        refuse_if_inexact(given)
+    assert why in str(raised.value)
+    assert remedy in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given", [settings(), settings(dtype="bfloat16"), settings("auto", backend="vllm", vllm_env=SWITCH)]
+)
+def test_what_is_exact_or_measured_at_load_is_not_refused_before(given: GeneratorSettings) -> None:
+    refuse_if_inexact(given)
+
+
+def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_asked(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: Any) -> Any:
+        raise AssertionError("the cluster was asked")
+
+    monkeypatch.setattr("jobs.driver.plan.settled", ask)
+    job.read(1)
+    assert job.generate("--run.exact=required", "--engine.verification=unadjusted") == 2
+    said = job.capsys.readouterr().err.strip()
+    assert said.startswith(f"error: run.exact is 'required', but {LOSSY}; set engine.verification to 'coupled'")
+    assert "\n" not in said
+    assert not job.output.exists()
+
+
+def test_an_exact_plan_may_be_required_and_none_requires_it_by_itself(job: Job) -> None:
+    job.read(1)
+    for flags, is_required in ((("--run.exact=required",), True), ((), False)):
+        plan = make_plan(load(RunConfig, job.command(*flags, "--models.device=cpu"), prog="test"))
+        assert plan.settings.is_exact_required == is_required
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_nothing_warns_of_a_lossless_verification(job: Job, verification: str) -> None:
+    job.read(1)
+    assert job.generate("--dry-run", "--models.device=cpu", f"--engine.verification={verification}") == 0
+    said = job.capsys.readouterr()
+    assert "warning" not in said.err
+    assert "do not have" not in said.out
+
+
+def test_a_dry_run_warns_of_unadjusted(job: Job) -> None:
+    job.read(1)
+    assert job.generate("--dry-run", "--models.device=cpu", "--engine.verification=unadjusted") == 0
+    said = job.capsys.readouterr()
+    assert said.err.strip() == f"warning: {LOSSY}"
+    assert f"unadjusted; {LOSSY}" in flat(said.out)
+
+
+def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(text_pair: tuple[str, str]) -> None:
+    models = ModelSettings(target=text_pair[0], device="cpu", dtype="float16")
+    options = EngineSettings(num_slots=2, max_model_len=64, draft_length="fixed")
+    given = GeneratorSettings(models=models, engine=options, is_exact_required=True)
+    with pytest.raises(ValueError, match=r"run\.exact is 'required', but on cpu in float16 the texts of this engine"):
+        LoadedEngine(given, None, 60.0)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(job: Job) -> None:
+    job.read(6)
+    assert job.generate("--engine.verification=unadjusted", "--engine.draft_length=fixed") == 0
+    said = job.capsys.readouterr()
+    assert f"warning: {LOSSY}" in said.err
+    assert f"exact: no; {LOSSY}" in flat(said.out)
+    run, found = (json.loads((job.output / name).read_text()) for name in ("run.json", "report.json"))
+    assert (run["exact"], run["identity"]["verification"]) == ("no", "unadjusted")
+    assert (found["exact"], found["why_inexact"]) == ("no", LOSSY)
+    for part in job.output.glob("data/*.parquet"):
+        engine = json.loads(pq.read_metadata(part).metadata[b"dray"])["engine"]
+        assert (engine["verification"], engine["exact_text"]) == ("unadjusted", "no")
+    for command in (verify, report):
+        assert command.main([str(job.output)]) == 0
+        assert f"exact: no; {LOSSY}" in flat(job.capsys.readouterr().out)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engine_is_not(job: Job) -> None:
+    job.read(6)
+    assert job.generate("--run.exact=required", "--models.dtype=float16") == 1
+    (error,) = [line for line in job.capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "run.exact is 'required', but on cpu in float16 the texts of this engine depend on the batch" in error
+    assert not commits(job.output)
+    assert job.generate("--run.exact=any", "--models.dtype=float16") == 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_required(job: Job) -> None:
+    job.read(6)
+    flags = ("--models.dtype=float16", "--engine.draft_length=fixed")
+    assert job.generate(*flags) == 0
+    assert json.loads((job.output / "report.json").read_text())["exact"] == "no"
+    job.capsys.readouterr()
+    assert job.generate(*flags, "--run.exact=required") == 1
+    assert "error: run.exact is 'required', but its parts were written by engines" in job.capsys.readouterr().err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_an_exact_run_may_require_it(job: Job, plain_run: Path) -> None:
+    job.source, job.output = plain_run / "in.jsonl", plain_run / "out"
+    assert job.generate("--run.exact=required") == 0
+    assert json.loads((job.output / "report.json").read_text())["why_inexact"] == ""
