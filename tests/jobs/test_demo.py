@@ -29,9 +29,13 @@ WAYS = {
         "--engine.draft_length=adaptive --engine.num_slots=4 --actors.units_in_flight=4 --run.rows_per_unit=11"
     ),
     "model, 1 slot": "--engine.num_slots=1",
+    "head, 4 draft tokens": "--models.draft=examples/tiny_pair/head --engine.num_speculative_tokens=4",
+    "head, adaptive draft lengths, a lookup beside it": (
+        "--models.draft=examples/tiny_pair/head --engine.drafter=hybrid --engine.draft_length=adaptive"
+    ),
 }
-AS_DOCUMENTED = "model, 4 draft tokens, 2 actors"
-FEW = ("none, 12 slots, units of 11 rows", AS_DOCUMENTED)
+AS_DOCUMENTED = {"model, 4 draft tokens, 2 actors": "draft model", "head, 4 draft tokens": "EAGLE-3 head"}
+FEW = ("none, 12 slots, units of 11 rows", *AS_DOCUMENTED)
 # Processors add floats in different orders. That can change a row of float32 numbers, but hardly ever does.
 MAX_SHARE_OF_OTHER_ROWS = 0.02
 
@@ -60,8 +64,8 @@ def test_the_demo_is_token_identical_however_it_is_made(
         texts = {row["id"]: row["token_ids"] for row in generations(output)}
         first = first or texts
         assert texts == first, f"{way} wrote another corpus"
-        if way == AS_DOCUMENTED:
-            _assert_documented(figures.lines_of(generations(output)))
+        if way in AS_DOCUMENTED:
+            _assert_documented(figures.lines_of(generations(output)), AS_DOCUMENTED[way])
     assert total.num_output_tokens >= min_tokens
     assert total.acceptance_rate is not None
     assert total.acceptance_rate > 0.4
@@ -83,10 +87,11 @@ def test_every_bundled_prompt_has_an_id_and_a_kind() -> None:
     assert all(("prompt" in row) != ("messages" in row) for row in rows)
 
 
-def _assert_documented(lines: list[dict[str, str]]) -> None:
-    documented = {line["id"]: line for line in figures.read_lines()}
+def _assert_documented(lines: list[dict[str, str]], draft: str = "draft model") -> None:
+    documented = {line["id"]: line for line in figures.read_lines(draft)}
     others = [line for line in lines if line != documented[line["id"]]]
     assert len(others) <= MAX_SHARE_OF_OTHER_ROWS * len(lines), (
-        f"{len(others)} of {len(lines)} rows have other figures than examples/demo.csv, the first {others[0]}; "
-        "run make demo, then python -m checks.figures out/demo, and say why in CHANGELOG.md"
+        f"{len(others)} of {len(lines)} rows have other figures than {figures.LINES[draft].name}, the first "
+        f"{others[0]}; run make demo and make demo-head, then python -m checks.figures out/demo out/demo-head, and say "
+        "why in CHANGELOG.md"
     )
