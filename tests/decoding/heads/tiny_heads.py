@@ -128,6 +128,24 @@ class HesitantDrafter(DFlashDrafter):
 
 
 @torch.no_grad()
+def _target_of_pairs(*, reads_features: bool) -> PreTrainedModel:
+    """A target whose next token depends on its newest one alone.
+
+    With `reads_features` its last layer adds a number to every token, in a place where the embedding has none.
+    """
+    generator = torch.Generator().manual_seed(2)
+    target = build(llama_config(), seed=1)
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    for layer in target.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    if reads_features:
+        embedding[:, -1], output[:, -1] = 0, 0
+        target.model.layers[-1].self_attn.o_proj.weight[-1] = torch.randn(HIDDEN_SIZE, generator=generator)
+    return target
+
+
+@torch.no_grad()
 def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head]:
     """A target whose next token depends on its newest one alone, and a head that knows it.
 
@@ -137,19 +155,14 @@ def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head
     reads what leaves it is misled by that number.
     """
     generator = torch.Generator().manual_seed(2)
-    target = build(llama_config(), seed=1)
+    target = _target_of_pairs(reads_features=reads_features)
     embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-    for layer in target.model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
     config = perfect_config((1,) if reads_features else (0, 1, 2))
     network = Eagle3Network(config)
     for weight in network.parameters():
         weight.zero_()
     (layer,) = network.layers
     if reads_features:
-        embedding[:, -1], output[:, -1] = 0, 0
-        target.model.layers[-1].self_attn.o_proj.weight[-1] = torch.randn(HIDDEN_SIZE, generator=generator)
         network.fc.weight[:, -1] = torch.randn(HIDDEN_SIZE, generator=generator)
         layer.hidden_norm.weight.fill_(9)
     attention = layer.self_attn
@@ -164,9 +177,38 @@ def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head
     return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
 
 
-def save_perfect_pair(root: Path) -> tuple[str, str]:
+@torch.no_grad()
+def perfect_blocks(*, reads_features: bool = False, **flags) -> tuple[PreTrainedModel, Head]:
+    """The target of a perfect pair, and a DSpark head whose Markov head knows it.
+
+    Its layers add nothing to that, and with `reads_features` only as long as they read what enters the target's last
+    layer: of what leaves it they are misled, by a number that every token has there.
+    """
+    generator = torch.Generator().manual_seed(3)
+    target = _target_of_pairs(reads_features=reads_features)
+    layer_config = {"num_hidden_layers": 1, "num_key_value_heads": 4}
+    layer_ids = (1,) if reads_features else (0, 1, 2)
+    config = block_config(layer_ids, layer=layer_config, kind="dspark", markov_rank=HIDDEN_SIZE, **flags)
+    network = DFlashNetwork(config)
+    for weight in network.parameters():
+        weight.zero_()
+    (layer,) = network.layers
+    if reads_features:
+        network.fc.weight[:, -1] = torch.randn(HIDDEN_SIZE, generator=generator)
+        for weight in (network.hidden_norm.weight, network.norm.weight):
+            weight.fill_(9)
+        layer.self_attn.v_proj.weight.copy_(torch.eye(HIDDEN_SIZE))
+        layer.self_attn.o_proj.weight.copy_(torch.eye(HIDDEN_SIZE))
+        network.lm_head.weight.copy_(torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=generator))
+    network.markov_head.markov_w1.weight.copy_(target.model.norm(target.get_input_embeddings().weight))
+    network.markov_head.markov_w2.weight.copy_(target.get_output_embeddings().weight)
+    network.confidence_head.proj.bias.fill_(20)  # it is sure of everything
+    return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
+
+
+def save_perfect_pair(root: Path, make=perfect_pair) -> tuple[str, str]:
     """Save both; return the paths of the target and of the head."""
-    target, head = perfect_pair()
+    target, head = make()
     save_head(head, str(root / "head"), "speculators")
     return save(target, root / "target"), str(root / "head")
 
