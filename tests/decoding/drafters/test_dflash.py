@@ -8,6 +8,7 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.dflash import DFlashDrafter
+from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of
 from tests.decoding.heads.block_reference import ReferenceBlocks
@@ -161,3 +162,21 @@ def test_two_lanes_share_a_head(target, verification):
     assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
     for drafter in drafters:
         check_drafts(target, drafter, tensors, config)
+
+
+def test_a_round_tells_the_drafter_from_which_chance_on_a_token_pays(target):
+    head, _ = random_head(block_config(kind="dspark"))
+    seen = []
+
+    class Told(DFlashDrafter):
+        def propose(self, rows):
+            if any(rows.num_draft_tokens):
+                seen.append((rows.min_survival, rows.take([0]).min_survival, rows.limited([True]).min_survival))
+            return super().propose(rows)
+
+    costs = CostTable(target=((1, 1.0), (64, 4.0)), draft=((1, 0.1), (4, 0.1)), block_tokens=5)
+    settings = EngineOptions(num_slots=1, num_speculative_tokens=4, max_model_len=80)
+    engine = Engine([(target, Told(head, 1, 80))], settings, 80, costs)
+    engine.generate(random_prompts([6]), SamplingParams(max_tokens=10, temperature=0))
+    assert seen
+    assert all(0 < each < 1 and set(told) == {each} for each, *told in seen)
