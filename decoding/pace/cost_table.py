@@ -25,7 +25,7 @@ class CostTable:
     # `draft` is then the whole time of a step there, and each draft costs `trip_seconds` more, however long it is.
     is_overlapped: bool = False
     trip_seconds: float = 0.0
-    # A draft of up to so many tokens takes one forward, and `draft` is that one's time; 0: each token takes a forward.
+    # A draft of at most this many tokens takes one forward, whose time is in `draft`; 0: each token takes a forward.
     block_tokens: int = 0
 
     def target_seconds(self, num_tokens: int) -> float:
@@ -37,7 +37,7 @@ class CostTable:
         return _interpolate(self.draft, num_rows)
 
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
-        """Return the time of drafting `num_steps` tokens for `num_rows` rows, without the overhead of their positions."""
+        """Return the time of drafting `num_steps` tokens a row for `num_rows` rows, without their positions' overhead."""
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
         return num_forwards * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 

@@ -171,9 +171,7 @@ class AdaptiveSchedule(Schedule):
         column_share = costs.position_seconds / self._extension_share.value
         return max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
 
-    def _extension_limits(
-        self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats
-    ) -> tuple[ExtensionLimit, ...]:
+    def _extension_limits(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[ExtensionLimit, ...]:
         """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
         return tuple(
             ExtensionLimit(limit - length, plan.min_survival / survival_K[length - 1])

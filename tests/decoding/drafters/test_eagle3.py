@@ -12,6 +12,7 @@ from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.heads.tiny_heads import VARIANTS, head_config, random_head, some_target_ids
 from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts
 
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return loaded(build(llama_config(), seed=1), tmp_path_factory.mktemp("target"))

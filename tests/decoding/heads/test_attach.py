@@ -16,7 +16,6 @@ from tests.decoding.heads.made_up import head as made_up_head
 from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, save_perfect_pair, some_target_ids
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
-
 PAIRS = {"eagle3": perfect_pair, "dflash": perfect_blocks}
 
 
@@ -153,5 +152,5 @@ def test_a_head_of_one_kind_is_refused_with_the_drafter_of_another(pair):
 
 def test_a_kind_that_does_not_draft_here_is_refused_by_its_name(folders, tmp_path):
     save_head(made_up_head("peagle"), str(tmp_path / "head"), "speculators")
-    with pytest.raises(ValueError, match="is a head of kind 'peagle', and only eagle3, dflash, dspark heads draft here"):
+    with pytest.raises(ValueError, match="a head of kind 'peagle', and only eagle3, dflash, dspark heads draft here"):
         Engine.load(folders[0], str(tmp_path / "head"), device="cpu")

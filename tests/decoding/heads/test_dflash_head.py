@@ -30,7 +30,10 @@ VARIANTS = {
     "rnn behind the anchor": {"kind": "dspark", "markov_head_type": "rnn", "sample_from_anchor": False},
 }
 BACKBONES = [name for name, flags in VARIANTS.items() if not flags.get("kind")]
-CASES = [*product(LAYERS, BACKBONES), *product(["qwen3", "one sliding"], [name for name in VARIANTS if name not in BACKBONES])]
+CASES = [
+    *product(LAYERS, BACKBONES),
+    *product(["qwen3", "one sliding"], [name for name in VARIANTS if name not in BACKBONES]),
+]
 
 
 def settings_of(config) -> dict:
@@ -56,9 +59,7 @@ def drafted(head, newest: list[int], starts: list[int], slots: list[int]) -> lis
         tokens_N = logits_N1V[:, 0].argmax(-1)
         tokens.append(tokens_N)
         chances.append(torch.ones(len(slots)) if chances_N is None else chances_N)
-    return [
-        (t, c) for t, c in zip(torch.stack(tokens, 1).tolist(), torch.stack(chances, 1).tolist(), strict=True)
-    ]
+    return [(t, c) for t, c in zip(torch.stack(tokens, 1).tolist(), torch.stack(chances, 1).tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(("layers", "variant"), CASES)
