@@ -257,10 +257,11 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     drafter = options.pick_drafter(draft)
     if drafter == "none":
         return None
-    if drafter in NEED_A_HEAD:
+    if drafter in NEED_A_HEAD and draft is not None:
+        method_of_head = kind_of_head(draft) or drafter
         raise ValueError(
-            f"models.draft ({draft}) is a draft head; for vLLM leave it out and say "
-            f"engine.vllm.speculative_config {{method: {kind_of_head(draft or '') or drafter}, model: {draft}, num_speculative_tokens: 3}}"
+            f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
+            f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"
         )
     if drafter in NEED_A_MODEL:
         method: dict[str, Any] = {"method": "draft_model", "model": draft}

@@ -37,7 +37,7 @@ class CostTable:
         return _interpolate(self.draft, num_rows)
 
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
-        """Return the time of drafting `num_steps` tokens a row for `num_rows` rows, without their positions' overhead."""
+        """Return the time of drafting `num_steps` tokens of `num_rows` rows, without their positions' overhead."""
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
         return num_forwards * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 

@@ -29,11 +29,9 @@ VARIANTS = {
     "rnn": {"kind": "dspark", "markov_head_type": "rnn"},
     "rnn behind the anchor": {"kind": "dspark", "markov_head_type": "rnn", "sample_from_anchor": False},
 }
-BACKBONES = [name for name, flags in VARIANTS.items() if not flags.get("kind")]
-CASES = [
-    *product(LAYERS, BACKBONES),
-    *product(["qwen3", "one sliding"], [name for name in VARIANTS if name not in BACKBONES]),
-]
+BACKBONES = [name for name, flags in VARIANTS.items() if "kind" not in flags]
+SPARKS = [name for name, flags in VARIANTS.items() if "kind" in flags]
+CASES = [*product(LAYERS, BACKBONES), *product(["qwen3", "one sliding"], SPARKS)]
 
 
 def settings_of(config) -> dict:
