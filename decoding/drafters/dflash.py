@@ -63,7 +63,8 @@ class DFlashDrafter(StepwiseDrafter):
         """Store the keys and values of a forward's tokens."""
         self.head.insert(features_NH, starts, lengths, slots)
         for slot, start, length in zip(slots, starts, lengths, strict=True):
-            self._num_inserted[slot] = start + length
+            if start <= self._num_inserted.get(slot, 0):  # behind a gap a row drafts no more
+                self._num_inserted[slot] = start + length
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's positions."""
@@ -90,7 +91,12 @@ class DFlashDrafter(StepwiseDrafter):
         return replace(draft, num_draft_tokens_B=torch.minimum(draft.num_draft_tokens_B, num_paying_B))
 
     def _limits(self, rows: Rows) -> list[int]:
-        return [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        """Return how many tokens each row may draft; one whose features have a gap drafts none."""
+        limits = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        for slot, sequence in enumerate(rows.sequences):
+            known = self._num_inserted[slot] = min(self._num_inserted.get(slot, 0), len(sequence) - 1)
+            limits[slot] = limits[slot] if known == len(sequence) - 1 else 0
+        return limits
 
     def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         self._block, self._num_wanted = None, max(limits)
