@@ -202,7 +202,7 @@ def schedule_at_random(monkeypatch, seed: int) -> None:
     resting = [False]
 
     def rests(self: FixedSchedule) -> bool:
-        if rest.random() < 0.2:
+        if rest.random() < 0.4:
             resting[0] = not resting[0]
         return resting[0]
 
