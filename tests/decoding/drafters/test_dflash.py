@@ -14,7 +14,7 @@ from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, fe
 from tests.decoding.heads.block_reference import ReferenceBlocks
 from tests.decoding.heads.test_dflash_head import VARIANTS, settings_of
 from tests.decoding.heads.tiny_heads import block_config, random_head, some_target_ids
-from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts
+from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts, schedule_at_random
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}
 
@@ -180,3 +180,18 @@ def test_a_round_tells_the_drafter_from_which_chance_on_a_token_pays(target):
     engine.generate(random_prompts([6]), SamplingParams(max_tokens=10, temperature=0))
     assert seen
     assert all(0 < each < 1 and set(told) == {each} for each, *told in seen)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(target, seed, monkeypatch):
+    config = block_config()
+    head, tensors = random_head(config)
+    drafter = watched(head)
+    schedule_at_random(monkeypatch, seed)
+    params = SamplingParams(max_tokens=14, temperature=0)
+    found = engine_over(target, drafter).generate(PROMPTS * 8, params)
+    monkeypatch.undo()
+    assert 0 < sum(row.num_draft_tokens > 0 for row in found) < len(found)
+    plain = engine_over(target.share(), NoDrafter()).generate(PROMPTS * 8, params)
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
+    check_drafts(target, drafter, tensors, config)
