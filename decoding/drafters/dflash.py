@@ -69,7 +69,8 @@ class DFlashDrafter(StepwiseDrafter):
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's positions."""
         self._renew_slot(slot)
-        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_shared)
+        num_known = 0 if donor is None else min(num_shared, self._num_inserted.get(donor, 0))
+        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_known)
 
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values."""

@@ -172,6 +172,10 @@ class Lane:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
         if self.schedule.rests:
             self._num_rested += 1
+            # In the first round of rest features replace those of rejected tokens. On a GPU they are a part of
+            # recordings, and cost hardly anything.
+            if self._num_rested == 2 and self.target.runs_on == "cpu":
+                self.target.hand_out(None)
             nothing = DraftPlan((0,) * len(sequences), (False,) * len(sequences))
             settings = nothing.lengths, self._verification, nothing.uses_lookup
             return Rows(sequences, self._sampling, *settings, token_counts=self._token_counts), nothing
@@ -196,8 +200,6 @@ class Lane:
         draft = (self._rest if self._num_rested > 1 else self.drafter).propose(rows)
         if self._num_rested == 1:
             self.drafter.rest()
-            if self.target.runs_on == "cpu":  # elsewhere it costs hardly anything, and is a part of recordings
-                self.target.hand_out(None)
         num_drafted_B = draft.num_draft_tokens_B
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
