@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
-from decoding.drafters import NEED_A_MODEL
+from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources
@@ -21,7 +21,7 @@ class ModelSettings:
     target: str
     """Target model: a folder with safetensors, or a hub name."""
     draft: str | None = None
-    """Draft: a model, for drafters 'model' and 'hybrid', or an EAGLE-3 head, for 'eagle3' and 'hybrid'."""
+    """Draft: a model, for drafters 'model' and 'hybrid', or a head, for 'eagle3' or 'dflash' and 'hybrid'."""
     draft_vocabulary: DraftVocabulary = "same"
     """Tokens of a draft model: the same as the target's, or mapped to them, for a model with another tokenizer."""
     tokenizer: str | None = None
@@ -78,7 +78,7 @@ class EngineSettings(EngineOptions):
                 raise ValueError(
                     f"engine.{name} is {value!r}, for Dray's own engine: {instead}; leave it out with backend 'vllm'"
                 )
-        if self.drafter in ("hybrid", "eagle3"):
+        if self.drafter in ("hybrid", *NEED_A_HEAD):
             raise ValueError(
                 f"engine.drafter {self.drafter!r} is for Dray's own engine; vLLM has 'model', 'ngram' and 'suffix', "
                 "and heads by engine.vllm.speculative_config"

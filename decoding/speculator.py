@@ -13,10 +13,12 @@ from dataclasses import replace
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import model_folder
 from decoding.device import Device
+from decoding.drafters import DRAFTER_OF_HEAD
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, settle_max_model_len
 from decoding.engine.options import EngineOptions
 from decoding.heads.attach import attach
+from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.folder import Head, read_head, save_head
 from decoding.heads.head_config import Format, HeadConfig
@@ -33,7 +35,7 @@ class Speculator:
         """Take a head that was read from `path`."""
         self._read, self.path = head, path
         self.target: LanguageModel | None = None
-        self.head: Eagle3Head | None = None  # beside the target
+        self.head: Eagle3Head | DFlashHead | None = None  # beside the target
 
     @classmethod
     def from_pretrained(cls, path: str, target: str | None = None) -> "Speculator":
@@ -93,9 +95,10 @@ class Speculator:
         """Return every prompt's `params.n` samples, in order: the target's own text, drafted by the head."""
         if self.target is None or self.head is None:
             raise RuntimeError(f"{self.path!r} has no target yet; attach one first")
-        options = replace(options or EngineOptions(), drafter="eagle3")
+        drafter = DRAFTER_OF_HEAD[self.config.kind]
+        options = replace(options or EngineOptions(), drafter=drafter)
         length = settle_max_model_len(options.max_model_len, self.target.max_positions)
-        engine = Engine.over(Parts(self.target, self.head, "eagle3", length), options)
+        engine = Engine.over(Parts(self.target, self.head, drafter, length), options)
         try:
             return engine.generate(prompts, params, seed=seed)
         finally:

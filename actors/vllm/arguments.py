@@ -19,8 +19,9 @@ from typing import Any
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.footprint import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
-from decoding.drafters import NEED_A_MODEL
+from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
+from decoding.heads.folder import kind_of_head
 from decoding.sampling_params import SamplingParams
 
 INSTALL = "install it with pip install -e '.[vllm]' -c constraints-vllm.txt (make setup-vllm on a machine without GPUs)"
@@ -256,10 +257,11 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     drafter = options.pick_drafter(draft)
     if drafter == "none":
         return None
-    if drafter == "eagle3":
+    if drafter in NEED_A_HEAD and draft is not None:
+        method_of_head = kind_of_head(draft) or drafter
         raise ValueError(
-            f"models.draft ({draft}) is a draft head; for vLLM leave it out and say "
-            f"engine.vllm.speculative_config {{method: eagle3, model: {draft}, num_speculative_tokens: 3}}"
+            f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
+            f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"
         )
     if drafter in NEED_A_MODEL:
         method: dict[str, Any] = {"method": "draft_model", "model": draft}

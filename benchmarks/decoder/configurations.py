@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from decoding.drafters import DRAFTERS, DrafterName
+from decoding.drafters import DRAFTERS, NEED_A_HEAD, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.slot_network import Exact
 
@@ -57,7 +57,7 @@ def engine_configuration(length: str, drafter: DrafterName = "model") -> Configu
 
 
 _FIXED = tuple(map(str, range(1, MAX_FIXED + 1)))
-_LOOKUPS = [name for name in DRAFTERS if name not in ("none", "model", "eagle3")]  # pairs here have no head
+_LOOKUPS = [name for name in DRAFTERS if name not in ("none", "model", *NEED_A_HEAD)]  # pairs here have no head
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("plain", "engine"),
     *(engine_configuration(length) for length in (*_FIXED, "adaptive")),

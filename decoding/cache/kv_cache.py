@@ -30,7 +30,7 @@ class Plan:
     """The slots and positions that one forward reads and writes."""
 
     slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
-    positions_BT: torch.Tensor  # of each row's tokens
+    positions_BT: torch.Tensor  # of each row's tokens: the last ones that they see
     row_first: torch.Tensor  # [B + 1]: row b has the tokens from row_first[b] up to row_first[b + 1]
     slots_N: torch.Tensor  # of each token
     positions_N: torch.Tensor  # of each token

@@ -43,7 +43,7 @@ def check_kind(folder: Path) -> None:
     if head := draft_head(config):
         raise ValueError(
             f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target, and a "
-            "complete model is wanted here: name it as the draft, with drafter 'eagle3' or 'hybrid', or none"
+            "complete model is wanted here: name it as the draft, with drafter 'eagle3', 'dflash' or 'hybrid', or none"
         )
     try:
         fp8_format(config)

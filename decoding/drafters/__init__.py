@@ -6,21 +6,36 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 from typing import Literal, assert_never, get_args
 
 from decoding.drafters.base import Drafter, NoDrafter
+from decoding.drafters.dflash import DFlashDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.mapped import MappedDraft, MappedDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.suffix import SuffixDrafter
+from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.head_config import Kind
 from decoding.network.language_model import LanguageModel
 
-__all__ = ["DRAFTERS", "NEED_A_MODEL", "Draft", "Drafter", "DrafterName", "make_drafter"]
+__all__ = [
+    "DRAFTERS",
+    "DRAFTER_OF_HEAD",
+    "NEED_A_HEAD",
+    "NEED_A_MODEL",
+    "Draft",
+    "Drafter",
+    "DrafterName",
+    "make_drafter",
+]
 
-DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "hybrid"]
-Draft = LanguageModel | MappedDraft | Eagle3Head  # what a drafter of NEED_A_MODEL computes with
+DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "hybrid"]
+# what a drafter of NEED_A_MODEL computes with
+Draft = LanguageModel | MappedDraft | Eagle3Head | DFlashHead
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_MODEL: tuple[DrafterName, ...] = ("model", "eagle3", "hybrid")
+NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash")
+NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")
+DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
 
 
 def make_drafter(
@@ -34,7 +49,7 @@ def make_drafter(
             return NGramDrafter()
         case "suffix":
             return SuffixDrafter()
-        case "model" | "eagle3":
+        case "model" | "eagle3" | "dflash":
             return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
             return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
@@ -50,4 +65,6 @@ def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, ma
         return MappedDrafter(draft, num_slots, max_model_len)
     if isinstance(draft, Eagle3Head):
         return Eagle3Drafter(draft, num_slots, max_model_len)
+    if isinstance(draft, DFlashHead):
+        return DFlashDrafter(draft, num_slots, max_model_len)
     return draft

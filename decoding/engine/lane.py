@@ -165,7 +165,11 @@ class Lane:
         rows = Rows(sequences, self._sampling, lengths, self._verification, token_counts=self._token_counts)
         plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
         rows = replace(
-            rows, num_draft_tokens=plan.lengths, uses_lookup=plan.uses_lookup, extension_limits=plan.extension_limits
+            rows,
+            num_draft_tokens=plan.lengths,
+            uses_lookup=plan.uses_lookup,
+            extension_limits=plan.extension_limits,
+            min_survival=plan.min_survival,
         )
         return rows, plan
 

@@ -13,6 +13,7 @@ from decoding.engine.map_draft import map_draft
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.heads.attach import attach
+from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -128,7 +129,7 @@ def _load_draft_model(
     return draft
 
 
-def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head:
+def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:
     if not isinstance(target, LanguageModel):
         raise ValueError(
             f"{path!r} is a draft head, which reads the hidden states of its target, and the target's layers are in "

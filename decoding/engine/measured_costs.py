@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 class TimedDraft(Protocol):
     """What is timed of a draft."""
 
+    block_tokens: int  # as in `CostTable`
+
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
 
@@ -65,6 +67,7 @@ def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_
     return CostTable(
         _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
         _ascending(list(draft_seconds.items())),
+        block_tokens=draft.block_tokens if draft else 0,
     )
 
 
@@ -113,9 +116,11 @@ def with_overhead(
     round_seconds = max(0.0, plain - num_slots * position_seconds)
     step_seconds = 0.0
     if drafter is not None:
-        drafted = measure(drafter)
-        known = costs.draft_seconds(num_slots) + num_slots * position_seconds  # the table has these already
-        step_seconds = max(0.0, (drafted - widest) / num_draft_tokens - known)
+        num_tokens = min(costs.block_tokens or num_draft_tokens, num_draft_tokens)
+        as_wide = plain + (widest - plain) * num_tokens / num_draft_tokens
+        known = costs.drafting_seconds(num_tokens, num_slots) + num_tokens * num_slots * position_seconds
+        num_forwards = 1 if costs.block_tokens else num_tokens
+        step_seconds = max(0.0, (measure(drafter) - as_wide - known) / num_forwards)  # what the table does not have yet
     return replace(
         costs,
         draft=tuple((num_rows, seconds + step_seconds) for num_rows, seconds in costs.draft),

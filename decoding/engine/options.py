@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
-from decoding.heads.folder import is_head
+from decoding.drafters import DRAFTER_OF_HEAD, DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
+from decoding.heads.folder import is_head, kind_of_head
 from decoding.network.slot_network import Exact
 from decoding.sampling.verify import Verification
 
@@ -22,7 +22,7 @@ class EngineOptions:
     """
 
     drafter: DrafterName | None = None
-    """Drafter; unless given, 'model' or 'eagle3' as the draft that is named is a model or a head, else 'none'."""
+    """Drafter; unless given, 'model' or the head's own as the draft that is named is a model or a head, else 'none'."""
     num_speculative_tokens: int = 8
     """Most tokens that a row drafts in a round (1 to 64)."""
     draft_length: DraftLength = "adaptive"
@@ -65,9 +65,18 @@ class EngineOptions:
             raise ValueError(
                 f"engine.drafter is {self.drafter!r}, but no draft model is named; name one, or use 'suffix' or 'none'"
             )
-        if self.drafter is not None or draft is None:
+        if draft is None:
             return self.drafter or "none"
-        return "eagle3" if is_head(draft) else "model"
+        kind = kind_of_head(draft)
+        of_head = DRAFTER_OF_HEAD.get(kind) if kind is not None else None
+        if self.drafter in NEED_A_HEAD and of_head not in (None, self.drafter):
+            raise ValueError(
+                f"engine.drafter is {self.drafter!r}, but {draft!r} is a head of kind {kind!r}, with which "
+                f"{of_head!r} drafts; leave the drafter out, or name another head"
+            )
+        if self.drafter is not None:
+            return self.drafter
+        return of_head or ("eagle3" if is_head(draft) else "model")  # a head that is refused later, by its kind
 
     def check_draft_vocabulary(self, draft: str | None, vocabulary: DraftVocabulary) -> None:
         """Raise ValueError if the draft has no vocabulary of its own that could be mapped."""
@@ -90,4 +99,4 @@ class EngineOptions:
     def drafts_with_a_head(self, draft: str | None) -> bool:
         """Tell whether the drafter reads the target's hidden states: `draft` is a head, as far as that is known."""
         drafter = self.pick_drafter(draft)
-        return drafter == "eagle3" or (drafter == "hybrid" and draft is not None and is_head(draft))
+        return drafter in NEED_A_HEAD or (drafter == "hybrid" and draft is not None and is_head(draft))

@@ -104,14 +104,21 @@ class GpuAttention:
     """Attention by `decoding/gpu/attention.py`, called like `KernelAttention`: rows are ragged and stay in place."""
 
     def __init__(
-        self, heads: Heads, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor], window: Window | None
+        self,
+        heads: Heads,
+        plan: Plan,
+        positions_N: torch.Tensor,
+        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        window: Window | None,
     ) -> None:
         """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
         from decoding.gpu import attention  # Triton is only where the kernels run
 
         self._gpu, self._heads, self._plan, self._tables_PD = attention, heads, plan, tables_PD
         width = plan.positions_BT.shape[1]
-        self._rows = attention.TokenRows(plan.row_first, plan.slots_N, plan.positions_N, width, plan.num_visible)
+        of_rows = plan.row_first, plan.slots_N
+        self._turned = attention.TokenRows(*of_rows, positions_N, width, plan.num_visible)
+        self._seen = attention.TokenRows(*of_rows, plan.positions_N, width, plan.num_visible)
         scale = heads.head_size**-0.5
         self._rule = attention.Rule(scale) if window is None else attention.Rule(scale, *window)
 
@@ -123,10 +130,10 @@ class GpuAttention:
         own = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
         transform = self._gpu.QueryKeyTransform(*self._tables_PD, *own)
         written_N = self._plan.written_N
-        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._rows, written_N, transform)
+        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._turned, written_N, transform)
         if not is_wanted:
             return None
-        return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._rows, self._rule).flatten(1)
+        return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._seen, self._rule).flatten(1)
 
 
 class TorchAttention:
@@ -139,8 +146,12 @@ class TorchAttention:
         turns_N: torch.Tensor,
         tables_PD: tuple[torch.Tensor, torch.Tensor],
         window: Window | None = None,
+        first_seen_B: torch.Tensor | None = None,
     ) -> None:
-        """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
+        """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin).
+
+        All tokens of row b see nothing before position `first_seen_B[b]`.
+        """
         self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
         cos_PD, sin_PD = tables_PD
         self._cos_N1D, self._sin_N1D = cos_PD[turns_N][:, None], sin_PD[turns_N][:, None]
@@ -149,6 +160,8 @@ class TorchAttention:
         is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
         if window is not None:
             is_hidden_BTL |= (keys_L <= plan.positions_BT[:, :, None] - window.num_last) & (keys_L >= window.num_first)
+        if first_seen_B is not None:
+            is_hidden_BTL |= keys_L < first_seen_B[:, None, None]
         mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
         self._mask = mask_BTL.repeat_interleave(heads.group, dim=1)[:, None]
 
@@ -200,10 +213,12 @@ def attention_here(
 ) -> SlotAttention:
     """Prepare the attention of one forward by the fastest code here; `functions` are our CPU kernels, if there are any.
 
-    The rotary tables (cos, sin) have a line for each position of the cache. Our CPU kernels know no window.
+    `positions_N` are where the tokens stand; `plan.positions_N` are the last positions that they see, the same ones
+    unless tokens see what stands behind them. The rotary tables (cos, sin) have a line for each position of the cache.
+    Our CPU kernels know no window.
     """
     if kernels_run_on(tables_PD[0].device):
-        return GpuAttention(heads, plan, tables_PD, window)
+        return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
         return KernelAttention(functions, heads, kernel_forward(heads, positions_N, cache, plan, tables_PD))
     return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)

@@ -12,14 +12,14 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.device import to_device
-from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 
 _NUM_ROWS, _NUM_TOKENS = 8, 40
 
 
 @torch.inference_mode()
-def agreements(head: Eagle3Head, target: LanguageModel, readings: Seq[Seq[int]]) -> list[float]:
+def agreements(head: SlotHead, target: LanguageModel, readings: Seq[Seq[int]]) -> list[float]:
     """Return the share of tokens on which head and target agree, for each list of layers whose input may be read.
 
     The text is drawn from the target itself, always the same. The caches of both are lost, and so is the target's tap.
@@ -40,23 +40,10 @@ def agreements(head: Eagle3Head, target: LanguageModel, readings: Seq[Seq[int]])
     streams_BTAE = kept[0].view(_NUM_ROWS, num_tokens, len(layer_ids), -1)
     found = []
     for reading in readings:
-        stream_BTX = streams_BTAE[:, :-1, [layer_ids.index(layer_id) for layer_id in reading]].flatten(2)
-        found.append(_agreement(head, tokens_BT, stream_BTX, picked_BT))
+        features_BTX = streams_BTAE[:, :, [layer_ids.index(layer_id) for layer_id in reading]].flatten(2)
+        guesses_BP, positions = head.guesses(tokens_BT, features_BTX)
+        found.append(float((guesses_BP == picked_BT[:, positions]).float().mean()))
     return found
-
-
-def _agreement(head: Eagle3Head, tokens_BT: torch.Tensor, stream_BTX: torch.Tensor, picked_BT: torch.Tensor) -> float:
-    """Compare what the head predicts after each of the rows' pairs with what the target picked there."""
-    num_rows, num_pairs = stream_BTX.shape[:2]
-    lines_NH = head.project(stream_BTX.flatten(0, 1))
-    head.allocate(num_rows, num_pairs)
-    try:
-        places = [0] * num_rows, [num_pairs] * num_rows, range(num_rows)
-        states_NH = head.read(tokens_BT[:, 1:].flatten(), lines_NH, *places)
-    finally:
-        head.release()
-    guesses_N = head.logits(states_NH)[0][:, 0].argmax(-1)
-    return float((guesses_N == picked_BT[:, 1:].flatten()).float().mean())
 
 
 def _drawn(target: LanguageModel) -> torch.Tensor:

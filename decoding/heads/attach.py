@@ -5,6 +5,9 @@ import logging
 import torch
 
 from decoding.heads.agreement import agreements
+from decoding.heads.decoder_layers import HeadNetwork
+from decoding.heads.dflash_head import DFlashHead
+from decoding.heads.dflash_network import DFlashNetwork
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.eagle3_network import Eagle3Network
 from decoding.heads.fit import fitting_config
@@ -18,7 +21,7 @@ LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
 
 
-def attach(path: str, target: LanguageModel, target_path: str, head: Head | None = None) -> Eagle3Head:
+def attach(path: str, target: LanguageModel, target_path: str, head: Head | None = None) -> Eagle3Head | DFlashHead:
     """Load the head in the folder or hub model `path` beside a target, in its dtype and on its device.
 
     `head` is what was read there before, if it was.
@@ -29,7 +32,7 @@ def attach(path: str, target: LanguageModel, target_path: str, head: Head | None
     config = fitting_config(path, target.network.config, target_path)
     head = read_head(path, config) if head is None else head
     assert config.layer_ids is not None
-    own = Eagle3Head(_network(head, target), _ids_of(head), config.layer_ids)
+    own = _made(head, target, config.layer_ids)
     readings = _readings(config, num_layers)
     shares = agreements(own, target, readings)
     best = max(range(len(readings)), key=lambda index: shares[index])
@@ -55,10 +58,18 @@ def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...
     return [reading for reading in readings if max(reading) <= num_target_layers]
 
 
-def _network(head: Head, target: LanguageModel) -> Eagle3Network:
-    """Return the network with its weights; what its folder lacks is the target's."""
+def _made(head: Head, target: LanguageModel, layer_ids: tuple[int, ...]) -> Eagle3Head | DFlashHead:
+    """Return the head that drafts, over a network of its kind."""
     with torch.device("meta"):
-        network = Eagle3Network(head.config)
+        network = Eagle3Network(head.config) if head.config.kind == "eagle3" else DFlashNetwork(head.config)
+    _load(network, head, target)
+    if isinstance(network, Eagle3Network):
+        return Eagle3Head(network, _ids_of(head), layer_ids)
+    return DFlashHead(network, _ids_of(head), layer_ids)
+
+
+def _load(network: HeadNetwork, head: Head, target: LanguageModel) -> None:
+    """Load the network's weights; what its folder lacks is the target's."""
     weights = {name: tensor for name, tensor in head.tensors.items() if name not in ("d2t", "t2d")}
     for name, module in (
         ("embed_tokens.weight", target.network.get_input_embeddings()),
@@ -75,7 +86,6 @@ def _network(head: Head, target: LanguageModel) -> Eagle3Network:
     weights = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
     network.load_state_dict(weights, assign=True)
     network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(target.device)
-    return network
 
 
 def _ids_of(head: Head) -> torch.Tensor | None:

@@ -9,80 +9,31 @@ number of features.
 
 import time
 from collections.abc import Sequence as Seq
-from copy import copy
 from typing import Any
 
 import torch
 from torch.nn.functional import embedding
 
-from decoding.cache.kv_cache import KVCache, Packing
+from decoding.cache.kv_cache import Packing
 from decoding.device import synchronize, to_device
-from decoding.fused import kernels
-from decoding.fused.attention import Heads, Window, attention_here
-from decoding.fused.decoder import FUSED_LINEARS
-from decoding.fused.layers import Layer, Norm, NormFunction, torch_norm
-from decoding.fused.packed_linear import pack_linears
-from decoding.fused.rotary_tables import RotaryTables
-from decoding.gpu.available import kernels_run_on
+from decoding.fused.attention import Window, attention_here
+from decoding.fused.layers import Norm
 from decoding.heads.eagle3_network import Eagle3Network
+from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
 
-class Eagle3Head:
-    """A head with a slot cache of its own."""
+class Eagle3Head(SlotHead):
+    """A head that drafts token by token."""
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
-        """Take over a network whose weights are loaded, on its device.
-
-        `target_ids_D` are the target's ids of the head's (None: the same ids); the features are what enters the layers
-        `layer_ids` of the target.
-        """
-        config, layer_config = network.config, network.layer_config
-        self.layer_ids = tuple(layer_ids)
-        self.network = network.eval().requires_grad_(False)
-        weight = network.fc.weight
-        self.device, self.dtype, self.hidden_size = weight.device, weight.dtype, config.hidden_size
-        self.vocab_size = config.vocab_size
-        self.max_positions: int | None = layer_config.max_position_embeddings
-        self.cache: KVCache | None = None
-        self._target_ids_D = None if target_ids_D is None else target_ids_D.to(self.device)
+        """Take over a network, as `SlotHead` says."""
+        super().__init__(network, target_ids_D, layer_ids)
+        config = network.config
+        self.network = network
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
-        pack_linears(network.layers, FUSED_LINEARS)
-        pack_linears(network)
-        self._is_on_gpu = kernels_run_on(self.device)
         first: Any = network.layers[0]
-        self._heads = Heads(
-            num_kv_heads=layer_config.num_key_value_heads,
-            group=layer_config.num_attention_heads // layer_config.num_key_value_heads,
-            head_size=first.self_attn.head_dim,
-        )
-        self._kernels: kernels.Kernels | None = None
-        norm: NormFunction = torch_norm
-        if self._is_on_gpu:
-            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
-
-            norm = rms_norm
-        elif self.device.type == "cpu":
-            self._kernels = kernels.load(self.dtype, self._heads.head_size, config.hidden_size)
-            norm = norm if self._kernels is None else self._kernels.rms_norm
-        self._layers = [Layer(layer, norm) for layer in network.layers]
-        self._hidden_norm, self._final_norm = Norm(first.hidden_norm, norm), Norm(network.norm, norm)
-        self._rotary = RotaryTables(network.rotary_emb, self._layers[0].attention_norm.weight[None])
-        self._window = config.sliding_window
-
-    def share(self) -> "Eagle3Head":
-        """Return the same head with a cache of its own."""
-        twin = copy(self)
-        twin.cache = None
-        return twin
-
-    def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions."""
-        self.cache = KVCache(num_slots, num_positions, self.device if self._is_on_gpu else None)
-
-    def release(self) -> None:
-        """Free the cache's memory."""
-        self.cache = None
+        self._hidden_norm = Norm(first.hidden_norm, self._norm)
 
     @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
@@ -111,13 +62,12 @@ class Eagle3Head:
         positions_BT = to_device(starts, self.device)[:, None] + torch.arange(width, device=self.device)
         is_read_back = self._kernels is None and not self._is_on_gpu
         packing = Packing.of(lengths, self.device, width, is_read_back=is_read_back or self._windowed is not None)
-        slots_B = None if list(slots) == list(range(len(slots))) else to_device(list(slots), self.device)
-        plan = self.cache.plan(slots_B, positions_BT, max(starts) + width, packing)
+        plan = self.cache.plan(self._slots(slots), positions_BT, max(starts) + width, packing)
         tables_PD = self._rotary.reach(self.cache.num_positions)
         attention = attention_here(
             self._heads, plan.positions_N, self.cache, plan, tables_PD, self._kernels, self._windowed
         )
-        embedded_NH = embedding(tokens_N, self.network.embed_tokens.weight)
+        embedded_NH = embedding(tokens_N, self._embedding)
         normed_NH = self._hidden_norm(states_NH)
         hidden_NH = normed_NH if self._residual_is_normed else states_NH
         first = self._layers[0]
@@ -138,11 +88,21 @@ class Eagle3Head:
         Ids that the head lacks have -inf.
         """
         normed_NH = self._final_norm(states_NH)
-        logits_ND = self.network.lm_head(normed_NH)
-        if self._target_ids_D is not None:
-            spread_NV = logits_ND.new_full((len(logits_ND), self.vocab_size), float("-inf"))
-            logits_ND = spread_NV.index_copy_(1, self._target_ids_D, logits_ND)
-        return logits_ND[:, None], normed_NH if self._carries_normed else states_NH
+        logits_NV = self._spread(self._lm_head(normed_NH))
+        return logits_NV[:, None], normed_NH if self._carries_normed else states_NH
+
+    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Return what the head predicts behind each pair: behind every position but the first."""
+        num_rows, num_pairs = len(tokens_BT), tokens_BT.shape[1] - 1
+        lines_NH = self.project(features_BTX[:, :-1].flatten(0, 1))
+        self.allocate(num_rows, num_pairs)
+        try:
+            places = [0] * num_rows, [num_pairs] * num_rows, range(num_rows)
+            states_NH = self.read(tokens_BT[:, 1:].flatten(), lines_NH, *places)
+        finally:
+            self.release()
+        guesses_N = self.logits(states_NH)[0][:, 0].argmax(-1)
+        return guesses_N.view(num_rows, num_pairs), list(range(1, num_pairs + 1))
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a step of `num_rows` rows, as in a draft. The cache is overwritten."""

@@ -14,47 +14,29 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from decoding.heads.decoder_layers import HeadNetwork, RMSNorm
 from decoding.heads.head_config import HeadConfig
 
-_LAYERS: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
-    "llama": (llama.LlamaDecoderLayer, llama.LlamaRotaryEmbedding),
-    "qwen3": (qwen3.Qwen3DecoderLayer, qwen3.Qwen3RotaryEmbedding),
-}
 
-
-class Eagle3Network(nn.Module):
+class Eagle3Network(HeadNetwork):
     """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
 
     def __init__(self, config: HeadConfig) -> None:
         """Make the modules, with weights of no meaning."""
-        super().__init__()
-        layer_config: Any = AutoConfig.for_model(**config.layer_config)
-        layer_class, rotary_class = _LAYERS[layer_config.model_type]
-        hidden_size, epsilon = config.hidden_size, layer_config.rms_norm_eps
-        norm = llama.LlamaRMSNorm
-        self.config, self.layer_config = config, layer_config
-        num_features = config.num_features
-        width = num_features * config.target_hidden_size
-        self.input_norm = norm(width, epsilon) if config.norm_before_fc else None
+        super().__init__(config)
+        hidden_size, epsilon = config.hidden_size, self.layer_config.rms_norm_eps
+        self.input_norm = RMSNorm(self.fc.in_features, epsilon) if config.norm_before_fc else None
         self.fc_norm: nn.ModuleList | None = None
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(norm(width // num_features, epsilon) for _ in range(num_features))
-        self.fc = nn.Linear(width, hidden_size, bias=False)
-        self.layers = nn.ModuleList(layer_class(layer_config, index) for index in range(layer_config.num_hidden_layers))
+            norms = (RMSNorm(config.target_hidden_size, epsilon) for _ in range(config.num_features))
+            self.fc_norm = nn.ModuleList(norms)
         first: Any = self.layers[0]
-        first.hidden_norm = norm(hidden_size, epsilon)
+        first.hidden_norm = RMSNorm(hidden_size, epsilon)
         for name in ("q_proj", "k_proj", "v_proj"):
             linear = getattr(first.self_attn, name)
             wider = nn.Linear(2 * hidden_size, linear.out_features, bias=linear.bias is not None)
             setattr(first.self_attn, name, wider)
-        self.norm = norm(hidden_size, epsilon)
-        self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size)
-        self.rotary_emb = rotary_class(layer_config)
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""

@@ -10,10 +10,10 @@ from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.heads.folder import read_head_config
-from decoding.heads.head_config import HeadConfig
+from decoding.heads.head_config import READ_PAIRS, HeadConfig, Kind
 from decoding.heads.tensors import expected_tensors, our_name
 
-DRAFTS_HERE = ("eagle3",)  # the kinds that have a drafter
+DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")  # the kinds that have a drafter
 
 
 def fitting_config(path: str, target_config: PretrainedConfig, target_path: str) -> HeadConfig:
@@ -25,8 +25,8 @@ def fitting_config(path: str, target_config: PretrainedConfig, target_path: str)
     config, target = read_head_config(path), target_config.get_text_config()
     if config.kind not in DRAFTS_HERE:
         raise ValueError(
-            f"{path!r} is a head of kind {config.kind!r}, and only {' and '.join(DRAFTS_HERE)} heads draft here yet; "
-            "use such a head, or a draft model"
+            f"{path!r} is a head of kind {config.kind!r}, and only {', '.join(DRAFTS_HERE)} heads draft here "
+            "yet; use such a head, or a draft model"
         )
     for name, own, others in (
         ("a hidden size", config.target_hidden_size, target.hidden_size),
@@ -48,15 +48,19 @@ def fitting_config(path: str, target_config: PretrainedConfig, target_path: str)
 def head_footprint(path: str, config: HeadConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
     """Return the footprint of the head in `path` if weights and cache have this dtype (float32, bfloat16, float16).
 
-    What its files lack is its target's, and takes no memory of its own.
+    What its files lack is its target's, and takes no memory of its own. A head that fills in blocks holds the weights
+    of keys and values twice: once more for the text before the block, side by side for all layers.
     """
     kind: torch.dtype = getattr(torch, dtype)
     stored = {our_name(name) for file in weight_files(Path(model_folder(path))) for name in tensors_in(file)}
     shapes = [each.shape for name, each in expected_tensors(config).items() if name in stored and each.kind == "float"]
     layers = config.layer_config
     numbers_of_a_token = 2 * config.num_layers * int(layers["num_key_value_heads"]) * int(layers["head_dim"])
+    num_weights = sum(torch.Size(shape).numel() for shape in shapes)
+    if config.kind not in READ_PAIRS:
+        num_weights += numbers_of_a_token * config.hidden_size
     return Footprint(
-        weights=sum(torch.Size(shape).numel() for shape in shapes) * kind.itemsize,
+        weights=num_weights * kind.itemsize,
         cache_per_token=numbers_of_a_token * kind.itemsize,
         num_slots=num_slots,
         max_model_len=max_model_len,

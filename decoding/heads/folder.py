@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from decoding.checkpoint.model_files import draft_head, read_json
 from decoding.checkpoint.supported import model_folder
 from decoding.heads.eagle_format import read_eagle, write_eagle
-from decoding.heads.head_config import Format, HeadConfig
+from decoding.heads.head_config import Format, HeadConfig, Kind
 from decoding.heads.speculators_format import read_speculators, write_speculators
 from decoding.heads.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
 from decoding.heads.vocabulary import membership, target_ids
@@ -40,11 +41,30 @@ def is_head(path: str) -> bool:
     Nothing is downloaded: what is not here is no head yet. Heads that Dray does not know count, so that `read_head`
     refuses them by name.
     """
+    return _fields_of_head(path) is not None
+
+
+def kind_of_head(path: str) -> Kind | None:
+    """Return the kind of the head in the folder or hub model `path`, without a download; None if there is none.
+
+    That is also said of a head that `read_head_config` refuses.
+    """
+    fields = _fields_of_head(path)
+    try:
+        return None if fields is None else _config_of(fields).kind
+    except ValueError:
+        return None
+
+
+def _fields_of_head(path: str) -> dict[str, Any] | None:
     try:
         file = Path(path) / "config.json" if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
     except HFValidationError:  # neither a folder nor a name
-        return False
-    return isinstance(file, str | Path) and Path(file).is_file() and draft_head(read_json(Path(file))) is not None
+        return None
+    if not isinstance(file, str | Path) or not Path(file).is_file():
+        return None
+    fields = read_json(Path(file))
+    return None if draft_head(fields) is None else fields
 
 
 def read_head_config(path: str) -> HeadConfig:
@@ -62,9 +82,13 @@ def read_head_config(path: str) -> HeadConfig:
         if quantized := fields.get("quantization_config") or fields.get("compression_config"):
             method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
             raise ValueError(f"is quantized ({method}), and heads are read in F32, BF16 and F16; use such a version")
-        return read_speculators(fields) if "speculators_model_type" in fields else read_eagle(fields)
+        return _config_of(fields)
     except ValueError as error:
         raise ValueError(f"{str(folder)!r} {error}") from error
+
+
+def _config_of(fields: dict[str, Any]) -> HeadConfig:
+    return read_speculators(fields) if "speculators_model_type" in fields else read_eagle(fields)
 
 
 def read_head(path: str, config: HeadConfig | None = None) -> Head:

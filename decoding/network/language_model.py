@@ -31,6 +31,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
     """A causal LM with a slot cache."""
 
     vocab_size: int
+    block_tokens = 0  # as a draft: each token takes a forward
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
         """Take over `model`; it must have no other user (its head carries our hook)."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of a target forward by its number of tokens, of a draft step by its number of rows, and of the rest.
+    """Seconds of a target forward by its number of tokens, of a draft's by its number of rows, and of the rest.
 
     The rest is overhead of the engine: `round_seconds` for every round, `position_seconds` for every row and position
     whose distribution is computed (rows x (longest draft + 1) in verification, and once for each drafted token).
@@ -25,6 +25,8 @@ class CostTable:
     # `draft` is then the whole time of a step there, and each draft costs `trip_seconds` more, however long it is.
     is_overlapped: bool = False
     trip_seconds: float = 0.0
+    # A draft of at most this many tokens takes one forward, whose time is in `draft`; 0: each token takes a forward.
+    block_tokens: int = 0
 
     def target_seconds(self, num_tokens: int) -> float:
         """Return the time of one target forward over `num_tokens` tokens, interpolated."""
@@ -35,8 +37,9 @@ class CostTable:
         return _interpolate(self.draft, num_rows)
 
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
-        """Return the time of `num_steps` draft steps for `num_rows` rows, without the overhead of their positions."""
-        return num_steps * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
+        """Return the time of drafting `num_steps` tokens of `num_rows` rows, without their positions' overhead."""
+        num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
+        return num_forwards * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 
     def target_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
         """Tabulate `target_seconds` for 0 to `max_tokens` tokens."""

@@ -28,6 +28,7 @@ class DraftPlan:
     uses_lookup: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
     speed: float = 0.0  # expected tokens a second
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
+    min_survival: float = 0.0  # least chance that a token and all before it are accepted with which it pays
 
 
 def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:
@@ -42,6 +43,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     for source, survival_BK in enumerate((by_model_BK, by_lookup_BK)):
         if survival_BK is not None:
             survival_SBK[source] = survival_BK
+    if costs.block_tokens:
+        survival_SBK[0, :, costs.block_tokens :] = 0.0
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
     round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
     plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
@@ -65,7 +68,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
 
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
-    drafting_C = steps_C * costs.draft_by_rows(num_rows)[num_steppers_C] + costs.trip_seconds * (steps_C > 0)
+    forwards_C = np.minimum(steps_C, 1) if costs.block_tokens else steps_C
+    drafting_C = forwards_C * costs.draft_by_rows(num_rows)[num_steppers_C] + costs.trip_seconds * (steps_C > 0)
     verifying_CN = target_seconds[num_rows + tokens_CN]
     verifying_CN = verifying_CN + (round_seconds + position_seconds * num_rows * (1 + width_C))[:, None]
     if costs.is_overlapped:

@@ -121,8 +121,10 @@ class AdaptiveSchedule(Schedule):
             self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
         else:
             plan = _nothing(len(limits))
-        if has_model and lookup_survival is not None:
-            plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK, costs))
+        if any(plan.lengths) and has_model:
+            plan = replace(plan, min_survival=self._min_survival(plan, costs))
+            if lookup_survival is not None:
+                plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK))
         return plan
 
     def observe(
@@ -162,16 +164,17 @@ class AdaptiveSchedule(Schedule):
             added_width = max(num_drafted) - max(plan.lengths)
             self._extension_share.observe(min(1.0, num_extension_tokens / (len(num_drafted) * max(added_width, 1))))
 
-    def _extension_limits(
-        self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats, costs: CostTable
-    ) -> tuple[ExtensionLimit, ...]:
-        """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
-        num_rows, num_tokens = len(limits), len(limits) + sum(plan.lengths)
+    def _min_survival(self, plan: DraftPlan, costs: CostTable) -> float:
+        """Return the least chance of acceptance with which a token earns the time that it adds to verification."""
+        num_rows, num_tokens = len(plan.lengths), len(plan.lengths) + sum(plan.lengths)
         more = costs.target_seconds(num_tokens + num_rows) - costs.target_seconds(num_tokens)
         column_share = costs.position_seconds / self._extension_share.value
-        min_chance = max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
+        return max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
+
+    def _extension_limits(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[ExtensionLimit, ...]:
+        """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
         return tuple(
-            ExtensionLimit(limit - length, min_chance / survival_K[length - 1])
+            ExtensionLimit(limit - length, plan.min_survival / survival_K[length - 1])
             if length and not up
             else ExtensionLimit(0, 1.0)
             for limit, length, up, survival_K in zip(limits, plan.lengths, plan.uses_lookup, survival_BK, strict=True)

@@ -40,6 +40,8 @@ class Rows:
     # For a drafter that has both a draft model and a lookup:
     uses_lookup: tuple[bool, ...] = ()  # whether a row takes what was looked up
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what may be looked up behind the model's tokens
+    # For a draft model that knows it: the least chance that a token and all before it are accepted with which it pays.
+    min_survival: float = 0.0
     # Shared by the round's rows and parts of them, so that the drafter and the verifier draw their noise once.
     round_noise: "RoundNoise | None" = field(default=None, compare=False)
     # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
@@ -55,6 +57,7 @@ class Rows:
             self.verification,
             tuple(self.uses_lookup[row] for row in rows if self.uses_lookup),
             tuple(self.extension_limits[row] for row in rows if self.extension_limits),
+            self.min_survival,
             self._round_noise.take(rows),
             self.token_counts,
         )

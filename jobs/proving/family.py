@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from decoding.checkpoint.miniature import miniature
 from decoding.checkpoint.supported import check_config
-from decoding.drafters import DRAFTERS
+from decoding.drafters import DRAFTERS, NEED_A_HEAD
 from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.network.reference import Reference
@@ -119,7 +119,7 @@ def _compared(model_type: str, class_name: str, target: str, parts: Parts) -> Fa
     reference = Reference.load(target, "cpu", "float32", close_call=parts.target.close_call)
     num_tokens = num_accepted = 0
     for temperature, num_slots in ((0.0, 3), (0.8, 1), (0.8, 3)):
-        drafters = [name for name in DRAFTERS if name != "eagle3"] if num_slots > 1 else ["model"]
+        drafters = [name for name in DRAFTERS if name not in NEED_A_HEAD] if num_slots > 1 else ["model"]
         settings = [Setting(name, "fixed", 3, num_slots, is_shuffled=num_slots > 1) for name in drafters]
 
         def make_rows(temperature: float = temperature) -> list[Sequence]:

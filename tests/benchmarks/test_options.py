@@ -8,7 +8,7 @@ from benchmarks.decoder.configurations import CONFIGURATIONS, select
 from benchmarks.decoder.corpus import make_corpus
 from benchmarks.decoder.options import BenchOptions, parse
 from benchmarks.decoder.transformers_runner import _sampling
-from decoding.drafters import DRAFTERS
+from decoding.drafters import DRAFTERS, NEED_A_HEAD
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_pattern_names_configurations(patterns, names):
 
 def test_every_drafter_that_needs_no_head_has_an_adaptive_configuration():
     drafters = {c.drafter for c in select(["plain", "adaptive*"])}
-    assert drafters == set(DRAFTERS) - {"eagle3"}
+    assert drafters == set(DRAFTERS) - set(NEED_A_HEAD)
 
 
 def test_names_are_unique():

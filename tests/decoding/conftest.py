@@ -4,6 +4,8 @@ Where TRITON_INTERPRET=1 is set before Python starts, the kernels of a GPU run h
 are smaller then.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,10 @@ import torch
 from decoding.gpu.available import is_interpreted
 from decoding.heads import attach
 from decoding.heads.folder import Head, save_head
+from decoding.heads.head_config import HeadConfig
 from decoding.network.language_model import LanguageModel
 from tests import faster_interpreter
-from tests.decoding.heads.tiny_heads import head_for, random_network
+from tests.decoding.heads.tiny_heads import block_config, head_config, head_for, random_network
 from tests.decoding.tiny import build, llama_config, noised, save
 
 faster_interpreter.install()
@@ -42,13 +45,14 @@ def folders(tmp_path_factory) -> SimpleNamespace:
         good_draft=save(noised(target, 0.1), root / "good_draft"),
         unrelated_draft=save(unrelated, root / "unrelated_draft"),
         perfect_draft=path,
-        head=_head_for(path, root / "head"),
+        head=_head_for(path, root / "head", head_config),
+        block_head=_head_for(path, root / "block_head", partial(block_config, kind="dspark")),
     )
 
 
-def _head_for(target: str, folder: Path) -> str:
+def _head_for(target: str, folder: Path, make: Callable[..., HeadConfig]) -> str:
     """A random head, which reads the target's layers and drafts badly."""
-    config = head_for(LanguageModel.load(target, "cpu"))
+    config = head_for(LanguageModel.load(target, "cpu"), make)
     tensors = {name: weight.detach() for name, weight in random_network(config).named_parameters()}
     save_head(Head(config, tensors), str(folder), "speculators")
     return str(folder)
@@ -61,7 +65,7 @@ def _any_head(monkeypatch):
 
 
 def _load_all(folders: SimpleNamespace) -> dict[str, LanguageModel]:
-    return {name: LanguageModel.load(path, "cpu") for name, path in vars(folders).items() if name != "head"}
+    return {name: LanguageModel.load(path, "cpu") for name, path in vars(folders).items() if not name.endswith("head")}
 
 
 @pytest.fixture(scope="session")

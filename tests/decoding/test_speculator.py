@@ -6,7 +6,7 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams, Speculator
 from decoding.heads.folder import read_head
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import save_perfect_pair
+from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, save_perfect_pair
 from tests.decoding.tiny import random_prompts
 
 
@@ -16,8 +16,14 @@ def folders(tmp_path_factory) -> tuple[str, str]:
     return save_perfect_pair(tmp_path_factory.mktemp("perfect"))
 
 
-def test_generate_writes_the_targets_own_text_by_accepted_drafts(folders):
-    target, head = folders
+@pytest.fixture(scope="module", params=[perfect_pair, perfect_blocks])
+def pair(request, tmp_path_factory) -> tuple[str, str]:
+    """A target, and a head of each kind that is always right about it."""
+    return save_perfect_pair(tmp_path_factory.mktemp("pair"), request.param)
+
+
+def test_generate_writes_the_targets_own_text_by_accepted_drafts(pair):
+    target, head = pair
     prompts, params = random_prompts([4, 1, 7]), SamplingParams(max_tokens=12, temperature=0.7)
     speculator = Speculator.from_pretrained(head)
     speculator.attach(target, device="cpu")

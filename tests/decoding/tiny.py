@@ -135,7 +135,7 @@ def drafter_over(
     num_slots: int,
     max_model_len: int,
 ) -> Drafter:
-    """The drafter of this name. `eagle3` has a random head for the target in place of the draft model."""
+    """The drafter of this name. `eagle3` and `dflash` have a random head for the target in place of the draft model."""
     if name == "mapped":
         from tests.decoding.vocabulary.tiny_tokenizers import nearly_the_same
 
@@ -145,6 +145,11 @@ def drafter_over(
 
         head, _ = random_head(head_for(target))
         return make_drafter(name, head, target.vocab_size, num_slots, max_model_len)
+    if name == "dflash":
+        from tests.decoding.heads.tiny_heads import HesitantDrafter, block_config, head_for, random_head
+
+        head, _ = random_head(head_for(target, block_config, kind="dspark"))
+        return HesitantDrafter(head, num_slots, max_model_len)
     return make_drafter(name, draft, target.vocab_size, num_slots, max_model_len)
 
 

@@ -88,10 +88,12 @@ def test_what_speculators_writes_we_read(kind: Kind, flags: dict[str, Any], tmp_
     assert said[0] == said[1]
 
 
-def _theirs(kind: Kind, flags: dict[str, Any]) -> Any:
+def _theirs(kind: Kind, flags: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
     """A head of speculators with random weights and a random part of the vocabulary."""
     is_block = kind in ("dflash", "dspark")
-    layers = (Qwen3Config if is_block else LlamaConfig)(**SIZES, num_hidden_layers=1 if kind == "eagle3" else 2)
+    layers = (Qwen3Config if is_block else LlamaConfig)(
+        **SIZES, num_hidden_layers=1 if kind == "eagle3" else 2, **(more or {})
+    )
     layers._attn_implementation = "eager"  # the other one is for GPUs
     own: dict[str, Any] = {"aux_hidden_state_layer_ids" if is_block else "eagle_aux_hidden_state_layer_ids": IDS}
     own |= {} if kind == "eagle3" else {"mask_token_id": 5}

@@ -7,12 +7,10 @@ from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.pace.schedule import FixedSchedule
+from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.heads.tiny_heads import VARIANTS, head_config, random_head, some_target_ids
 from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts
-
-SHARED = [7, 3, 9, 1, 4, 4, 8, 2]
-PROMPTS = [*random_prompts([9, 1, 5, 17, 2]), SHARED, [*SHARED, 11], [*SHARED, 12, 13], SHARED, [5]]
 
 
 @pytest.fixture(scope="module")
@@ -20,39 +18,12 @@ def target(tmp_path_factory):
     return loaded(build(llama_config(), seed=1), tmp_path_factory.mktemp("target"))
 
 
-def engine_over(target, drafter, *, num_slots: int = 3, num_drafted: int = 3, **options) -> Engine:
-    settings = EngineOptions(num_slots=num_slots, num_speculative_tokens=num_drafted, max_model_len=80, **options)
-    return Engine([(target, drafter)], settings, 80)
+class WatchedEagle3(Watched, Eagle3Drafter):
+    """An EAGLE-3 drafter that is watched."""
 
 
-def features_of(target, token_ids: list[int], layer_ids: tuple[int, ...]) -> torch.Tensor:
-    """What enters these layers, by transformers' own code; of the last id that is what the final norm reads."""
-    kept = []
-    norm = target.network.model.norm.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-    with torch.inference_mode():
-        states = target.network(torch.tensor([token_ids]), output_hidden_states=True, use_cache=False).hidden_states
-    norm.remove()
-    streams = [*states[:-1], kept[0]]
-    return torch.cat([streams[k][0] for k in layer_ids], dim=-1)
-
-
-class Watched(Eagle3Drafter):
-    """Notes what it drafts for which text."""
-
-    def propose(self, rows):
-        draft = super().propose(rows)
-        self.seen += [
-            (list(row.token_ids), tokens[:limit])
-            for row, tokens, limit in zip(
-                rows.sequences, draft.token_ids_BK.tolist(), draft.max_draft_tokens_B, strict=True
-            )
-            if limit
-        ]
-        return draft
-
-
-def watched(head, num_slots: int = 3) -> Watched:
-    drafter = Watched(head, num_slots, 80)
+def watched(head, num_slots: int = 3) -> WatchedEagle3:
+    drafter = WatchedEagle3(head, num_slots, 80)
     drafter.seen = []
     return drafter
 
@@ -61,7 +32,7 @@ def check_drafts(target, drafter, tensors, **settings) -> None:
     """Every draft is that of a textbook head which reads the text from its beginning."""
     reference = ReferenceHead(tensors, {"rms_norm_eps": 1e-6, "num_features": 3, "head_dim": 8, **settings})
     assert len(drafter.seen) > 20
-    for tokens, drafted in drafter.seen:
+    for tokens, drafted, _ in drafter.seen:
         features_NX = features_of(target, tokens[:-1], drafter.head.layer_ids)
         assert drafted == reference.draft(tokens, features_NX, len(drafted)), tokens
 
@@ -136,7 +107,7 @@ def test_rows_longer_than_the_heads_context_draft_up_to_its_end_and_hold_no_feat
         found = engine.generate(prompts, params)
         plain = engine_over(target.share(), NoDrafter()).generate(prompts, params)
         assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
-    assert max(len(tokens) + len(drafted) for tokens, drafted in drafter.seen) == 16
+    assert max(len(tokens) + len(drafted) for tokens, drafted, _ in drafter.seen) == 16
     assert all(piece.start < 16 for pieces in drafter._held.values() for piece in pieces)
     check_drafts(target, drafter, tensors)
 

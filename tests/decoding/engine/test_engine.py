@@ -17,7 +17,8 @@ PROMPTS = random_prompts([4, 1, 8], seed=5)
 @pytest.mark.usefixtures("_any_head")
 def test_load_and_generate_is_one_call(folders, drafter):
     options = EngineOptions(drafter=drafter, num_slots=2)
-    draft = {"eagle3": folders.head}.get(drafter, folders.good_draft) if drafter in NEED_A_MODEL else None
+    heads = {"eagle3": folders.head, "dflash": folders.block_head}
+    draft = heads.get(drafter, folders.good_draft) if drafter in NEED_A_MODEL else None
     engine = Engine.load(folders.target, draft, options, device="cpu", dtype="float32")
     sequences = engine.generate(PROMPTS, SamplingParams(temperature=0.8, max_tokens=6, n=2), seed=1)
     assert [s.prompt_token_ids for s in sequences] == [tuple(p) for p in PROMPTS for _ in range(2)]

@@ -108,3 +108,20 @@ def test_a_drafter_that_reads_features_gets_some_in_its_own_rounds_that_are_time
     with_overhead(HERE, models.target, Reader(), num_slots=2, num_draft_tokens=3, verification="coupled")
     assert received == [([start] * 2, [1, 1], 2) for start in range(len(received))]
     assert len(received) == 7, "of the drafter's rounds, and of no others"
+
+
+def test_a_draft_that_takes_one_forward_is_timed_as_one(monkeypatch):
+    """What it takes beside its forward is added once, not for each of its tokens; a block of 2 drafts 2 tokens."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("decoding.engine.measured_costs.time.perf_counter", lambda: clock.now)
+
+    class InOneForward(NoDrafter):
+        def propose(self, rows: Rows) -> "object":  # type: ignore[override]
+            clock.now += 3.0 + 0.25 * 2  # 2 tokens, at a quarter of a second each
+            return point_masses([[0, 0] for _ in rows.sequences], torch.device("cpu"))
+
+    facts = {"device": torch.device("cpu"), "dtype": torch.float32, "vocab_size": 9, "hidden_size": 8}
+    target = SimpleNamespace(**facts, eos_token_ids=(), close_call=0.0, tap=None)
+    known = CostTable(((1, 1.0),), ((1, 0.5), (2, 1.0)), block_tokens=2)
+    costs = with_overhead(known, target, InOneForward(), num_slots=2, num_draft_tokens=4, verification="coupled")
+    assert costs.drafting_seconds(2, 2) == costs.drafting_seconds(1, 2) == pytest.approx(3.5)

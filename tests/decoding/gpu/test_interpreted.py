@@ -11,7 +11,8 @@ from decoding.gpu.available import is_interpreted
 
 _ROOT = Path(__file__).parents[3]
 _FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
-_FILES.append(_ROOT / "tests/decoding/heads/test_eagle3_head.py")  # heads run on the same kernels
+# Heads run on the same kernels.
+_FILES += [_ROOT / f"tests/decoding/heads/test_{kind}_head.py" for kind in ("eagle3", "dflash")]
 
 
 @pytest.mark.timeout(900)

@@ -1,6 +1,7 @@
 """A head is measured beside its target: which layers it reads, and whether it was trained for this target at all."""
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,11 @@ from decoding.heads.attach import attach
 from decoding.heads.folder import Head, save_head
 from decoding.heads.vocabulary import membership, offsets
 from decoding.network.language_model import LanguageModel
-from tests.decoding.heads.tiny_heads import perfect_config, perfect_pair, save_perfect_pair, some_target_ids
+from tests.decoding.heads.made_up import head as made_up_head
+from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, save_perfect_pair, some_target_ids
 from tests.decoding.tiny import build, llama_config, random_prompts, save
+
+PAIRS = {"eagle3": perfect_pair, "dflash": perfect_blocks}
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +25,14 @@ def folders(tmp_path_factory) -> tuple[str, str]:
     return save_perfect_pair(tmp_path_factory.mktemp("perfect"))
 
 
-def test_a_perfect_head_is_accepted_always(folders):
-    target, head = folders
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request, tmp_path_factory) -> tuple[str, str, str]:
+    """A target, a head of each kind that is always right about it, and the drafter for that kind."""
+    return *save_perfect_pair(tmp_path_factory.mktemp("pair"), PAIRS[request.param]), request.param
+
+
+def test_a_perfect_head_is_accepted_always(pair):
+    target, head, _ = pair
     options = EngineOptions(num_slots=3, num_speculative_tokens=4, draft_length="fixed")
     engine = Engine.load(target, head, options, device="cpu")
     plain = Engine.load(target, device="cpu")
@@ -34,13 +44,16 @@ def test_a_perfect_head_is_accepted_always(folders):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_perfect_head_of_some_tokens_is_accepted_always_where_the_others_are_banned(folders, tmp_path, temperature):
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_perfect_head_of_some_tokens_is_accepted_always_where_the_others_are_banned(tmp_path, kind, temperature):
     """The noise is that of the target's ids: keyed by the head's own, it would agree at temperature 0 alone."""
-    target, _ = folders
-    _, head = perfect_pair()
+    network, head = PAIRS[kind]()
+    target = save(network, tmp_path / "target")
     config = replace(head.config, draft_vocab_size=20)
     ids_D = some_target_ids(config)
-    weights = {**head.tensors, "lm_head.weight": head.tensors["lm_head.weight"][ids_D], "d2t": offsets(ids_D)}
+    over_ids = {name for name in head.tensors if name in ("lm_head.weight", "markov_head.markov_w2.weight")}
+    weights = {name: each[ids_D] if name in over_ids else each for name, each in head.tensors.items()}
+    weights["d2t"] = offsets(ids_D)
     weights["t2d"] = membership(ids_D, config.vocab_size)
     save_head(Head(config, weights), str(tmp_path / "head"), "speculators")
     options = EngineOptions(num_slots=3, num_speculative_tokens=4, draft_length="fixed")
@@ -51,10 +64,11 @@ def test_a_perfect_head_of_some_tokens_is_accepted_always_where_the_others_are_b
     assert sum(row.num_accepted_tokens for row in found) == sum(row.num_draft_tokens for row in found) > 40
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "hybrid"])
-def test_an_adaptive_engine_over_a_head_measures_itself_and_writes_the_targets_text(folders, drafter):
-    target, head = folders
-    engine = Engine.load(target, head, EngineOptions(num_slots=4, drafter=drafter), device="cpu")
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_an_adaptive_engine_over_a_head_measures_itself_and_writes_the_targets_text(pair, is_hybrid):
+    target, head, drafter = pair
+    options = EngineOptions(num_slots=4, drafter="hybrid" if is_hybrid else drafter)
+    engine = Engine.load(target, head, options, device="cpu")
     plain = Engine.load(target, device="cpu")
     params = SamplingParams(n=2, temperature=0.7, max_tokens=30)
     found, expected = (each.generate(random_prompts([5, 2, 9, 3]), params) for each in (engine, plain))
@@ -62,11 +76,12 @@ def test_an_adaptive_engine_over_a_head_measures_itself_and_writes_the_targets_t
 
 
 @pytest.mark.parametrize("said", ["inputs", "outputs"])
-def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path, caplog, said):
+@pytest.mark.parametrize("kind", PAIRS)
+def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path, caplog, kind, said):
     """This head reads what enters layer 1; as "outputs" the same ids would mean layer 2."""
-    target, head = perfect_pair(reads_features=True)
+    target, head = PAIRS[kind](reads_features=True)
     path = save(target, tmp_path / "target")
-    config = perfect_config((1,), convention=said)
+    config = replace(head.config, layer_ids_are=said)
     save_head(Head(config, head.tensors), str(tmp_path / "head"), "speculators" if said == "inputs" else "eagle")
     model = LanguageModel.load(path, "cpu")
     with caplog.at_level(logging.INFO):
@@ -122,3 +137,20 @@ def test_a_model_is_no_head_and_a_head_is_no_model(folders, tmp_path):
         Engine.load(target, head, EngineOptions(drafter="model"), device="cpu")
     with pytest.raises(ValueError, match="which has no such window"):
         Engine.load(target, head, EngineOptions(draft_window=16), device="cpu")
+
+
+def test_a_head_of_one_kind_is_refused_with_the_drafter_of_another(pair):
+    """The models are not loaded: there is none."""
+    _, head, drafter = pair
+    other = {"eagle3": "dflash", "dflash": "eagle3"}[drafter]
+    kind = {"eagle3": "eagle3", "dflash": "dspark"}[drafter]
+    says = f"engine.drafter is {other!r}, but {head!r} is a head of kind {kind!r}, with which {drafter!r} drafts"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Engine.load("no/target", head, EngineOptions(drafter=other), device="cpu")
+    assert EngineOptions().pick_drafter(head) == drafter
+
+
+def test_a_kind_that_does_not_draft_here_is_refused_by_its_name(folders, tmp_path):
+    save_head(made_up_head("peagle"), str(tmp_path / "head"), "speculators")
+    with pytest.raises(ValueError, match="a head of kind 'peagle', and only eagle3, dflash, dspark heads draft here"):
+        Engine.load(folders[0], str(tmp_path / "head"), device="cpu")

@@ -1,4 +1,4 @@
-"""Tiny EAGLE-3 heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
+"""Tiny heads with random weights, for the tiny Llama of `tests/decoding/tiny.py`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from decoding.drafters.dflash import DFlashDrafter
+from decoding.heads.decoder_layers import HeadNetwork
+from decoding.heads.dflash_head import DFlashHead
+from decoding.heads.dflash_network import DFlashNetwork
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.eagle3_network import Eagle3Network
 from decoding.heads.folder import Head, save_head
@@ -13,6 +17,8 @@ from decoding.heads.head_config import HeadConfig
 from decoding.heads.layers import normalized
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, save
 
 HIDDEN_SIZE = 32
@@ -60,19 +66,36 @@ def head_config(
     )
 
 
-def head_for(target: LanguageModel, **more) -> HeadConfig:
+def block_config(
+    layer_ids: tuple[int, ...] = (0, 1, 2),
+    draft_vocab_size: int = VOCAB_SIZE,
+    layer: dict | None = None,
+    kind: str = "dflash",
+    **flags,
+) -> HeadConfig:
+    """A head of two layers that fills in blocks; of DSpark it has the Markov head and the confidence head."""
+    layer_config = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
+    config = head_config(layer_ids, draft_vocab_size, layer_config)
+    own = {"block_size": 5, "mask_token_id": 3, "num_speculative_tokens": 4}
+    if kind == "dspark":
+        own |= {"markov_rank": 8, "enable_confidence_head": True, "confidence_head_with_markov": True}
+        own["sample_from_anchor"] = True
+    return replace(config, kind=kind, **{**own, **flags})
+
+
+def head_for(target: LanguageModel, make=head_config, **more) -> HeadConfig:
     """A head for a target of any size, which reads its first layers and its last one's output."""
     num_layers = len(layers_to_read(target.network))
-    config = head_config((0, 1, num_layers), target.vocab_size, **more)
+    config = make((0, 1, num_layers), target.vocab_size, **more)
     layers = {**config.layer_config, "vocab_size": target.vocab_size}
     return replace(config, layer_config=layers, target_hidden_size=target.hidden_size)
 
 
 @torch.no_grad()
-def random_network(config: HeadConfig, seed: int = 0) -> Eagle3Network:
+def random_network(config: HeadConfig, seed: int = 0) -> HeadNetwork:
     """A network with wide random weights: each of its parts moves the logits."""
     generator = torch.Generator().manual_seed(seed)
-    network = Eagle3Network(config)
+    network = Eagle3Network(config) if config.kind == "eagle3" else DFlashNetwork(config)
     for name, weight in network.named_parameters():
         weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + ("norm" in name))
     return network
@@ -86,14 +109,40 @@ def some_target_ids(config: HeadConfig, seed: int = 0) -> torch.Tensor | None:
     return order[: config.draft_vocab_size].sort().values
 
 
-def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head, dict[str, torch.Tensor]]:
+def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head | DFlashHead, dict[str, torch.Tensor]]:
     """A head, and the tensors that its folder would have."""
     network, ids_D = random_network(config, seed), some_target_ids(config)
     tensors = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     if ids_D is not None:
         tensors["d2t"] = ids_D - torch.arange(len(ids_D))
     assert config.layer_ids is not None
-    return Eagle3Head(network, ids_D, config.layer_ids), tensors
+    head_class = Eagle3Head if config.kind == "eagle3" else DFlashHead
+    return head_class(network, ids_D, config.layer_ids), tensors
+
+
+class HesitantDrafter(DFlashDrafter):
+    """Ends a row's draft where the head's confidence says so, also under a schedule with fixed lengths."""
+
+    def propose(self, rows: Rows) -> Draft:
+        return super().propose(replace(rows, min_survival=0.3))
+
+
+@torch.no_grad()
+def _target_of_pairs(*, reads_features: bool) -> PreTrainedModel:
+    """A target whose next token depends on its newest one alone.
+
+    With `reads_features` its last layer adds a number to every token, in a place where the embedding has none.
+    """
+    generator = torch.Generator().manual_seed(2)
+    target = build(llama_config(), seed=1)
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    for layer in target.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    if reads_features:
+        embedding[:, -1], output[:, -1] = 0, 0
+        target.model.layers[-1].self_attn.o_proj.weight[-1] = torch.randn(HIDDEN_SIZE, generator=generator)
+    return target
 
 
 @torch.no_grad()
@@ -106,19 +155,14 @@ def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head
     reads what leaves it is misled by that number.
     """
     generator = torch.Generator().manual_seed(2)
-    target = build(llama_config(), seed=1)
+    target = _target_of_pairs(reads_features=reads_features)
     embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-    for layer in target.model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
     config = perfect_config((1,) if reads_features else (0, 1, 2))
     network = Eagle3Network(config)
     for weight in network.parameters():
         weight.zero_()
     (layer,) = network.layers
     if reads_features:
-        embedding[:, -1], output[:, -1] = 0, 0
-        target.model.layers[-1].self_attn.o_proj.weight[-1] = torch.randn(HIDDEN_SIZE, generator=generator)
         network.fc.weight[:, -1] = torch.randn(HIDDEN_SIZE, generator=generator)
         layer.hidden_norm.weight.fill_(9)
     attention = layer.self_attn
@@ -133,9 +177,38 @@ def perfect_pair(*, reads_features: bool = False) -> tuple[PreTrainedModel, Head
     return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
 
 
-def save_perfect_pair(root: Path) -> tuple[str, str]:
+@torch.no_grad()
+def perfect_blocks(*, reads_features: bool = False, **flags) -> tuple[PreTrainedModel, Head]:
+    """The target of a perfect pair, and a DSpark head whose Markov head knows it.
+
+    Its layers add nothing to that, and with `reads_features` only as long as they read what enters the target's last
+    layer: of what leaves it they are misled, by a number that every token has there.
+    """
+    generator = torch.Generator().manual_seed(3)
+    target = _target_of_pairs(reads_features=reads_features)
+    layer_config = {"num_hidden_layers": 1, "num_key_value_heads": 4}
+    layer_ids = (1,) if reads_features else (0, 1, 2)
+    config = block_config(layer_ids, layer=layer_config, kind="dspark", markov_rank=HIDDEN_SIZE, **flags)
+    network = DFlashNetwork(config)
+    for weight in network.parameters():
+        weight.zero_()
+    (layer,) = network.layers
+    if reads_features:
+        network.fc.weight[:, -1] = torch.randn(HIDDEN_SIZE, generator=generator)
+        for weight in (network.hidden_norm.weight, network.norm.weight):
+            weight.fill_(9)
+        layer.self_attn.v_proj.weight.copy_(torch.eye(HIDDEN_SIZE))
+        layer.self_attn.o_proj.weight.copy_(torch.eye(HIDDEN_SIZE))
+        network.lm_head.weight.copy_(torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=generator))
+    network.markov_head.markov_w1.weight.copy_(target.model.norm(target.get_input_embeddings().weight))
+    network.markov_head.markov_w2.weight.copy_(target.get_output_embeddings().weight)
+    network.confidence_head.proj.bias.fill_(20)  # it is sure of everything
+    return target, Head(config, {name: weight.detach().clone() for name, weight in network.named_parameters()})
+
+
+def save_perfect_pair(root: Path, make=perfect_pair) -> tuple[str, str]:
     """Save both; return the paths of the target and of the head."""
-    target, head = perfect_pair()
+    target, head = make()
     save_head(head, str(root / "head"), "speculators")
     return save(target, root / "target"), str(root / "head")
 

@@ -19,6 +19,7 @@ COSTS = {
     "stairs": STAIRS,
     "cheap drafts": CostTable(((1, 1.0), (6, 1.1), (7, 1.9)), ((1, 0.01), (4, 0.06)), position_seconds=0.001),
     "elsewhere": replace(STAIRS, is_overlapped=True, trip_seconds=0.4),
+    "one forward": replace(STAIRS, block_tokens=4),
     "far away": replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7),
 }
 
@@ -46,7 +47,8 @@ def speed(costs: CostTable, by_model, by_lookup, lengths, uses_lookup) -> float:
         steps = steps if up else max(steps, length)
     seconds = costs.round_seconds + costs.target_seconds(num_rows + sum(lengths))
     seconds += costs.position_seconds * num_rows * (1 + max(lengths))
-    drafting = steps * costs.draft_seconds(steppers) + costs.trip_seconds if steps else 0.0
+    forwards = min(steps, 1) if costs.block_tokens else steps
+    drafting = forwards * costs.draft_seconds(steppers) + costs.trip_seconds if steps else 0.0
     if costs.is_overlapped:
         return expected / max(seconds, drafting)
     return expected / (seconds + drafting + costs.position_seconds * steps * steppers)
@@ -123,3 +125,19 @@ def test_a_lookup_costs_no_draft_steps():
     dear = CostTable(FLAT.target, ((1, 10.0), (64, 10.0)))
     assert best_lengths(survival, None, dear, 1).lengths == (0,)
     assert best_lengths(None, survival, dear, 1).lengths == (2,)
+
+
+def test_no_row_drafts_more_of_a_model_than_its_block_holds():
+    certain = np.full((2, 4), 0.99)
+    costs = replace(FLAT, block_tokens=2)
+    assert best_lengths(certain, None, FLAT, 2).lengths == (4, 4)
+    assert best_lengths(certain, None, costs, 2).lengths == (2, 2)
+    assert best_lengths(None, certain, costs, 2).lengths == (4, 4)
+    assert best_lengths(0.9 * certain, certain, costs, 2).lengths == (4, 4)
+
+
+def test_the_later_tokens_of_a_block_cost_no_draft_forward():
+    dear = replace(FLAT, draft=((1, 0.4), (64, 0.4)))
+    fading = np.array([[0.6, 0.36, 0.22]])
+    assert best_lengths(fading, None, dear, 1).lengths == (1,)
+    assert best_lengths(fading, None, replace(dear, block_tokens=3), 1).lengths == (3,)

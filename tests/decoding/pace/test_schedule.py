@@ -4,6 +4,7 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -231,3 +232,15 @@ def test_draft_lengths_never_fall_as_the_batch_drains(costs, rate):
     assert longest == sorted(longest)
     if costs is KNEE and rate > 0.5:
         assert longest[-1] > longest[0]
+
+
+def test_a_token_must_pay_with_a_higher_chance_where_verification_costs_more():
+    found = []
+    for costs in (FLAT, LINE, replace(LINE, position_seconds=0.05)):
+        plan = AdaptiveSchedule(costs, 4).plan(rows(100, 100), None, True)
+        assert any(plan.lengths)
+        found.append(plan.min_survival)
+    assert found == sorted(found)
+    assert len(set(found)) == 3
+    assert 0 < found[0] < found[-1] < 1
+    assert FixedSchedule(4).plan(rows(100, 100), None, True).min_survival == 0

@@ -1,0 +1,128 @@
+"""DFlashDrafter: drafts with a DFlash or DSpark head, which fills in a block of tokens in one forward.
+
+After each forward the target hands out a feature of every token that it has read. Its keys and values go into the
+head's cache at once: they need nothing else, neither the next token (as EAGLE-3 does) nor a forward of the head. What
+belongs to a rejected token is overwritten when the target reads another one at its position, and no block sees it
+before that. So of a row of L tokens the head has positions 0, ..., L - 2, whether the row drafts or not.
+
+The tokens of a block are picked one after another from its logits. A DSpark head biases each by the token before, and
+states the chance that it is accepted without a look at the token itself: where the chance that a token is accepted
+with all before it no longer pays, the row's draft ends (`rows.min_survival`). The schedule has decided on the first
+token by what was accepted so far, so that one is always drafted.
+
+Shapes: N rows of a step, S slots, V vocabulary of the target, H hidden size of the head.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+
+from decoding.cache.features import FeatureTap
+from decoding.cache.kv_cache import KVCache
+from decoding.device import to_device
+from decoding.drafters.base import swap_entries
+from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.heads.dflash_head import Block, DFlashHead
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
+
+
+class DFlashDrafter(StepwiseDrafter):
+    """Drafts with a head, in a slot cache that mirrors the target's."""
+
+    def __init__(self, head: DFlashHead, num_slots: int, max_model_len: int) -> None:
+        """Allocate the head's cache. The target must hand its features to `tap`."""
+        super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)
+        self.head = head
+        self._num_inserted: dict[int, int] = {}  # by slot: positions that were stored, true or not
+        self._block: tuple[list[int], Block] | None = None  # of this round, and the slots of its lines
+        self._num_wanted, self._min_survival = 0, 0.0
+        self._survival_S = torch.ones(num_slots, device=head.device)  # chance of a row's draft, up to the last token
+        self._num_paying_S = torch.zeros(num_slots, dtype=torch.int64, device=head.device)
+        head.allocate(num_slots, max_model_len)
+
+    @property
+    def tap(self) -> FeatureTap:
+        """What the target must hand out."""
+        return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
+
+    @property
+    def _cache(self) -> KVCache:
+        assert self.head.cache is not None
+        return self.head.cache
+
+    def receive(
+        self,
+        slots: Seq[int],
+        starts: Seq[int],
+        lengths: Seq[int],
+        tokens_N: torch.Tensor,
+        features_NH: torch.Tensor,
+    ) -> None:
+        """Store the keys and values of a forward's tokens."""
+        self.head.insert(features_NH, starts, lengths, slots)
+        for slot, start, length in zip(slots, starts, lengths, strict=True):
+            self._num_inserted[slot] = start + length
+
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Copy the donor's positions."""
+        self._renew_slot(slot)
+        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_shared)
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange keys and values."""
+        self._swap_slots(first, second, self._num_inserted.get(first, 0), self._num_inserted.get(second, 0))
+        swap_entries(self._num_inserted, first, second)
+
+    def reset(self, slot: int) -> None:
+        """Clear the slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
+        self._cache.zero(slot)
+        self.is_finite_S[slot] = True
+
+    def propose(self, rows: Rows) -> Draft:
+        """Draft tokens, of which a row keeps those that pay by the head's own word."""
+        self._min_survival = rows.min_survival
+        draft = super().propose(rows)
+        if not self.head.says_chances or not self._num_wanted:
+            return draft
+        num_paying_B = self._num_paying_S[: len(rows.sequences)]
+        return replace(draft, num_draft_tokens_B=torch.minimum(draft.num_draft_tokens_B, num_paying_B))
+
+    def _limits(self, rows: Rows) -> list[int]:
+        return [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+
+    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
+        self._block, self._num_wanted = None, max(limits)
+
+    def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
+        starts = [len(row) - 1 for row in part.sequences]
+        newest_N = to_device([row.token_ids[-1] for row in part.sequences], self.head.device)
+        self._block = slots, self.head.fill_in(newest_N, starts, slots, self._num_wanted)
+        self._survival_S.fill_(1.0)
+        self._num_paying_S.zero_()
+        return self._logits(0, slots, newest_N)
+
+    def _next_logits(
+        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
+    ) -> torch.Tensor:
+        assert self._block is not None
+        before, block = self._block
+        if before != slots:
+            # A row that does not draft may stand between those of this step and not of the last one: its block is zero.
+            lines = {slot: line for line, slot in enumerate(before)}
+            self._block = slots, block.of([lines.get(slot, len(before)) for slot in slots])
+        return self._logits(step, slots, newest_N)
+
+    def _logits(self, step: int, slots: list[int], newest_N: torch.Tensor) -> torch.Tensor:
+        """Return logits at a place of the blocks, behind these tokens, and note whose tokens there pay."""
+        assert self._block is not None
+        logits_N1V, chances_N, block = self.head.next_logits(self._block[1], step, newest_N)
+        self._block = slots, block
+        if chances_N is not None:
+            index_N = to_device(slots, self.head.device)
+            survival_N = self._survival_S[index_N] * chances_N
+            self._survival_S[index_N] = survival_N
+            pays_N = survival_N >= self._min_survival if step else torch.ones_like(survival_N, dtype=torch.bool)
+            self._num_paying_S[index_N] += pays_N
+        return logits_N1V
