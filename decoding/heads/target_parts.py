@@ -78,4 +78,5 @@ def _final_norm(network: PreTrainedModel) -> nn.Module:
             f"{type(network).__name__} has no final norm of a known name beside its layers (it has {names}); attach "
             "the whole target"
         )
-    return named[0]
+    norm: nn.Module = named[0]
+    return norm
