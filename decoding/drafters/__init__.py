@@ -30,8 +30,7 @@ __all__ = [
 ]
 
 DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "hybrid"]
-# what a drafter of NEED_A_MODEL computes with
-Draft = LanguageModel | MappedDraft | Eagle3Head | DFlashHead
+Draft = LanguageModel | MappedDraft | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash")
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")

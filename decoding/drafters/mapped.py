@@ -11,7 +11,7 @@ Shapes: N rows of a step, V token ids of the target, D those of the draft.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -35,6 +35,7 @@ class MappedDraft:
 
     model: LanguageModel
     vocabulary: VocabularyMap
+    block_tokens: ClassVar[int] = 0  # each token takes a forward
 
     def share(self) -> Self:
         """Return the same draft with a cache of its own."""

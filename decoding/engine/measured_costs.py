@@ -41,7 +41,9 @@ _log = logging.getLogger(__name__)
 class TimedDraft(Protocol):
     """What is timed of a draft."""
 
-    block_tokens: int  # as in `CostTable`
+    @property
+    def block_tokens(self) -> int:
+        """Return the most tokens that one forward drafts, as in `CostTable`."""
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""

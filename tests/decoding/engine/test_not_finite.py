@@ -76,7 +76,7 @@ def test_a_draft_that_is_not_finite_costs_its_row_the_draft_and_nothing_else(tri
     """The target is healthy; the draft breaks down on some rows, whose slots are moved and refilled."""
     expected = outputs(run(engine_over(models.target, num_slots=1), _sequences(never_draw_it=False)))
     for num_slots in (1, 2, 3, 8):
-        engine = engine_over(models.target, trio.target, "model", num_slots=num_slots)
+        engine = engine_over(models.target, trio.target.share(), "model", num_slots=num_slots)
         sequences = run(engine, _sequences(never_draw_it=False))
         assert outputs(sequences) == expected
         for sequence in sequences:
