@@ -91,7 +91,7 @@ class Stage(SlotNetwork):
         self.fused = None
 
     def reader(self, layer_ids: Seq[int]) -> Features | None:
-        """Return features that take the streams that enter these layers, as they are; None if none of them is read here.
+        """Return features that take the streams that enter these layers, as they are; None if no one is read here.
 
         Each stream is read in one stage: in that of the layer, and what leaves the last layer in the last one.
         """
