@@ -84,9 +84,9 @@ class Target(Protocol):
     def hand_out(self, tap: FeatureTap | None) -> None:
         """Give the features of all tokens that are written into slots to `tap` from now on; None: to no drafter.
 
-        Prefills, scores, log-probabilities and decisions in a slot hand them out; what uses no slot does not, nor does
-        `seconds`, which computes them. Logits, keys and values stay the same, bit for bit. Raises ValueError if the
-        target has no such features.
+        Prefills, log-probabilities and decisions in a slot have handed them out when they return, a score when its
+        verdicts are there. What uses no slot does not, nor does `seconds`, which computes them. Logits, keys and values
+        stay the same, bit for bit. Raises ValueError if the target has no such features.
         """
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
