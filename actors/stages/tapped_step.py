@@ -26,7 +26,7 @@ class TappedStep(Generic[_T]):
     def __init__(
         self, step: Step[_T], tap: FeatureTap, work: Work, token_ids: Seq[Seq[int]], device: torch.device
     ) -> None:
-        """Hand out to `tap`, on this device, the features of the tokens of this work."""
+        """Take a step over the tokens of this work, whose features `tap` gets on this device."""
         self._step, self._tap, self._work, self._device = step, tap, work, device
         self._token_ids = list(chain.from_iterable(token_ids))
         self._is_handed_out = False

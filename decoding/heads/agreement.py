@@ -34,7 +34,7 @@ def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[
     kept: list[torch.Tensor] = []
     tap = FeatureTap(tuple(layer_ids), lambda stream_NX: stream_NX, lambda *given: kept.append(given[-1]))
     num_tokens = min(_NUM_TOKENS, target.max_positions or _NUM_TOKENS)
-    target.hand_out(None)  # to nobody, while the text is drawn
+    target.hand_out(None)  # an earlier drafter must not get what is written here
     try:
         target.allocate(_NUM_ROWS, num_tokens)
         texts = _drawn(target, num_tokens)

@@ -18,7 +18,7 @@ from decoding.heads.make_network import make_network, target_ids_of
 from decoding.heads.target_parts import load_ends
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
-from decoding.network.target import Target
+from decoding.network.target import Target, once_more
 
 LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def attach(path: str, target: Target, target_path: str, head: Head | None = None
     assert config.layer_ids is not None
     own = _made(head, target, target_path, config.layer_ids)
     readings = _readings(config, num_layers(target_config))
-    shares = agreements(own, target, readings)
+    shares = once_more(lambda: agreements(own, target, readings))
     best = max(range(len(readings)), key=lambda index: shares[index])
     described = ", ".join(
         f"{share:.0%} of the tokens if it reads what enters layers {list(reading)}"

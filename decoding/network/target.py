@@ -4,8 +4,9 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -19,8 +20,19 @@ from decoding.sequence import TokenLogprobs
 _TIMED_START = 64  # positions
 
 
+_T = TypeVar("_T")
+
+
 class SlotsLostError(RuntimeError):
     """What the slots held is lost, for every session. The target can be used again, after `allocate`."""
+
+
+def once_more(do: Callable[[], _T]) -> _T:
+    """Return what `do` returns, which allocates its slots itself; do it again if they are lost over it, once."""
+    try:
+        return do()
+    except SlotsLostError:
+        return do()
 
 
 class PendingVerdicts(Protocol):

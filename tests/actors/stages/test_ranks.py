@@ -57,7 +57,6 @@ def test_the_text_is_the_one_of_the_same_target_in_one_process(pair: Pair, model
 
 
 def test_features_are_those_of_the_same_target_in_one_process(pair: Pair, model: ShardedModel) -> None:
-    """Of three layers; the residual stream is complete in each process."""
     whole = LanguageModel.load(pair[0], "cpu", "float32")
     taps = [Kept((3, 0, 2)), Kept((3, 0, 2))]
     logits = []
