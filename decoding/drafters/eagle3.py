@@ -218,9 +218,8 @@ class Eagle3Drafter(StepwiseDrafter):
                     position = until
             if position < end:
                 parts.append((None, [0] * (end - position)))
-        like = self.head.network.fc.weight
         found = [
-            like.new_zeros(len(lines), self.head.hidden_size)
+            torch.zeros(len(lines), self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
             if features_NH is None
             else features_NH[to_device(lines, self.head.device)]
             for features_NH, lines in parts
