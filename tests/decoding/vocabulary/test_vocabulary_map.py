@@ -42,6 +42,19 @@ def test_the_tokens_that_begin_and_end_a_text_are_the_same_whatever_their_names(
     assert text.token_ids == draft.encode("a"), "the target's first token stands for the draft's, which is there once"
 
 
+def test_one_token_of_the_draft_may_begin_and_end_a_text_and_be_the_unknown_one():
+    """Like GPT-2's. A text that begins with it can be read, and the target's last token can be drafted."""
+    name = "<|endoftext|>"
+    draft = byte_level([*BYTES, name], bos_token=name, eos_token=name, unk_token=name)
+    target = like_llama_2(["▁", "a", "▁a"])
+    vocabulary = map_of(target, draft)
+    text = RetokenizedText(vocabulary)
+    text.extend(target.encode("a"))
+    assert text.can_be_read
+    assert text.token_ids == draft.encode(f"{name} a")
+    assert vocabulary.draft_ids_V[target.eos_token_id] == draft.eos_token_id
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
 def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(family, seed):
