@@ -92,6 +92,44 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
     assert any(any(numbers) for _, numbers in drafter.seen)
 
 
+def test_no_accepted_token_is_read_again(networks, target, tmp_path):
+    """A round lacks its newest token, and of a draft that was accepted as a whole the last one, which was never read."""
+    draft = loaded(networks[0], tmp_path / "d")
+    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 3, 80)
+    forward, widths = draft.forward, []
+
+    def watched_forward(starts, tokens_NT, *args, **kwargs):
+        widths.append(tokens_NT.shape[1])
+        return forward(starts, tokens_NT, *args, **kwargs)
+
+    engine = engine_over(target, drafter)
+    rows = numbered(random_prompts([9, 5, 2]), max_tokens=30, ignore_eos=True)
+    engine.submit(rows)
+    engine.step()
+    draft.forward = watched_forward
+    while engine.has_work:
+        engine.step()
+    assert sum(row.num_accepted_tokens for row in rows) > 60
+    assert set(widths) == {1, 2}
+
+
+def test_a_slot_that_was_cleared_is_read_again(networks, target, tmp_path):
+    own, others = other_tokens()
+    draft = loaded(networks[1], tmp_path / "d")
+    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), 3, 80)
+    drafter.seen, drafter.fresh = [], draft.share()
+    engine = engine_over(target, drafter)
+    rows = numbered(random_prompts([9, 5, 2]), max_tokens=30, ignore_eos=True)
+    engine.submit(rows)
+    for _ in range(3):
+        engine.step()
+    drafter.reset(1)
+    drafter.seen.clear()
+    while engine.has_work:
+        engine.step()
+    assert any(numbers[1] for _, numbers in drafter.seen)
+
+
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("is_by_chance", [False, True])
