@@ -113,6 +113,25 @@ def test_no_accepted_token_is_read_again(networks, target, tmp_path):
     assert set(widths) == {1, 2}
 
 
+def test_of_a_row_that_begins_like_another_only_the_rest_is_read(networks, tmp_path, monkeypatch):
+    draft = loaded(networks[1], tmp_path / "d")
+    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 2, 80)
+    prefill, read = draft.prefill, []
+
+    def watched_prefill(slots, token_ids, starts):
+        read.append((list(slots), token_ids, starts))
+        prefill(slots, token_ids, starts)
+
+    monkeypatch.setattr(draft, "prefill", watched_prefill)
+    drafter.begin(0, None, 0)
+    drafter.prefill([0], [[*SHARED, 11, 12, 13]])
+    drafter.begin(1, 0, len(SHARED))
+    drafter.prefill([1], [[*SHARED, 14, 15, 16]])
+    drafter.begin(1, 1, len(SHARED))  # in the same slot
+    drafter.prefill([1], [[*SHARED, 17, 18]])
+    assert read == [([0], [[*SHARED, 11, 12]], [0]), ([1], [[14, 15]], [8]), ([1], [[17]], [8])]
+
+
 def test_a_slot_that_was_cleared_is_read_again(networks, target, tmp_path):
     own, others = other_tokens()
     draft = loaded(networks[1], tmp_path / "d")
