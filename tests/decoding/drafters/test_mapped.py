@@ -15,6 +15,7 @@ from tests.decoding.tiny import (
     numbered,
     outputs,
     random_prompts,
+    rows_over,
     run,
     schedule_at_random,
 )
@@ -93,7 +94,7 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
 
 
 def test_no_accepted_token_is_read_again(networks, target, tmp_path):
-    """A round lacks its newest token, and of a draft that was accepted as a whole the last one, which was never read."""
+    """A round reads its newest token, and behind a draft that was accepted as a whole the last one, which it lacks."""
     draft = loaded(networks[0], tmp_path / "d")
     drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 3, 80)
     forward, widths = draft.forward, []
@@ -113,9 +114,10 @@ def test_no_accepted_token_is_read_again(networks, target, tmp_path):
     assert set(widths) == {1, 2}
 
 
-def test_of_a_row_that_begins_like_another_only_the_rest_is_read(networks, tmp_path, monkeypatch):
+@pytest.fixture
+def drafter_and_read(networks, tmp_path, monkeypatch):
+    """A drafter whose tokens are the target's, and what its model reads of prompts: slots, tokens and starts."""
     draft = loaded(networks[1], tmp_path / "d")
-    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 2, 80)
     prefill, read = draft.prefill, []
 
     def watched_prefill(slots, token_ids, starts):
@@ -123,6 +125,24 @@ def test_of_a_row_that_begins_like_another_only_the_rest_is_read(networks, tmp_p
         prefill(slots, token_ids, starts)
 
     monkeypatch.setattr(draft, "prefill", watched_prefill)
+    return MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 2, 80), read
+
+
+def test_no_prompt_is_read_while_drafts_are_rare(drafter_and_read):
+    drafter, read = drafter_and_read
+    drafter.rest()
+    drafter.begin(0, None, 0)
+    drafter.prefill([0], [SHARED])
+    assert read == []
+    drafter.propose(rows_over(numbered([[*SHARED] * 6, SHARED], max_tokens=20), [2, 0]))
+    assert read == [([0], [([*SHARED] * 6)[:-1]], [0])]
+    drafter.begin(1, None, 0)
+    drafter.prefill([1], [SHARED])
+    assert len(read) == 2
+
+
+def test_of_a_row_that_begins_like_another_only_the_rest_is_read(drafter_and_read):
+    drafter, read = drafter_and_read
     drafter.begin(0, None, 0)
     drafter.prefill([0], [[*SHARED, 11, 12, 13]])
     drafter.begin(1, 0, len(SHARED))
