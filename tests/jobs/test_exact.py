@@ -167,7 +167,7 @@ def test_an_exact_run_may_require_it(job: Job, plain_run: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
 def test_a_run_that_turns_out_inexact_at_its_end_is_no_success(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where its engines ran on processors of two kinds."""
+    """A run whose engines ran on processors of two kinds is one."""
     monkeypatch.setattr("jobs.driver.outcome.exactness_of", lambda *_: "no")
     job.read(2)
     assert job.generate("--run.exact=required", "--engine.draft_length=fixed") == 1

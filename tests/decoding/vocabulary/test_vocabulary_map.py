@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decoding.vocabulary.retokenized_text import RetokenizedText
 from decoding.vocabulary.token_bytes import load_tokenizer, token_bytes
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 from tests.decoding.vocabulary.tiny_tokenizers import BYTES, LETTERS, byte_level, like_llama_2, map_of, other_tokens
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
@@ -81,6 +82,16 @@ def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(famil
         assert written.removeprefix(b"<s>").removeprefix(b" " if family == "sentencepiece" else b"") == expected
     if seed:
         assert text.token_ids == draft.encode(TEXT), "written step by step, the text has the tokens of the whole"
+
+
+def test_tokens_that_a_model_has_no_id_for_are_not_in_the_map():
+    target, draft = byte_level([*BYTES, "th", "he"]), byte_level([*reversed(BYTES), "he", "th"])
+    sizes = target.convert_tokens_to_ids("he"), draft.convert_tokens_to_ids("th")  # without the last token of each
+    vocabulary = VocabularyMap(target, draft, *sizes, ("the target", "the draft"))
+    assert len(vocabulary.draft_ids_V) == sizes[0]
+    assert max(vocabulary.draft_ids_V) < sizes[1]
+    assert vocabulary.num_common == 256
+    assert vocabulary.draft_tokens(b"th") is None, "its tokenizer would write a token that the draft lacks"
 
 
 def test_what_a_tokenizer_cannot_write_is_never_written_as_unknown():
