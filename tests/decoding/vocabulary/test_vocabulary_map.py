@@ -84,6 +84,22 @@ def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(famil
         assert text.token_ids == draft.encode(TEXT), "written step by step, the text has the tokens of the whole"
 
 
+def test_a_character_that_a_tokenizer_leaves_out_is_noticed():
+    core = Tokenizer(models.BPE({"a": 0, "b": 1}, []))  # it has no unknown token
+    core.decoder = decoders.ByteLevel()
+    vocabulary = map_of(byte_level([*BYTES]), PreTrainedTokenizerFast(tokenizer_object=core))
+    assert vocabulary.draft_tokens(b"ab") == ([0, 1], [1, 2])
+    assert vocabulary.draft_tokens(b"acb") is None
+
+
+def test_a_text_longer_than_its_tokenizer_is_set_to_is_written_as_a_whole():
+    draft = byte_level([*BYTES])
+    draft.backend_tokenizer.enable_truncation(3)
+    tokens = map_of(byte_level([*BYTES]), draft).draft_tokens(b"hello")
+    assert tokens is not None
+    assert len(tokens[0]) == 5
+
+
 def test_tokens_that_a_model_has_no_id_for_are_not_in_the_map():
     target, draft = byte_level([*BYTES, "th", "he"]), byte_level([*reversed(BYTES), "he", "th"])
     sizes = target.convert_tokens_to_ids("he"), draft.convert_tokens_to_ids("th")  # without the last token of each
