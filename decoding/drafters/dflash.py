@@ -14,7 +14,6 @@ Shapes: N rows of a step, S slots, V vocabulary of the target, H hidden size of 
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 
@@ -83,13 +82,20 @@ class DFlashDrafter(StepwiseDrafter):
         self.is_finite_S[slot] = True
 
     def propose(self, rows: Rows) -> Draft:
-        """Draft tokens, of which a row keeps those that pay by the head's own word."""
+        """Draft tokens, of which a row keeps those that pay by the head's own word; the target reads no others."""
         self._min_survival = rows.min_survival
         draft = super().propose(rows)
-        if not self.head.says_chances or not self._num_wanted:
+        if not (self.head.says_chances and self._min_survival and self._num_wanted):
             return draft
-        num_paying_B = self._num_paying_S[: len(rows.sequences)]
-        return replace(draft, num_draft_tokens_B=torch.minimum(draft.num_draft_tokens_B, num_paying_B))
+        num_paying = self._num_paying_S[: len(rows.sequences)].tolist()
+        bounds = tuple(map(min, draft.max_draft_tokens_B, num_paying))
+        width = max(bounds)
+        return Draft(
+            draft.token_ids_BK[:, :width],
+            torch.minimum(draft.num_draft_tokens_B, to_device(bounds, self.head.device)),
+            None if draft.probs_BKV is None else draft.probs_BKV[:, :width],
+            max_draft_tokens_B=bounds,
+        )
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one whose features have a gap drafts none."""

@@ -76,6 +76,25 @@ def test_a_draft_ends_where_the_head_says_that_the_next_token_does_not_pay(targe
     check_drafts(target, drafter, tensors, config)
 
 
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_the_target_reads_no_token_behind_the_end_of_a_draft(target, monkeypatch, verification):
+    head, _ = random_head(block_config(kind="dspark"))
+    drafter = watched(head)
+    drafter.min_survival = 0.2
+    score, read = target.score, []
+
+    def watched_score(request):
+        read.append((request.lengths, request.draft.num_draft_tokens_B.tolist(), request.token_ids_BJ.shape[1]))
+        return score(request)
+
+    monkeypatch.setattr(target, "score", watched_score)
+    engine = engine_over(target, drafter, num_drafted=5, verification=verification)
+    engine.generate(PROMPTS, SamplingParams(max_tokens=20, temperature=0.9, ignore_eos=True))
+    assert all(lengths == [1 + n for n in drafted] for lengths, drafted, _ in read)
+    assert {width for *_, width in read} > {2, 3}
+    assert all(width == max(lengths) for lengths, _, width in read)
+
+
 def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypatch):
     config = block_config()
     head, tensors = random_head(config)
