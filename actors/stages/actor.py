@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from actors.stages.work import Finish, Work, do
+from actors.stages.work import Done, Finish, Work, do
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.rank import meet, open_rank_store
 from decoding.device import Device, give_back_freed_memory, name_of
@@ -26,6 +26,7 @@ class StageFacts:
     max_positions: int | None
     vocab_size: int | None  # None where there is no head
     hidden_size: int
+    num_layers: int  # of the whole target
     num_weight_bytes: int  # of this process, where ranks share the stage out
     packs_rows: bool  # or the model sees a rectangle
     is_fused: bool  # our own layers run
@@ -94,6 +95,7 @@ class StageActor:
             max_positions=stage.max_positions,
             vocab_size=stage.vocab_size,
             hidden_size=stage.hidden_size,
+            num_layers=stage.layers.num_layers,
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,
@@ -140,12 +142,22 @@ class StageActor:
         return self._stage.cache(session).is_finite(slot, length)
 
     def do(self, work: Work, fed: Any, finish: Finish | None = None) -> Any:
-        """Do the work on these tokens or hidden states, and return what comes of it; ranks but the first, nothing."""
+        """Do the work on these tokens, or on what the stage before has done, and return what comes of it.
+
+        That is a Done with arrays in place of tensors. Ranks but the first return nothing.
+        """
+        if self._rank > 0:  # the residual stream of the first one is the same, and complete
+            work = replace(work, layer_ids=())
+        streams = None
+        if isinstance(fed, Done):
+            fed, streams = fed
         with self._together():
-            answer = do(self._stage, work, unpacked(fed), finish)
+            read_before = None if streams is None or self._rank > 0 else unpacked(streams)
+            answer = do(self._stage, work, unpacked(fed), finish, read_before)
         if self._rank > 0:
             return None  # the first one's is the same
-        return answer if self._stage.layers.has_head else packed(answer)
+        out = answer.out if self._stage.layers.has_head else packed(answer.out)
+        return Done(out, packed(answer.streams_NX))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -160,7 +172,7 @@ class StageActor:
 
 
 def packed(hidden: torch.Tensor | None) -> Any:
-    """Turn hidden states into an array, which Ray sends without a copy, and the type of its numbers."""
+    """Turn hidden states, or streams, into an array, which Ray sends without a copy, and the type of its numbers."""
     if hidden is None:
         return None
     plain = hidden.contiguous()

@@ -46,6 +46,7 @@ class Step(Generic[_T]):
     timeout_s: float | None  # `stages.timeout_s` unless given
     references: list[list[Any]] = field(default_factory=list)  # to what each stage's ranks answer
     answer: _T = field(init=False)  # when it is settled
+    streams: Any = None  # that were read on the way, when it is settled: as `packed` left them
     is_settled: bool = False
     error: Exception | None = None  # its own, or that of an earlier step that failed
 
@@ -166,7 +167,7 @@ class StagePipeline:
     def _settle_oldest(self) -> None:
         step = self._flying[0]
         try:
-            step.answer = answer_of(self.group, step.references, step.timeout_s)
+            step.answer, step.streams = answer_of(self.group, step.references, step.timeout_s)
         except StageLostError as lost:
             self._bring_up(lost)
         except Exception as error:

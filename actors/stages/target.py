@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
 from itertools import count
 from operator import methodcaller
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from actors.stages.pipeline import StagePipeline, Step
+from actors.stages.tapped_step import TappedStep
 from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
-from decoding.cache.features import FeatureTap
+from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
-from decoding.network.target import timed_start
+from decoding.network.target import PendingVerdicts, timed_start
 from decoding.sampling.judging import RowVerdict, ScoreRequest, close_call_margin
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
@@ -61,7 +63,7 @@ class RemoteSlots:
 class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
-    tap: FeatureTap | None = None  # never: see `hand_out`
+    tap: FeatureTap | None = None
 
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
         """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
@@ -108,16 +110,14 @@ class ShardedModel:
     def share(self) -> ShardedModel:
         """Make another session on the same stages, with slots of its own."""
         twin = copy(self)  # asks the stages nothing: one of them may be lost
-        twin.cache, twin._size, twin._session = None, (0, 0), next(self._sessions)
+        twin.cache, twin.tap, twin._size, twin._session = None, None, (0, 0), next(self._sessions)
         return twin
 
     def hand_out(self, tap: FeatureTap | None) -> None:
-        """Refuse a tap with a ValueError: features would have to come here from every stage, for each token."""
+        """Give features to `tap`, as `Target.hand_out`; those of a score are there when its verdicts are."""
         if tap is not None:
-            raise ValueError(
-                "a target in stages does not hand out its hidden states, which this draft reads; run the target in one "
-                "process (stages.count 1, stages.tensor_parallel 1), or use a draft that reads tokens alone"
-            )
+            check_layer_ids(tap.layer_ids, self.facts_of_stages[0].num_layers)
+        self.tap = tap
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve fresh slots, as `Target.allocate`."""
@@ -130,16 +130,25 @@ class ShardedModel:
         self.pipeline.release(self._session)
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        """Write tokens into slots, as `Target.prefill`; that is under way when this returns."""
+        """Write tokens into slots, as `Target.prefill`; that is under way when this returns, unless there is a tap."""
         may_join = partial(
             may_join_batch,
             packs_rows=all(facts.packs_rows for facts in self.facts_of_stages),
             attends_in_place=all(facts.attends_in_place for facts in self.facts_of_stages),
         )
+        tapped: deque[TappedStep[None]] = deque()
         for batch in batches(slots, token_ids, starts, may_join):
-            self._send([piece.slot for piece in batch], [piece.start for piece in batch], [p.tokens for p in batch])
+            step: Step[None] | TappedStep[None] = self._send(
+                [piece.slot for piece in batch], [piece.start for piece in batch], [piece.tokens for piece in batch]
+            )
+            if isinstance(step, TappedStep):
+                tapped.append(step)
+            if len(tapped) > len(self.facts_of_stages):  # each stage has one, and no more streams are held
+                tapped.popleft().result()
+        for step in tapped:
+            step.result()
 
-    def score(self, request: ScoreRequest) -> Step[list[RowVerdict]]:
+    def score(self, request: ScoreRequest) -> PendingVerdicts:
         """Send a draft to be judged, as `Target.score`."""
         tokens, num_positions = request.token_ids_BJ.tolist(), request.token_ids_BJ.shape[1]
         lengths = request.lengths or [num_positions] * len(tokens)
@@ -185,8 +194,10 @@ class ShardedModel:
         start = timed_start(self._size[1], num_tokens)
         self.pipeline.drain()
         started = time.perf_counter()
-        self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens)
+        step: Any = self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens)
         self.pipeline.drain()
+        if isinstance(step, TappedStep):
+            step.features()
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
@@ -200,8 +211,10 @@ class ShardedModel:
         token_ids: Seq[Seq[int]],
         num_logits: int = 0,
         finish: Callable[[torch.Tensor], _T] | None = None,
-    ) -> Step[_T]:
+    ) -> Step[_T] | TappedStep[_T]:
         assert self.cache is not None, "allocate() comes first"
         changes, lengths = self.cache.take_changes(), tuple(map(len, token_ids))
-        work = Work(self._session, changes, tuple(slots), tuple(starts), lengths, num_logits)
-        return self.pipeline.send(work, token_ids, finish)
+        layer_ids = () if self.tap is None else tuple(sorted(self.tap.layer_ids))
+        work = Work(self._session, changes, tuple(slots), tuple(starts), lengths, num_logits, layer_ids=layer_ids)
+        step = self.pipeline.send(work, token_ids, finish)
+        return step if self.tap is None else TappedStep(step, self.tap, work, token_ids, self.device)

@@ -6,7 +6,7 @@ Shapes: B rows, J positions whose logits are wanted, V vocabulary.
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -33,6 +33,15 @@ class Work:
     lengths: tuple[int, ...] = ()  # tokens of each row; no rows: no forward
     num_logits: int = 0  # positions of each row whose logits are wanted: its first ones; without slots its last ones
     is_eager: bool = False  # without slots: by transformers' own attention
+    layer_ids: tuple[int, ...] = ()  # in order; the streams that enter these layers are wanted of all tokens
+
+
+class Done(NamedTuple):
+    """What comes of work on a stage."""
+
+    out: Any  # hidden states; on the last stage what a Finish makes of the logits
+    # The streams that were read so far [N, A * E], of all stages up to this one; None if none was wanted.
+    streams_NX: torch.Tensor | None = None
 
 
 def judged(request: ScoreRequest, logits_BJV: torch.Tensor) -> list[RowVerdict]:
@@ -50,21 +59,27 @@ def scored(following: list[int], num_top: int, logits: torch.Tensor) -> list[Tok
     return token_logprobs(logits.flatten(0, -2), following, num_top)
 
 
-def do(stage: Stage, work: Work, fed: torch.Tensor, finish: Finish | None) -> Any:
-    """Do the work on this stage. Return hidden states, or on the last stage what `finish` makes of the logits."""
+def do(
+    stage: Stage, work: Work, fed: torch.Tensor, finish: Finish | None, streams_NX: torch.Tensor | None = None
+) -> Done:
+    """Do the work on this stage. `streams_NX` were read in those before it."""
     for change in work.changes:
         assert work.session is not None, "without a session there are no slots"
         change(stage.cache(work.session))
     if not work.lengths:
-        return None
+        return Done(None)
+    features = stage.reader(work.layer_ids)
     if work.session is None:
         out = (stage.plain_eager if work.is_eager else stage.plain)(fed, work.num_logits)
     else:
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
-        out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session)
+        out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session, features)
+    if features is not None:
+        own_NX = features.take().cpu()
+        streams_NX = own_NX if streams_NX is None else torch.cat((streams_NX, own_NX), dim=1)
     if not stage.layers.has_head:
-        return out.cpu()
-    return None if finish is None else finish(out)
+        return Done(out.cpu(), streams_NX)
+    return Done(None if finish is None else finish(out), streams_NX)
 
 
 class _Tokens:

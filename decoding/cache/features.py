@@ -21,8 +21,8 @@ class FeatureTap:
     # [N, A * E], side by side in the order of `layer_ids` and in the target's dtype -> [N, H]. It may become part of a
     # recorded forward, so it must not wait for the device, and its weights must stay where they are.
     project: Callable[[torch.Tensor], torch.Tensor]
-    # receive(slots, starts, lengths, tokens_N, features_NH) is called after each forward over slots, before the next
-    # one and in inference mode: row b has lengths[b] of the N tokens, at positions starts[b], starts[b] + 1, ... of
+    # receive(slots, starts, lengths, tokens_N, features_NH) is called for each forward over slots, in their order and
+    # in inference mode: row b has lengths[b] of the N tokens, at positions starts[b], starts[b] + 1, ... of
     # slot slots[b], row by row end to end. Padding is not handed out. The tensors belong to the receiver.
     receive: Callable[[Seq[int], Seq[int], Seq[int], torch.Tensor, torch.Tensor], None]
 

@@ -8,6 +8,8 @@ Shapes: B rows, T tokens, H hidden size, E embedding size.
 """
 
 import inspect
+from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,11 +106,22 @@ def whole_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrainedModel]:
     """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
+    own = range(layers.first, layers.end)
+    drop = partial(_drop_the_rest, own=own, has_embedding=layers.has_embedding, has_head=layers.has_head)
+    return _changed_class(config, drop)
+
+
+def ends_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return the model class of this configuration with none of its layers: embedding, final norm and output layer."""
+    return _changed_class(config, partial(_drop_the_rest, own=(), has_embedding=True, has_head=True))
+
+
+def _changed_class(config: PretrainedConfig, change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
     whole = whole_class(config)
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
-        _drop_the_rest(self, layers)
+        change(self)
 
     return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
 
@@ -192,23 +205,23 @@ def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList
     return lists[0]
 
 
-def _drop_the_rest(network: PreTrainedModel, layers: LayerRange) -> None:
-    modules = layer_list(network, layers.num_layers)
+def _drop_the_rest(network: PreTrainedModel, *, own: Container[int], has_embedding: bool, has_head: bool) -> None:
+    modules = layer_list(network, num_layers(network.config))
     embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
     names = {id(module): name.rpartition(".")[2] for name, module in network.named_modules()}
-    dropped = [rf"\b{names[id(modules)]}\.{index}\." for index in range(len(modules)) if index not in layers]
-    dropped += [] if layers.has_embedding else [rf"\b{names[id(embedding)]}\."]
-    dropped += [] if layers.has_head else [rf"\b{names[id(head)]}\."]
+    dropped = [rf"\b{names[id(modules)]}\.{index}\." for index in range(len(modules)) if index not in own]
+    dropped += [] if has_embedding else [rf"\b{names[id(embedding)]}\."]
+    dropped += [] if has_head else [rf"\b{names[id(head)]}\."]
     # The other stages' weights. Any other surplus weight, and any missing one, is an error.
     network._keys_to_ignore_on_load_unexpected = {*(network._keys_to_ignore_on_load_unexpected or ()), *dropped}
     for index, layer in enumerate(modules):
-        if index not in layers:
+        if index not in own:
             modules[index] = _StandIn(layer)
     is_tied = bool(network.all_tied_weights_keys)
-    if not layers.has_head:
+    if not has_head:
         _replace(network, head, _Nothing(head))
         network.all_tied_weights_keys = {}  # nothing is left to be tied, and the loader would look for it
-    if not layers.has_embedding and not (layers.has_head and is_tied):  # then it is the head's own weight
+    if not has_embedding and not (has_head and is_tied):  # then it is the head's own weight
         _replace(network, embedding, _Nothing(embedding))
 
 

@@ -14,7 +14,6 @@ Shapes: N rows of a step, S slots, V vocabulary of the target, H hidden size of 
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 
@@ -63,12 +62,14 @@ class DFlashDrafter(StepwiseDrafter):
         """Store the keys and values of a forward's tokens."""
         self.head.insert(features_NH, starts, lengths, slots)
         for slot, start, length in zip(slots, starts, lengths, strict=True):
-            self._num_inserted[slot] = start + length
+            if start <= self._num_inserted.get(slot, 0):  # behind a gap a row drafts no more
+                self._num_inserted[slot] = start + length
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's positions."""
         self._renew_slot(slot)
-        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_shared)
+        num_known = 0 if donor is None else min(num_shared, self._num_inserted.get(donor, 0))
+        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_known)
 
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values."""
@@ -81,16 +82,28 @@ class DFlashDrafter(StepwiseDrafter):
         self.is_finite_S[slot] = True
 
     def propose(self, rows: Rows) -> Draft:
-        """Draft tokens, of which a row keeps those that pay by the head's own word."""
+        """Draft tokens, of which a row keeps those that pay by the head's own word; the target reads no others."""
         self._min_survival = rows.min_survival
         draft = super().propose(rows)
-        if not self.head.says_chances or not self._num_wanted:
+        if not (self.head.says_chances and self._min_survival and self._num_wanted):
             return draft
-        num_paying_B = self._num_paying_S[: len(rows.sequences)]
-        return replace(draft, num_draft_tokens_B=torch.minimum(draft.num_draft_tokens_B, num_paying_B))
+        num_paying = self._num_paying_S[: len(rows.sequences)].tolist()
+        bounds = tuple(map(min, draft.max_draft_tokens_B, num_paying))
+        width = max(bounds)
+        return Draft(
+            draft.token_ids_BK[:, :width],
+            torch.minimum(draft.num_draft_tokens_B, to_device(bounds, self.head.device)),
+            None if draft.probs_BKV is None else draft.probs_BKV[:, :width],
+            max_draft_tokens_B=bounds,
+        )
 
     def _limits(self, rows: Rows) -> list[int]:
-        return [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        """Return how many tokens each row may draft; one whose features have a gap drafts none."""
+        limits = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        for slot, sequence in enumerate(rows.sequences):
+            known = self._num_inserted[slot] = min(self._num_inserted.get(slot, 0), len(sequence) - 1)
+            limits[slot] = limits[slot] if known == len(sequence) - 1 else 0
+        return limits
 
     def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         self._block, self._num_wanted = None, max(limits)

@@ -77,7 +77,9 @@ class Eagle3Drafter(StepwiseDrafter):
             kept = [piece for piece in self._held.get(slot, []) if piece.start < start]
             for piece in kept:
                 piece.length = min(piece.length, start - piece.start)
-            if start < self._max_len:
+            # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
+            has_gap = start > (kept[-1].end if kept else self._num_pairs.get(slot, 0))
+            if start < self._max_len and not has_gap:
                 kept.append(_Piece(start, features_NH, first, length))
             self._held[slot] = kept
             first += length
@@ -114,9 +116,13 @@ class Eagle3Drafter(StepwiseDrafter):
         self.is_finite_S[slot] = True
 
     def _limits(self, rows: Rows) -> list[int]:
-        """Return how many tokens each row may draft; a row of one token has no pair yet."""
+        """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""
         limits = super()._limits(rows)
-        return [limit if len(sequence) > 1 else 0 for limit, sequence in zip(limits, rows.sequences, strict=True)]
+        ends = [held[-1].end if (held := self._held.get(slot)) else 0 for slot in range(len(limits))]
+        return [
+            limit if 0 < len(sequence) - 1 <= end else 0
+            for limit, sequence, end in zip(limits, rows.sequences, ends, strict=True)
+        ]
 
     def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         self._rows.update(enumerate(rows.sequences))
@@ -218,9 +224,8 @@ class Eagle3Drafter(StepwiseDrafter):
                     position = until
             if position < end:
                 parts.append((None, [0] * (end - position)))
-        like = self.head.network.fc.weight
         found = [
-            like.new_zeros(len(lines), self.head.hidden_size)
+            torch.zeros(len(lines), self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
             if features_NH is None
             else features_NH[to_device(lines, self.head.device)]
             for features_NH, lines in parts

@@ -108,12 +108,15 @@ class HybridDrafter(Drafter):
         return rows.limited([not uses_lookup for uses_lookup in rows.uses_lookup])
 
     def _with_extensions(self, rows: Rows, looked_up: Draft, drafted: Draft) -> Draft:
-        """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft."""
+        """Add the extensions behind the model's tokens; return all looked-up tokens at their places in the draft.
+
+        A draft that is shorter than was planned has none: its head has ended it, or its numbers are not finite.
+        """
         tokens, found = drafted.token_ids_BK.tolist(), looked_up.token_ids_BK.tolist()
         counts = looked_up.num_draft_tokens_B.tolist()
-        finite = drafted.num_draft_tokens_B.tolist()
-        for slot, (planned, num_finite) in enumerate(zip(drafted.max_draft_tokens_B, finite, strict=True)):
-            if planned and planned == num_finite and rows.extension_limits[slot].max_tokens:
+        nums_by_model = drafted.num_draft_tokens_B.tolist()
+        for slot, (planned, num_by_model) in enumerate(zip(rows.num_draft_tokens, nums_by_model, strict=True)):
+            if planned and planned == num_by_model and rows.extension_limits[slot].max_tokens:
                 by_model = tokens[slot][:planned]
                 extension = self._lookup.continue_draft(slot, by_model, rows.extension_limits[slot], rows.verification)
                 self._extensions[slot] = (planned, extension)

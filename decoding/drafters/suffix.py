@@ -120,6 +120,7 @@ class SuffixDrafter(Drafter):
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
             if writer.offer is None:
+                self._learn_output(writer)  # of rounds that it was not asked in
                 writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.verification)
             offers.append(writer.offer)
         return offers

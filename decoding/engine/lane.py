@@ -21,6 +21,7 @@ from dataclasses import replace
 import torch
 
 from decoding.drafters import Drafter
+from decoding.drafters.base import NoDrafter
 from decoding.engine.admission import Admission
 from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
@@ -65,6 +66,8 @@ class Lane:
         target.allocate(num_slots, max_model_len)
         target.hand_out(drafter.tap)
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
+        self._rest = NoDrafter()  # in place of the drafter, in rounds without it
+        self._num_rested = 0  # rounds without the drafter since the last one with it
 
     def advance(self, max_rows: int) -> list[Sequence]:
         """Go on until another process is asked, or to the end of a round; return the rows that have finished.
@@ -141,6 +144,8 @@ class Lane:
         with self._timed():
             pending = self.target.score(self._score_request(rows))
         must_wait = not pending.is_ready
+        if must_wait or self.drafter.is_remote:
+            self.schedule.never_rest()
         if must_wait:
             yield
         with self._timed():
@@ -148,9 +153,13 @@ class Lane:
             for slot, (sequence, verdict) in enumerate(zip(rows.sequences, verdicts, strict=True)):
                 self._commit(slot, sequence, verdict)
             num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
-            self.drafter.observe(rows, num_drafted, num_accepted)
+            if not self._num_rested:
+                self.drafter.observe(rows, num_drafted, num_accepted)
         self.round_seconds += self._seconds
-        self.schedule.observe(plan, rows.sequences, num_drafted, num_accepted, self._seconds)
+        if self._num_rested:
+            self.schedule.observe_rest(len(verdicts), self._seconds)
+        else:
+            self.schedule.observe(plan, rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
 
     def _take_finished(self) -> list[Sequence]:
@@ -161,6 +170,19 @@ class Lane:
         sequences = tuple(self.running)
         if self._sampling is None:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
+        if self.schedule.rests:
+            self._num_rested += 1
+            # In the first round of rest features replace those of rejected tokens. On a GPU they are a part of
+            # recordings, and cost hardly anything.
+            if self._num_rested == 2 and self.target.runs_on == "cpu":
+                self.target.hand_out(None)
+            nothing = DraftPlan((0,) * len(sequences), (False,) * len(sequences))
+            settings = nothing.lengths, self._verification, nothing.uses_lookup
+            return Rows(sequences, self._sampling, *settings, token_counts=self._token_counts), nothing
+        if self._num_rested:
+            self._num_rested = 0
+            if self.target.tap is None:
+                self.target.hand_out(self.drafter.tap)
         lengths = self.schedule.lengths(sequences)
         rows = Rows(sequences, self._sampling, lengths, self._verification, token_counts=self._token_counts)
         plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
@@ -174,7 +196,10 @@ class Lane:
         return rows, plan
 
     def _score_request(self, rows: Rows) -> ScoreRequest:
-        draft = self.drafter.propose(rows)
+        # In its first round of rest a drafter forgets the tokens that were rejected in the last one.
+        draft = (self._rest if self._num_rested > 1 else self.drafter).propose(rows)
+        if self._num_rested == 1:
+            self.drafter.rest()
         num_drafted_B = draft.num_draft_tokens_B
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))

@@ -130,11 +130,6 @@ def _load_draft_model(
 
 
 def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:
-    if not isinstance(target, LanguageModel):
-        raise ValueError(
-            f"{path!r} is a draft head, which reads the hidden states of its target, and the target's layers are in "
-            "other processes; use a draft model, or a target in one process"
-        )
     if options.draft_window:
         raise ValueError(
             f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "

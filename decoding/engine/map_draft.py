@@ -11,7 +11,7 @@ from decoding.drafters.base import NoDrafter
 from decoding.drafters.mapped import MappedDraft
 from decoding.engine.lane import Lane
 from decoding.network.language_model import LanguageModel
-from decoding.network.target import Target
+from decoding.network.target import Target, once_more
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -29,7 +29,7 @@ def map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path
     target writes are tokens of the draft.
     """
     vocabulary = VocabularyMap.between(target_path, draft_path, target.vocab_size, draft.vocab_size)
-    share = vocabulary.share_in_common(_text_of(target))
+    share = vocabulary.share_in_common(once_more(lambda: _text_of(target)))
     described = (
         f"{vocabulary.num_common} of the {target.vocab_size} tokens of {target_path!r}, which are {share:.0%} of what "
         "it writes"

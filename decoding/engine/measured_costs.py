@@ -43,7 +43,7 @@ class TimedDraft(Protocol):
 
     @property
     def block_tokens(self) -> int:
-        """As in `CostTable`."""
+        """Return the most tokens that one forward drafts, as in `CostTable`."""
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""

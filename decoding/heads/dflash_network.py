@@ -30,7 +30,7 @@ class DFlashNetwork(HeadNetwork):
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
-        projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.fc.weight.dtype)))
+        projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.norm.weight.dtype)))
         return projected_NH
 
 

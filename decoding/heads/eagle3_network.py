@@ -40,7 +40,7 @@ class Eagle3Network(HeadNetwork):
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
-        features_NX = features_NX.to(self.fc.weight.dtype)
+        features_NX = features_NX.to(self.norm.weight.dtype)  # asking a packed layer for its weight unpacks it
         if self.input_norm is not None:
             features_NX = self.input_norm(features_NX)
         if self.fc_norm is not None:

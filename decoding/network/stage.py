@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
+from decoding.cache.features import Features, FeatureTap
 from decoding.cache.kv_cache import KVCache, Packing
 from decoding.checkpoint.layer_range import LayerRange, cut
 from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
@@ -89,6 +90,15 @@ class Stage(SlotNetwork):
         """Run transformers' own code again, because ours was measured to deviate."""
         self.fused = None
 
+    def reader(self, layer_ids: Seq[int]) -> Features | None:
+        """Return features that take the streams that enter these layers, as they are; None if no one is read here.
+
+        Each stream is read in one stage: in that of the layer, and what leaves the last layer in the last one.
+        """
+        here = [*range(self.layers.first, self.layers.end), *([self.layers.end] if self.layers.has_head else [])]
+        own = tuple(layer_id for layer_id in layer_ids if layer_id in here)
+        return Features(FeatureTap(own, _unchanged, _refuse)) if own else None
+
     @torch.inference_mode()
     def forward(
         self,
@@ -98,12 +108,14 @@ class Stage(SlotNetwork):
         wanted_BJ: torch.Tensor | None = None,
         slots: Seq[int] | None = None,
         session: int = 0,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Write the rows' keys and values; return hidden states [N, H], or logits [B, J, V] of the last stage.
 
         `fed_N` are the rows' tokens end to end, `lengths[b]` of them for row b, or the output of the stage before.
         Their positions are starts[b], starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes
-        into each row's tokens; an index beyond the last token means that one.
+        into each row's tokens; an index beyond the last token means that one. What is read of the N tokens is left in
+        `features` (see `reader`).
         """
         fed_N, packing = fed_N.to(self.device), Packing.of(lengths, self.device)
         if wanted_BJ is None:
@@ -114,7 +126,9 @@ class Stage(SlotNetwork):
         rectangle = None if self.packs_rows or self.runs_rows_apart or self.fused is not None else packing
         if rectangle is not None:
             fed_N, packing = fed_N[rectangle.unpacked_BT.flatten()], None
-        out = self._forward(fed_N, starts, max(lengths), packing, wanted_BJ, slots, self._caches[session])
+        out = self._forward(fed_N, starts, max(lengths), packing, wanted_BJ, slots, self._caches[session], features)
+        if features is not None and rectangle is not None:
+            features.add(features.take()[rectangle.packed_N])
         if self.layers.has_head:
             return out
         hidden_NH = out.flatten(0, -2)
@@ -130,3 +144,11 @@ class Stage(SlotNetwork):
 
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return self._part.run(fed_BT, positions_BT, **kwargs)
+
+
+def _unchanged(stream_NX: torch.Tensor) -> torch.Tensor:
+    return stream_NX
+
+
+def _refuse(*_: object) -> None:
+    raise AssertionError("a stage hands its features to nobody: they travel on")

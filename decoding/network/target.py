@@ -4,8 +4,9 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -19,8 +20,19 @@ from decoding.sequence import TokenLogprobs
 _TIMED_START = 64  # positions
 
 
+_T = TypeVar("_T")
+
+
 class SlotsLostError(RuntimeError):
     """What the slots held is lost, for every session. The target can be used again, after `allocate`."""
+
+
+def once_more(do: Callable[[], _T]) -> _T:
+    """Return what `do` returns, which allocates its slots itself; do it again if they are lost over it, once."""
+    try:
+        return do()
+    except SlotsLostError:
+        return do()
 
 
 class PendingVerdicts(Protocol):
@@ -84,9 +96,9 @@ class Target(Protocol):
     def hand_out(self, tap: FeatureTap | None) -> None:
         """Give the features of all tokens that are written into slots to `tap` from now on; None: to no drafter.
 
-        Prefills, scores, log-probabilities and decisions in a slot hand them out; what uses no slot does not, nor does
-        `seconds`, which computes them. Logits, keys and values stay the same, bit for bit. Raises ValueError if the
-        target has no such features.
+        Prefills, log-probabilities and decisions in a slot have handed them out when they return, a score when its
+        verdicts are there. What uses no slot does not, nor does `seconds`, which computes them. Logits, keys and values
+        stay the same, bit for bit. Raises ValueError if the target has no such features.
         """
 
     def allocate(self, num_slots: int, num_positions: int) -> None:

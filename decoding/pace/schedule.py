@@ -20,6 +20,7 @@ from decoding.pace.acceptance import Acceptance
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
 from decoding.pace.overhead import Overhead
+from decoding.pace.trials import Trials
 from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence
 
@@ -40,12 +41,18 @@ class Schedule(ABC):
         """Plan drafts of at most `ceiling` tokens a row."""
         self.ceiling = ceiling
         self._acceptance = Acceptance(ceiling)
+        self._may_rest = True
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
         ceiling = self.ceiling
         most = [sequence.num_remaining_tokens - 1 for sequence in sequences]
         return tuple([limit if limit < ceiling else ceiling for limit in most])
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next round is done without the drafter: no plan, no lookup, no features."""
+        return False
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
@@ -61,6 +68,14 @@ class Schedule(ABC):
     ) -> None:
         """Learn from a round with this plan: tokens drafted and accepted by each row, and its time."""
         self._acceptance.observe(sequences, *_by_model(plan, num_drafted, num_accepted))
+
+    def observe_rest(self, num_rows: int, seconds: float) -> None:
+        """Learn from a round without the drafter."""
+        raise NotImplementedError("this schedule never rests")
+
+    def never_rest(self) -> None:
+        """Learn that rounds wait for other processes: what they take is not what they cost."""
+        self._may_rest = False
 
 
 class FixedSchedule(Schedule):
@@ -95,6 +110,11 @@ class AdaptiveSchedule(Schedule):
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
         self._num_paused, self._min_paused_rows = 0, 0
+        self._trials = Trials()
+
+    @property
+    def rests(self) -> bool:
+        return self._may_rest and self._trials.is_resting
 
     def would_draft(self, num_rows: int) -> bool:
         """Tell whether `num_rows` new rows would draft with a model."""
@@ -150,6 +170,19 @@ class AdaptiveSchedule(Schedule):
         else:
             num_positions += steps * num_steppers
         self._overhead.observe(num_positions, seconds - forwards - drafting)
+        # Rows that cannot draft, since the drafter has missed a part of them, do not show what it is worth.
+        num_unable = sum(length > 0 and not n for length, n in zip(plan.lengths, num_drafted, strict=True))
+        if 2 * num_unable <= num_rows:
+            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
+
+    def observe_rest(self, num_rows: int, seconds: float) -> None:
+        self._observe_speed(num_rows, num_rows, seconds)
+
+    def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        if self._may_rest:
+            costs = self.costs
+            plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
+            self._trials.observe(num_tokens / num_rows * plain / max(seconds, 1e-9))
 
     def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         num_extension_tokens = 0

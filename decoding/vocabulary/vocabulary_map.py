@@ -39,6 +39,9 @@ class VocabularyMap:
         if self.first_ids != [draft.bos_token_id]:
             self.first_ids = []
         own_ids, target_ids = _by_bytes(self.draft_bytes, draft), _by_bytes(target_bytes, target)
+        end_id = target.eos_token_id  # where the draft begins and ends a text with one token, the end is drafted
+        if end_id is not None and end_id < len(target_bytes) and (end := target_bytes[end_id]):
+            target_ids[end] = end_id
         self._byte_ids = [own_ids.get(bytes([byte])) for byte in range(256)]
         self.draft_ids_V = [_WITHOUT_TOKEN] * target_size
         for spelled, target_id in target_ids.items():
@@ -74,7 +77,7 @@ class VocabularyMap:
             except UnicodeDecodeError as error:
                 text, num_stray = written[done : done + error.start].decode(), error.end - error.start
             encoding = self._backend.encode(text, add_special_tokens=False)
-            if not _is_covered(text, encoding.offsets):
+            if not _is_covered(text, encoding.offsets) or self._has_unknown(text, encoding):
                 return None
             sizes = accumulate((len(character.encode()) for character in text), initial=0)
             until = range(len(text) + 1) if text.isascii() else list(sizes)
@@ -86,9 +89,18 @@ class VocabularyMap:
                 tokens.append(_WITHOUT_TOKEN if own is None else own)
                 done += 1
                 ends.append(done)
-        if any(each in (_WITHOUT_TOKEN, self._unknown_id) or each >= len(self.draft_bytes) for each in tokens):
+        if any(each == _WITHOUT_TOKEN or each >= len(self.draft_bytes) for each in tokens):
             return None
         return tokens, ends
+
+    def _has_unknown(self, text: str, encoding: Any) -> bool:
+        """Tell whether a token stands for a part of this text that has no token.
+
+        Where the unknown token's own name is written, it stands for that: in many vocabularies it also begins and ends
+        texts.
+        """
+        unknown = [index for index, token_id in enumerate(encoding.ids) if token_id == self._unknown_id]
+        return any(text[slice(*encoding.offsets[index])].strip() != encoding.tokens[index] for index in unknown)
 
     def share_in_common(self, token_ids: list[int]) -> float:
         """Return the share of these tokens of the target that the draft has, too."""

@@ -235,11 +235,6 @@ def check_models(settings: GeneratorSettings) -> None:
             check_device(models.device, settings.stages.tensor_parallel)
     if models.draft is not None and engine.drafts_with_a_head(models.draft):
         fitting_config(models.draft, target_config, models.target)
-        if settings.stages.is_apart:
-            raise ValueError(
-                f"models.draft ({models.draft}) is a draft head, which reads the hidden states of its target, and the "
-                "target is in stages or ranks; use a draft model, or a target in one process"
-            )
     elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_model_config(models.draft)
         _check_dtype(draft_config, models.dtype, models.draft)

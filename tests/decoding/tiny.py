@@ -194,8 +194,17 @@ def assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel,
 
 
 def schedule_at_random(monkeypatch, seed: int) -> None:
-    """Let some rows draft nothing in some rounds, others any number of tokens, and in some rounds no row draft."""
-    chance = random.Random(seed)
+    """Let some rows draft nothing in some rounds, others any number of tokens, and in some rounds no row draft.
+
+    In some rounds the drafter is not there at all.
+    """
+    chance, rest = random.Random(seed), random.Random(seed + 1)
+    resting = [False]
+
+    def rests(self: FixedSchedule) -> bool:
+        if rest.random() < 0.4:
+            resting[0] = not resting[0]
+        return resting[0]
 
     def lengths(self: FixedSchedule, sequences: Seq[Sequence]) -> tuple[int, ...]:
         is_plain = chance.random() < 0.3
@@ -203,6 +212,8 @@ def schedule_at_random(monkeypatch, seed: int) -> None:
         return tuple(0 if is_plain or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
 
     monkeypatch.setattr(FixedSchedule, "lengths", lengths)
+    monkeypatch.setattr(FixedSchedule, "rests", property(rests))
+    monkeypatch.setattr(FixedSchedule, "observe_rest", lambda *_: None)
 
 
 def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageModel | None = None) -> int:

@@ -162,3 +162,15 @@ def test_an_exact_run_may_require_it(job: Job, plain_run: Path) -> None:
     job.source, job.output = plain_run / "in.jsonl", plain_run / "out"
     assert job.generate("--run.exact=required") == 0
     assert json.loads((job.output / "report.json").read_text())["why_inexact"] == ""
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_run_that_turns_out_inexact_at_its_end_is_no_success(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose engines ran on processors of two kinds is one."""
+    monkeypatch.setattr("jobs.driver.outcome.exactness_of", lambda *_: "no")
+    job.read(2)
+    assert job.generate("--run.exact=required", "--engine.draft_length=fixed") == 1
+    assert "error: run.exact is 'required', but its parts were written by engines" in job.capsys.readouterr().err
+    assert commits(job.output)
+    assert not (job.output / "_SUCCESS").exists()

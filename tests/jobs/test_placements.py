@@ -13,6 +13,8 @@ from actors.stages.target import ShardedModel
 from actors.workers.generator import Generator
 from decoding.sequence import Sequence
 from jobs import generate
+from tests.decoding.heads.tiny_heads import save_perfect_pair
+from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems, prompts
 
@@ -64,6 +66,21 @@ def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placem
         assert job.generate(*flags) == 0
         assert tokens(job.output) == whole
     assert sum(row["num_accepted_tokens"] for row in generations(job.output)[:16]) > 20
+
+
+def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, head = save_perfect_pair(tmp_path)
+    byte_level([*LETTERS, *(f"{letter}{letter}" for letter in "abcdefgh")]).save_pretrained(target)
+    job = Job(tmp_path, (target, head), capsys)
+    job.read([{"id": str(row), "kind": "a", "prompt": "seven words and one"[row:]} for row in range(12)])
+    flags = ("--sampling.temperature=0.8", "--engine.draft_length=fixed")
+    whole = content(job.undisturbed(*flags))
+    assert job.generate(*flags, *TWO) == 0
+    assert content(job.output) == whole
+    rows = generations(job.output)
+    assert sum(row["num_accepted_tokens"] for row in rows) == sum(row["num_draft_tokens"] for row in rows) > 60
 
 
 class KilledStages(Generator):

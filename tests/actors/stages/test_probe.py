@@ -20,8 +20,8 @@ class OffStage(StageActor):
 
     def do(self, work: Any, fed: Any, finish: Any = None) -> Any:
         answer = super().do(work, fed, finish)
-        is_off = work.session is not None and isinstance(answer, torch.Tensor)
-        return answer * (1 + 1e-3) if is_off else answer
+        is_off = work.session is not None and isinstance(answer.out, torch.Tensor)
+        return answer._replace(out=answer.out * (1 + 1e-3)) if is_off else answer
 
 
 class PeepingStage(StageActor):
@@ -30,8 +30,8 @@ class PeepingStage(StageActor):
     def load(self) -> Any:
         plan_of = KVCache.plan
 
-        def plan(cache: KVCache, *arguments: Any) -> Plan:
-            plan = plan_of(cache, *arguments)
+        def plan(cache: KVCache, *arguments: Any, **named: Any) -> Plan:
+            plan = plan_of(cache, *arguments, **named)
             peeping = replace(plan, positions_BT=plan.positions_BT + 1, positions_N=plan.positions_N + 1)
             cache.use(peeping)
             return peeping

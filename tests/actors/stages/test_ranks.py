@@ -18,6 +18,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from decoding.network.target import SlotsLostError
 from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, kill, make_engine, make_sequences, sharded, texts
+from tests.decoding.tapped import Kept
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
@@ -53,6 +54,25 @@ def test_the_text_is_the_one_of_the_same_target_in_one_process(pair: Pair, model
     for params in (SAMPLED, replace(PARAMS, temperature=0.0, repetition_penalty=1.2, logprobs=1)):
         expected = texts(make_engine(pair, None), make_sequences(params))
         assert texts(make_engine(pair, model, num_lanes=1), make_sequences(params)) == expected
+
+
+def test_features_are_those_of_the_same_target_in_one_process(pair: Pair, model: ShardedModel) -> None:
+    whole = LanguageModel.load(pair[0], "cpu", "float32")
+    taps = [Kept((3, 0, 2)), Kept((3, 0, 2))]
+    logits = []
+    for target, kept in zip((model, whole), taps, strict=True):
+        for tap in (None, kept.tap):
+            target.hand_out(tap)
+            target.allocate(2, 60)
+            target.prefill([1, 0], PROMPTS[:2])
+            logits.append(target.logprobs(0, [4, 7, 9], [7, 9, 1], 3))
+        target.hand_out(None)
+    assert logits[0] == logits[1]
+    found, expected = (kept.at for kept in taps)
+    assert found.keys() == expected.keys()
+    for place, (token, features) in expected.items():
+        assert found[place][0] == token
+        torch.testing.assert_close(found[place][1], features, rtol=1e-5, atol=1e-5)
 
 
 def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel) -> None:

@@ -14,7 +14,6 @@ from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding import SamplingParams
-from decoding.cache.features import FeatureTap
 from decoding.engine.engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
@@ -163,15 +162,6 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
     model.prefill([1, 2, 3], [first[:20], second[:12], first])
     expected = model.logits(*places)
     assert (found - expected).abs().max() < 1e-4 < (expected[0] - expected[1]).abs().max()
-
-
-def test_a_target_in_stages_refuses_to_hand_out_hidden_states_and_goes_on(pair: Pair, model: ShardedModel) -> None:
-    tap = FeatureTap((0, 1), lambda stream_NX: stream_NX, lambda *_: None)
-    with pytest.raises(ValueError, match=r"does not hand out its hidden states, .*stages.count 1, .*tokens alone"):
-        model.hand_out(tap)
-    assert model.tap is None
-    model.hand_out(None)
-    assert model.hidden_size == LanguageModel.load(pair[0], "cpu").hidden_size
 
 
 def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model: ShardedModel) -> None:

@@ -3,8 +3,9 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from decoding.checkpoint.rank import SHARDABLE_MODEL_TYPES, check_can_be_sharded
 from decoding.checkpoint.supported import load_config
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.families import FAMILIES, GROUPED, saved
+from tests.decoding.families import FAMILIES, GROUPED, NUM_LAYERS, saved
+from tests.decoding.tapped import expected as streams_of
 
 # The class name of the configuration, and its settings.
 TABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,32 +29,46 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
 NO_PLAN = {"gpt2", "opt", "falcon", "falcon_alibi", "bloom", "gptj"}
 NUM_RANKS, NUM_STAGES = 2, 2
 TOKENS = torch.arange(12) * 5 % 48
+LAYER_IDS = (0, 2, 3, NUM_LAYERS)  # the second stage begins with layer 3
+
+
+class Found(NamedTuple):
+    """What a process found of a model on its slots, in pieces."""
+
+    logits: torch.Tensor
+    num_bytes: int  # of the weights in this process
+    streams: torch.Tensor
 
 
 def main(rank: int, port: int, folder: Path) -> None:
     """One of the processes: what each model gives on its slots, in pieces, as the tests find it in a file."""
     torch.set_num_threads(1)
     meet(port, rank, NUM_RANKS, "cpu", 120.0)
-    found: dict[str, Any] = {}
+    found: dict[str, Found] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         stages = [Stage.load(str(path), k, NUM_STAGES, "cpu", "float32", NUM_RANKS) for k in range(NUM_STAGES)]
-        found[path.name] = _in_pieces(stages), sum(stage.num_weight_bytes for stage in stages)
-    if rank == 0:
-        (folder / "found.pickle").write_bytes(pickle.dumps(found))
+        untapped, _ = _in_pieces(stages, ())
+        logits, streams = _in_pieces(stages, LAYER_IDS)
+        assert torch.equal(logits, untapped), "no bit depends on whether streams are read"
+        found[path.name] = Found(logits, sum(stage.num_weight_bytes for stage in stages), streams)
+    (folder / f"found_{rank}.pickle").write_bytes(pickle.dumps({name: tuple(each) for name, each in found.items()}))
 
 
-def _in_pieces(stages: list[Stage]) -> torch.Tensor:
-    """Logits of the tokens: a prompt, junk, a rollback, the rest."""
+def _in_pieces(stages: list[Stage], layer_ids: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the tokens, and the streams that enter these layers: a prompt, junk, a rollback, the rest."""
     junk = torch.tensor([7, 7, 7])
     for stage in stages:
         stage.allocate(2, 64)
-    logits = []
+    logits, streams = [], []
     for start, piece in ((0, TOKENS[:5]), (5, junk), (5, TOKENS[5:9]), (9, TOKENS[9:])):
-        out = piece
+        out, read = piece, [torch.empty(len(piece), 0)]
         for stage in stages:
-            out = stage.forward(out, [start], [len(piece)], torch.arange(len(piece))[None], [1])
+            features = stage.reader(layer_ids)
+            out = stage.forward(out, [start], [len(piece)], torch.arange(len(piece))[None], [1], features=features)
+            read += [] if features is None else [features.take()]
         logits.append(out[0])
-    return torch.cat([logits[0], *logits[2:]])
+        streams.append(torch.cat(read, dim=1))
+    return torch.cat([logits[0], *logits[2:]]), torch.cat([streams[0], *streams[2:]])
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +82,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, tuple[torch.Tensor, int]]:
-    """What two processes found of each: its logits, and the bytes of the weights in the first of them."""
+def found(folder: Path) -> list[dict[str, Found]]:
+    """What each of two processes found of each."""
     place = open_rank_store(NUM_RANKS)
     arguments = [sys.executable, "-m", "tests.decoding.checkpoint.test_rank"]
     ranks = [subprocess.Popen([*arguments, str(rank), str(place.port), str(folder)]) for rank in range(NUM_RANKS)]
     assert [rank.wait(240) for rank in ranks] == [0, 0]
-    logits: dict[str, tuple[torch.Tensor, int]] = pickle.loads((folder / "found.pickle").read_bytes())
-    return logits
+    by_rank = [pickle.loads((folder / f"found_{rank}.pickle").read_bytes()) for rank in range(NUM_RANKS)]
+    return [{name: Found(*each) for name, each in families.items()} for families in by_rank]
 
 
 @pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
-def test_shared_out_layers_compute_what_whole_ones_do(
-    family: str, folder: Path, found: dict[str, tuple[torch.Tensor, int]]
-) -> None:
+def test_shared_out_layers_compute_what_whole_ones_do(family: str, folder: Path, found: list[dict[str, Found]]) -> None:
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family, attn_implementation="eager").eval()
     with torch.no_grad():
         expected = whole(TOKENS[None]).logits[0]
-    logits, num_bytes = found[family]
+    logits, num_bytes, _ = found[0][family]
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
     assert num_bytes < 0.7 * LanguageModel.load(str(folder / family), "cpu", "float32").num_weight_bytes
+
+
+@pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
+def test_the_residual_stream_is_whole_and_the_same_in_each_process(
+    family: str, folder: Path, found: list[dict[str, Found]]
+) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family, attn_implementation="eager").eval()
+    expected = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
+    first, second = (families[family].streams for families in found)
+    assert torch.equal(first, second)
+    assert (first - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_every_model_type_that_may_be_sharded_was_compared(folder: Path) -> None:

@@ -26,7 +26,7 @@ def features_of(target, token_ids: list[int], layer_ids: tuple[int, ...]) -> tor
 
 
 class Watched:
-    """Beside a drafter, notes what it drafts for which text."""
+    """Beside a drafter, notes what it drafts for which text, and how many tokens it may."""
 
     def propose(self, rows):
         draft = super().propose(rows)
@@ -34,8 +34,12 @@ class Watched:
         self.seen += [
             (list(row.token_ids), tokens[:length], limit)
             for row, tokens, length, limit in zip(
-                rows.sequences, draft.token_ids_BK.tolist(), lengths, draft.max_draft_tokens_B, strict=True
+                rows.sequences, draft.token_ids_BK.tolist(), lengths, self.limits, strict=True
             )
             if limit
         ]
         return draft
+
+    def _begin_round(self, rows, limits):
+        self.limits = limits
+        super()._begin_round(rows, limits)

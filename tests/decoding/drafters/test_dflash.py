@@ -14,7 +14,7 @@ from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, fe
 from tests.decoding.heads.block_reference import ReferenceBlocks
 from tests.decoding.heads.test_dflash_head import VARIANTS, settings_of
 from tests.decoding.heads.tiny_heads import block_config, random_head, some_target_ids
-from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts
+from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts, schedule_at_random
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}
 
@@ -74,6 +74,25 @@ def test_a_draft_ends_where_the_head_says_that_the_next_token_does_not_pay(targe
     lengths = [len(drafted) for _, drafted, limit in drafter.seen if limit == 5]
     assert set(lengths) >= {1, 2, 5}
     check_drafts(target, drafter, tensors, config)
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_the_target_reads_no_token_behind_the_end_of_a_draft(target, monkeypatch, verification):
+    head, _ = random_head(block_config(kind="dspark"))
+    drafter = watched(head)
+    drafter.min_survival = 0.2
+    score, read = target.score, []
+
+    def watched_score(request):
+        read.append((request.lengths, request.draft.num_draft_tokens_B.tolist(), request.token_ids_BJ.shape[1]))
+        return score(request)
+
+    monkeypatch.setattr(target, "score", watched_score)
+    engine = engine_over(target, drafter, num_drafted=5, verification=verification)
+    engine.generate(PROMPTS, SamplingParams(max_tokens=20, temperature=0.9, ignore_eos=True))
+    assert all(lengths == [1 + n for n in drafted] for lengths, drafted, _ in read)
+    assert {width for *_, width in read} > {2, 3}
+    assert all(width == max(lengths) for lengths, _, width in read)
 
 
 def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypatch):
@@ -180,3 +199,18 @@ def test_a_round_tells_the_drafter_from_which_chance_on_a_token_pays(target):
     engine.generate(random_prompts([6]), SamplingParams(max_tokens=10, temperature=0))
     assert seen
     assert all(0 < each < 1 and set(told) == {each} for each, *told in seen)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(target, seed, monkeypatch):
+    config = block_config()
+    head, tensors = random_head(config)
+    drafter = watched(head)
+    schedule_at_random(monkeypatch, seed)
+    params = SamplingParams(max_tokens=14, temperature=0)
+    found = engine_over(target, drafter).generate(PROMPTS * 20, params)
+    monkeypatch.undo()
+    assert 0 < sum(row.num_draft_tokens > 0 for row in found) < len(found)
+    plain = engine_over(target.share(), NoDrafter()).generate(PROMPTS * 20, params)
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
+    check_drafts(target, drafter, tensors, config)

@@ -10,7 +10,7 @@ from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.heads.tiny_heads import VARIANTS, head_config, random_head, some_target_ids
-from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts
+from tests.decoding.tiny import VOCAB_SIZE, build, llama_config, loaded, random_prompts, schedule_at_random
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +162,17 @@ def test_text_is_that_of_the_target_alone(target, num_slots, temperature):
     plain = engine_over(target, NoDrafter(), num_slots=1).generate(PROMPTS, params)
     assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
     assert sum(row.num_draft_tokens for row in found) > 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(target, seed, monkeypatch):
+    head, tensors = random_head(head_config())
+    drafter = watched(head)
+    schedule_at_random(monkeypatch, seed)
+    params = SamplingParams(max_tokens=14, temperature=0)
+    found = engine_over(target, drafter).generate(PROMPTS * 20, params)
+    monkeypatch.undo()
+    assert 0 < sum(row.num_draft_tokens > 0 for row in found) < len(found)
+    plain = engine_over(target.share(), NoDrafter()).generate(PROMPTS * 20, params)
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
+    check_drafts(target, drafter, tensors)

@@ -10,7 +10,10 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
@@ -190,6 +193,19 @@ def test_an_extension_continues_the_models_tokens_as_if_they_were_accepted(model
             limits = (ExtensionLimit(max_tokens, 0.0), ExtensionLimit(0, 1.0))
             found = drafted(drafter.propose(replace(rows, extension_limits=limits)))
             assert found == [without[0] + expected, without[1]]
+
+
+@pytest.mark.parametrize(("num_drafted", "num_in_all"), [(3, 5), (2, 2)])
+def test_no_extension_follows_a_draft_that_its_model_has_ended(num_drafted, num_in_all):
+    class Brief(NoDrafter):
+        def propose(self, rows):
+            return Draft(torch.tensor([[5, 6, 7]]), torch.tensor([num_drafted]), max_draft_tokens_B=(num_drafted,))
+
+    drafter = HybridDrafter(SuffixDrafter(), Brief())
+    rows = replace(_rows([[*LOOP, 5, 6, 7, *LOOP]], [3], [False]), extension_limits=(ExtensionLimit(2, 0.0),))
+    drafter.admit([0], rows.sequences)
+    (found,) = drafted(drafter.propose(rows))
+    assert len(found) == num_in_all
 
 
 def test_under_rejection_looked_up_tokens_are_point_masses_beside_the_models_distributions(models):

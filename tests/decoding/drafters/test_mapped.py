@@ -15,6 +15,7 @@ from tests.decoding.tiny import (
     numbered,
     outputs,
     random_prompts,
+    rows_over,
     run,
     schedule_at_random,
 )
@@ -90,6 +91,82 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
     assert counts == [(row.num_draft_tokens, row.num_accepted_tokens, row.num_rounds) for row in expected]
     assert sum(accepted for _, accepted, _ in counts) > 50
     assert any(any(numbers) for _, numbers in drafter.seen)
+
+
+def test_no_accepted_token_is_read_again(networks, target, tmp_path):
+    """A round reads its newest token, and behind a draft that was accepted as a whole the last one, which it lacks."""
+    draft = loaded(networks[0], tmp_path / "d")
+    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 3, 80)
+    forward, widths = draft.forward, []
+
+    def watched_forward(starts, tokens_NT, *args, **kwargs):
+        widths.append(tokens_NT.shape[1])
+        return forward(starts, tokens_NT, *args, **kwargs)
+
+    engine = engine_over(target, drafter)
+    rows = numbered(random_prompts([9, 5, 2]), max_tokens=30, ignore_eos=True)
+    engine.submit(rows)
+    engine.step()
+    draft.forward = watched_forward
+    while engine.has_work:
+        engine.step()
+    assert sum(row.num_accepted_tokens for row in rows) > 60
+    assert set(widths) == {1, 2}
+
+
+@pytest.fixture
+def drafter_and_read(networks, tmp_path, monkeypatch):
+    """A drafter whose tokens are the target's, and what its model reads of prompts: slots, tokens and starts."""
+    draft = loaded(networks[1], tmp_path / "d")
+    prefill, read = draft.prefill, []
+
+    def watched_prefill(slots, token_ids, starts):
+        read.append((list(slots), token_ids, starts))
+        prefill(slots, token_ids, starts)
+
+    monkeypatch.setattr(draft, "prefill", watched_prefill)
+    return MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 2, 80), read
+
+
+def test_no_prompt_is_read_while_drafts_are_rare(drafter_and_read):
+    drafter, read = drafter_and_read
+    drafter.rest()
+    drafter.begin(0, None, 0)
+    drafter.prefill([0], [SHARED])
+    assert read == []
+    drafter.propose(rows_over(numbered([[*SHARED] * 6, SHARED], max_tokens=20), [2, 0]))
+    assert read == [([0], [([*SHARED] * 6)[:-1]], [0])]
+    drafter.begin(1, None, 0)
+    drafter.prefill([1], [SHARED])
+    assert len(read) == 2
+
+
+def test_of_a_row_that_begins_like_another_only_the_rest_is_read(drafter_and_read):
+    drafter, read = drafter_and_read
+    drafter.begin(0, None, 0)
+    drafter.prefill([0], [[*SHARED, 11, 12, 13]])
+    drafter.begin(1, 0, len(SHARED))
+    drafter.prefill([1], [[*SHARED, 14, 15, 16]])
+    drafter.begin(1, 1, len(SHARED))  # in the same slot
+    drafter.prefill([1], [[*SHARED, 17, 18]])
+    assert read == [([0], [[*SHARED, 11, 12]], [0]), ([1], [[14, 15]], [8]), ([1], [[17]], [8])]
+
+
+def test_a_slot_that_was_cleared_is_read_again(networks, target, tmp_path):
+    own, others = other_tokens()
+    draft = loaded(networks[1], tmp_path / "d")
+    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), 3, 80)
+    drafter.seen, drafter.fresh = [], draft.share()
+    engine = engine_over(target, drafter)
+    rows = numbered(random_prompts([9, 5, 2]), max_tokens=30, ignore_eos=True)
+    engine.submit(rows)
+    for _ in range(3):
+        engine.step()
+    drafter.reset(1)
+    drafter.seen.clear()
+    while engine.has_work:
+        engine.step()
+    assert any(numbers[1] for _, numbers in drafter.seen)
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])

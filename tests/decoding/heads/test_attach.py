@@ -12,8 +12,10 @@ from decoding.heads.attach import attach
 from decoding.heads.folder import Head, save_head
 from decoding.heads.vocabulary import membership, offsets
 from decoding.network.language_model import LanguageModel
+from decoding.network.target import SlotsLostError
 from tests.decoding.heads.made_up import head as made_up_head
 from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, save_perfect_pair, some_target_ids
+from tests.decoding.tapped import Kept
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 PAIRS = {"eagle3": perfect_pair, "dflash": perfect_blocks}
@@ -88,6 +90,29 @@ def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path,
         own = attach(str(tmp_path / "head"), model, path)
     assert own.layer_ids == (1,)
     assert "100% of the tokens if it reads what enters layers [1]" in caplog.text
+
+
+def test_a_target_that_loses_its_slots_over_the_measurement_is_measured_once_more(folders, monkeypatch):
+    model, lost = LanguageModel.load(folders[0], "cpu"), []
+    logprobs = model.logprobs
+
+    def loses_its_slots_at_first(*args):
+        lost.append(len(lost) == 3)
+        if lost[-1]:
+            raise SlotsLostError("a stage was lost")
+        return logprobs(*args)
+
+    monkeypatch.setattr(model, "logprobs", loses_its_slots_at_first)
+    assert attach(folders[1], model, folders[0]).layer_ids == (0, 1, 2)
+    assert lost == [False] * 3 + [True] + [False] * 8
+
+
+def test_an_earlier_drafter_gets_nothing_of_the_measurement(folders):
+    model, kept = LanguageModel.load(folders[0], "cpu"), Kept((0,))
+    model.hand_out(kept.tap)
+    attach(folders[1], model, folders[0])
+    assert kept.calls == []
+    assert model.tap is None
 
 
 def refusal(target: str, head: str) -> str:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decoding.vocabulary.retokenized_text import RetokenizedText
 from decoding.vocabulary.token_bytes import load_tokenizer, token_bytes
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 from tests.decoding.vocabulary.tiny_tokenizers import BYTES, LETTERS, byte_level, like_llama_2, map_of, other_tokens
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
@@ -42,6 +43,19 @@ def test_the_tokens_that_begin_and_end_a_text_are_the_same_whatever_their_names(
     assert text.token_ids == draft.encode("a"), "the target's first token stands for the draft's, which is there once"
 
 
+def test_one_token_of_the_draft_may_begin_and_end_a_text_and_be_the_unknown_one():
+    """Like GPT-2's. A text that begins with it can be read, and the target's last token can be drafted."""
+    name = "<|endoftext|>"
+    draft = byte_level([*BYTES, name], bos_token=name, eos_token=name, unk_token=name)
+    target = like_llama_2(["▁", "a", "▁a"])
+    vocabulary = map_of(target, draft)
+    text = RetokenizedText(vocabulary)
+    text.extend(target.encode("a"))
+    assert text.can_be_read
+    assert text.token_ids == draft.encode(f"{name} a")
+    assert vocabulary.draft_ids_V[target.eos_token_id] == draft.eos_token_id
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
 def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(family, seed):
@@ -68,6 +82,32 @@ def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(famil
         assert written.removeprefix(b"<s>").removeprefix(b" " if family == "sentencepiece" else b"") == expected
     if seed:
         assert text.token_ids == draft.encode(TEXT), "written step by step, the text has the tokens of the whole"
+
+
+def test_a_character_that_a_tokenizer_leaves_out_is_noticed():
+    core = Tokenizer(models.BPE({"a": 0, "b": 1}, []))  # it has no unknown token
+    core.decoder = decoders.ByteLevel()
+    vocabulary = map_of(byte_level([*BYTES]), PreTrainedTokenizerFast(tokenizer_object=core))
+    assert vocabulary.draft_tokens(b"ab") == ([0, 1], [1, 2])
+    assert vocabulary.draft_tokens(b"acb") is None
+
+
+def test_a_text_longer_than_its_tokenizer_is_set_to_is_written_as_a_whole():
+    draft = byte_level([*BYTES])
+    draft.backend_tokenizer.enable_truncation(3)
+    tokens = map_of(byte_level([*BYTES]), draft).draft_tokens(b"hello")
+    assert tokens is not None
+    assert len(tokens[0]) == 5
+
+
+def test_tokens_that_a_model_has_no_id_for_are_not_in_the_map():
+    target, draft = byte_level([*BYTES, "th", "he"]), byte_level([*reversed(BYTES), "he", "th"])
+    sizes = target.convert_tokens_to_ids("he"), draft.convert_tokens_to_ids("th")  # without the last token of each
+    vocabulary = VocabularyMap(target, draft, *sizes, ("the target", "the draft"))
+    assert len(vocabulary.draft_ids_V) == sizes[0]
+    assert max(vocabulary.draft_ids_V) < sizes[1]
+    assert vocabulary.num_common == 256
+    assert vocabulary.draft_tokens(b"th") is None, "its tokenizer would write a token that the draft lacks"
 
 
 def test_what_a_tokenizer_cannot_write_is_never_written_as_unknown():
