@@ -56,7 +56,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     prompts = [_token_ids(tokenizer, line) for line in options.prompts.read_text().splitlines()[:: options.one_in]]
     lines: list[dict[str, Any]] = []
     for batch in options.batches:
-        lines += _measure(options, batch, prompts if batch > 1 else prompts[:: len(prompts) // 8 or 1])
+        lines += _measure(options, batch, prompts if batch > 1 else prompts[:: len(prompts) // 24 or 1])
     machine = describe_machine()
     show(
         f"{machine['processor']}, {machine['threads']} threads, {options.dtype}, temperature {options.temperature:g}",
@@ -91,7 +91,7 @@ def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", default=str(PAIR / "target"))
     parser.add_argument("--drafts", type=listed(str), default=(str(PAIR / "draft"), str(PAIR / "head")))
     parser.add_argument("--prompts", type=Path, default=Path("examples/prompts.jsonl"), help="lines as of the demo")
-    parser.add_argument("--one-in", type=int, default=4, help="of the prompts, those that are generated")
+    parser.add_argument("--one-in", type=int, default=2, help="of the prompts, those that are generated")
     parser.add_argument("--batches", type=listed(int), default=(1, 16), help="rows at once")
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="most tokens that a row drafts in a round")
     parser.add_argument("--new-tokens", type=int, default=200, help="most output tokens of a row")
