@@ -23,10 +23,7 @@ LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "exam
 README = ROOT / "README.md"
 _DEMO = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
-_HEAD = (
-    "| kind | draft | rows | tokens | acceptance rate | mean acceptance length | accepted, by draft position |\n"
-    "|---|---|---|---|---|---|---|\n"
-)
+_OF_DRAFT = ("acceptance rate", "mean acceptance length", "accepted, by draft position")
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -72,17 +69,24 @@ def read_lines(draft: str = "draft model") -> list[dict[str, str]]:
 
 
 def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
-    """Return README's table: for each kind and draft the sum of the lines."""
-    sums: dict[tuple[str, str], Counts] = {}
+    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all."""
+    sums: dict[str, dict[str, Counts]] = {}
     for draft, lines in lines_by_draft.items():
         for line in lines:
             per_position = tuple(map(int, line["accepted_per_position"].split()))
             counts = Counts(
                 num_generations=1, accepted_per_position=per_position, **{name: int(line[name]) for name in _COUNTED}
             )
-            key = line["kind"], draft
-            sums[key] = sums.get(key, Counts()) + counts
-    return _HEAD + "".join(f"| {' | '.join([*key, *cells(counts)])} |\n" for key, counts in sorted(sums.items()))
+            of_kind = sums.setdefault(line["kind"], dict.fromkeys(lines_by_draft, Counts()))
+            of_kind[draft] += counts
+    heading = ["kind", "rows", "tokens"]
+    for draft in lines_by_draft:
+        heading += [f"{draft}: {_OF_DRAFT[0]}", *_OF_DRAFT[1:]]
+    rows = [heading, ["---"] * len(heading)]
+    for kind, by_draft in sorted(sums.items()):
+        shown = [cells(counts) for counts in by_draft.values()]
+        rows.append([kind, *shown[0][:2], *(cell for each in shown for cell in each[2:])])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _with_table(readme: str, begin: str, shown: str) -> str:
