@@ -74,7 +74,7 @@ class Schedule(ABC):
         raise NotImplementedError("this schedule never rests")
 
     def never_rest(self) -> None:
-        """Learn that rounds wait for other processes: what they take is not what they cost."""
+        """Learn that rounds wait for something else: what they take is not what the drafter costs."""
         self._may_rest = False
 
 

@@ -54,6 +54,7 @@ class OverlappedLane(Lane):
     def __init__(self, *args: Any, record: Recorder | None, **kwargs: Any) -> None:
         """Take what a lane takes; `record` makes the recordings (None: nothing is recorded)."""
         super().__init__(*args, **kwargs)
+        self.schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
         self._record = record
         self.rounds: DeviceRounds | None = None  # over the caches that are allocated now
         self._under_way: _UnderWay | None = None
