@@ -182,7 +182,7 @@ class AdaptiveSchedule(Schedule):
         if self._may_rest:
             costs = self.costs
             plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
-            self._trials.observe(num_tokens / num_rows * plain / max(seconds, 1e-9))
+            self._trials.observe(num_tokens / num_rows * plain / max(seconds, 1e-9), num_rows)
 
     def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         num_extension_tokens = 0

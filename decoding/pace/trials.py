@@ -9,7 +9,8 @@ later than the last one.
 from collections import deque
 from statistics import median
 
-_FIRST = 16  # rounds before the first trial
+_FIRST = 16  # rounds before the first trial, at least
+_FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by then
 _LENGTH = 6  # rounds of a trial that count
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL = 96  # rounds between trials, after a change
@@ -27,9 +28,10 @@ class Trials:
         self._lately: deque[float] = deque(maxlen=4 * _LENGTH)  # speeds of the way that is settled
         self._tried: list[float] = []
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
+        self._num_row_rounds = 0
 
-    def observe(self, speed: float) -> None:
-        """Learn the speed of a round, in tokens a second over those of plain decoding as the cost table has it."""
+    def observe(self, speed: float, num_rows: int) -> None:
+        """Learn the speed of a round of `num_rows` rows, over that of plain decoding as the cost table has it."""
         if self._is_trial:
             self._tried.append(speed)
             if len(self._tried) == _SKIPPED + _LENGTH:
@@ -37,7 +39,8 @@ class Trials:
             return
         self._lately.append(speed)
         self._num_before_trial -= 1
-        if self._num_before_trial > 0:
+        self._num_row_rounds += num_rows
+        if self._num_before_trial > 0 or self._num_row_rounds < _FIRST_ROW_ROUNDS:
             return
         if not self.is_resting and median(self._lately) > _CLEARLY:
             self._wait(2 * self._interval)

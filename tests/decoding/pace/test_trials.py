@@ -13,7 +13,7 @@ def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: floa
     for number in range(num_rounds):
         rested.append(trials.is_resting)
         speed = speed_without if trials.is_resting else speed_with(number)
-        trials.observe(speed * chance.uniform(1 - noise, 1 + noise))
+        trials.observe(speed * chance.uniform(1 - noise, 1 + noise), num_rows=16)
     return rested
 
 
@@ -49,5 +49,14 @@ def test_one_slow_round_decides_nothing():
     trials, rested = Trials(), 0
     for number in range(2000):
         rested += trials.is_resting
-        trials.observe(0.01 if number % 5 == 0 else 1.0 if trials.is_resting else 1.3)
+        trials.observe(0.01 if number % 5 == 0 else 1.0 if trials.is_resting else 1.3, num_rows=16)
     assert rested < 0.05 * 2000
+
+
+@pytest.mark.parametrize(("num_rows", "num_rounds"), [(1, 128), (4, 32), (16, 16), (256, 16)])
+def test_the_first_trial_waits_until_acceptance_is_known(num_rows, num_rounds):
+    trials = Trials()
+    for _ in range(num_rounds):
+        assert not trials.is_resting
+        trials.observe(1.0, num_rows)
+    assert trials.is_resting
