@@ -6,7 +6,6 @@ The folders have the published configurations, and weights that are holes in fil
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,9 +14,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoding.checkpoint.model_files import tensors_in
-from decoding.heads.attach import _network
 from decoding.heads.fit import DRAFTS_HERE, fitting_config
 from decoding.heads.folder import Head, read_head_config
+from decoding.heads.make_network import make_network
 from decoding.heads.tensors import _check_headers, expected_tensors, our_name
 from jobs import generate
 from pipeline.run.fingerprint import quick_model_fingerprint
@@ -58,6 +57,7 @@ class Case:
     draft_bytes: int
     draft_layers: int
     target_layers: int
+    copied_bytes: int = 0  # weights of keys and values, which are multiplied at once for the text, too
     renames: bool = False  # whether the first layer is called midlayer, as its authors do
 
 
@@ -96,6 +96,7 @@ _CASES = [
         draft="dflash head in the eagle format; 151,936 of 151,936 tokens, outputs of layers 1, 9, 17, 25, 33",
         target_bytes=_QWEN3,
         draft_bytes=2 * _DFLASH,
+        copied_bytes=2 * 5 * 2 * 1024 * 4096,
         draft_layers=5,
         target_layers=36,
     ),
@@ -151,7 +152,7 @@ def test_a_published_head_is_planned_by_a_dry_run(
     assert f"  draft:   {head} ({case.draft})" in printed
     for name, weights, layers in (
         ("target", case.target_bytes, case.target_layers),
-        ("draft", case.draft_bytes, case.draft_layers),
+        ("draft", case.draft_bytes + case.copied_bytes, case.draft_layers),
     ):
         cache = _POSITIONS * layers * 2 * 8 * 128 * 2  # keys and values of 8 heads of 128 numbers of 2 bytes
         assert (
@@ -160,7 +161,7 @@ def test_a_published_head_is_planned_by_a_dry_run(
         ) in printed
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.config) for case in _CASES if case.kind == "eagle3"])
+@pytest.mark.parametrize("case", _EVERY_CASE)
 def test_a_published_heads_network_takes_exactly_the_tensors_of_its_folder(case: Case, tmp_path: Path) -> None:
     target_folder, target = _target(tmp_path / "target", case.target)
     folder = _head(tmp_path / "head", case)
@@ -168,16 +169,18 @@ def test_a_published_heads_network_takes_exactly_the_tensors_of_its_folder(case:
     headers = {our_name(name): header for name, header in tensors_in(folder / "model.safetensors").items()}
     _check_headers(headers, config)
     tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, (_, shape) in headers.items()}
-    beside: Any = SimpleNamespace(network=target, device=torch.device("meta"), dtype=torch.bfloat16)
+    ends = target.get_input_embeddings().weight, target.get_output_embeddings().weight
 
-    network = _network(Head(config, tensors), beside)
+    network = make_network(Head(config, tensors), lambda: ends, torch.device("meta"), torch.bfloat16)
 
     weights = dict(network.named_parameters())
     assert {name: tuple(weight.shape) for name, weight in weights.items() if name in headers} == {
         name: shape for name, (_, shape) in headers.items() if name not in ("d2t", "t2d")
     }
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
-    assert weights.keys() - headers.keys() == case.without
-    for name in case.without:
-        assert weights[name] is target.get_parameter(f"model.{name}"), "what a folder lacks is the target's"
+    lacking = case.without - {"d2t", "t2d"}  # which are no weights
+    assert weights.keys() - headers.keys() == lacking
+    for name, lent in zip(("embed_tokens.weight", "lm_head.weight"), ends, strict=True):
+        if name in lacking:
+            assert weights[name] is lent, "what a folder lacks is the target's"
     assert 2 * sum(weight.numel() for name, weight in weights.items() if name in headers) == case.draft_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from endpoint.app import create_app
+from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import BUNDLED_MODEL, closed_server
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import Answer, ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-_NO_SERVICE: Any = None  # the document is of the routes alone
+_NO_SERVICE: Any = SimpleNamespace(settings=ServiceSettings(model="m"))  # the document is of the routes alone
 SCHEMA = schemathesis.openapi.from_dict(create_app(_NO_SERVICE).openapi())
 OPERATIONS = {f"{each.method} {each.path}": each for each in (found.ok() for found in SCHEMA.get_all_operations())}
 WRITING = ("post /v1/completions", "post /v1/chat/completions")
