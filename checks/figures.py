@@ -21,14 +21,17 @@ from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 README = ROOT / "README.md"
-_DEMO = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
+_BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
 _OF_DRAFT = ("acceptance rate", "mean acceptance length", "accepted, by draft position")
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the figures of runs and README's table, or compare the table; return 1 if it differs, else 0."""
+    """Write the figures of runs and README's table, or compare the table; return 1 if it differs."""
+    if len(arguments) > len(LINES):
+        print(f"expected at most {len(LINES)} run directories, got {len(arguments)}", file=sys.stderr)
+        return 2
     for draft, run in zip(LINES, arguments, strict=False):
         lines = lines_of(ds.dataset(Path(run) / "data", format="parquet").to_table().to_pylist())
         with LINES[draft].open("w", newline="") as file:
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             writer.writeheader()
             writer.writerows(lines)
     shown, readme = table({draft: read_lines(draft) for draft in LINES}), README.read_text()
-    written = _with_table(readme, _DEMO, shown)
+    written = _with_table(readme, shown)
     if arguments:
         README.write_text(written)
         print(shown, end="")
@@ -89,13 +92,13 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _with_table(readme: str, begin: str, shown: str) -> str:
+def _with_table(readme: str, shown: str) -> str:
     """Return README.md with a table at its place, which is between two lines."""
-    before, begins, rest = readme.partition(begin)
+    before, begins, rest = readme.partition(_BEGIN)
     _, ends, behind = rest.partition(_END)
     if not begins or not ends:
-        raise ValueError(f"README.md has no place for a table: a line {begin.strip()!r} and a line {_END!r}")
-    return before + begin + shown + _END + behind
+        raise ValueError(f"README.md has no place for a table: a line {_BEGIN.strip()!r} and a line {_END!r}")
+    return before + _BEGIN + shown + _END + behind
 
 
 if __name__ == "__main__":

@@ -17,39 +17,25 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from decoding.cache.features import FeatureTap
-from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
-from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.drafters.head_drafter import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 
 
-class DFlashDrafter(StepwiseDrafter):
+class DFlashDrafter(HeadDrafter[DFlashHead]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     def __init__(self, head: DFlashHead, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
-        super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)
-        self.head = head
+        super().__init__(head, num_slots, max_model_len)
         self._num_inserted: dict[int, int] = {}  # by slot: positions that were stored, true or not
         self._block: tuple[list[int], Block] | None = None  # of this round, and the slots of its lines
         self._num_wanted, self._min_survival = 0, 0.0
         self._survival_S = torch.ones(num_slots, device=head.device)  # chance of a row's draft, up to the last token
         self._num_paying_S = torch.zeros(num_slots, dtype=torch.int64, device=head.device)
-        head.allocate(num_slots, max_model_len)
-
-    @property
-    def tap(self) -> FeatureTap:
-        """What the target must hand out."""
-        return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
-
-    @property
-    def _cache(self) -> KVCache:
-        assert self.head.cache is not None
-        return self.head.cache
 
     def receive(
         self,

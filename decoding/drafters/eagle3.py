@@ -14,11 +14,9 @@ from itertools import accumulate
 
 import torch
 
-from decoding.cache.features import FeatureTap
-from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
-from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.drafters.head_drafter import HeadDrafter
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -40,28 +38,16 @@ class _Piece:
         return self.start + self.length
 
 
-class Eagle3Drafter(StepwiseDrafter):
+class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
-        super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)
-        self.head = head
+        super().__init__(head, num_slots, max_model_len)
         self._num_pairs: dict[int, int] = {}  # by slot: pairs whose keys and values are true
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
         self._states: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # after the last step, and the step's slots
-        head.allocate(num_slots, max_model_len)
-
-    @property
-    def tap(self) -> FeatureTap:
-        """What the target must hand out."""
-        return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
-
-    @property
-    def _cache(self) -> KVCache:
-        assert self.head.cache is not None
-        return self.head.cache
 
     def receive(
         self,

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import torch
 
+from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.engine.admission import Admission
@@ -175,14 +176,13 @@ class Lane:
             # In the first round of rest features replace those of rejected tokens. On a GPU they are a part of
             # recordings, and cost hardly anything.
             if self._num_rested == 2 and self.target.runs_on == "cpu":
-                self.target.hand_out(None)
+                self._hand_out(None)
             nothing = DraftPlan((0,) * len(sequences), (False,) * len(sequences))
             settings = nothing.lengths, self._verification, nothing.uses_lookup
             return Rows(sequences, self._sampling, *settings, token_counts=self._token_counts), nothing
         if self._num_rested:
             self._num_rested = 0
-            if self.target.tap is None:
-                self.target.hand_out(self.drafter.tap)
+            self._hand_out(self.drafter.tap)
         lengths = self.schedule.lengths(sequences)
         rows = Rows(sequences, self._sampling, lengths, self._verification, token_counts=self._token_counts)
         plan = self.schedule.plan(sequences, self.drafter.lookup_survival(rows), self.drafter.has_model)
@@ -194,6 +194,11 @@ class Lane:
             min_survival=plan.min_survival,
         )
         return rows, plan
+
+    def _hand_out(self, tap: FeatureTap | None) -> None:
+        """Give features to a tap, or to none. The target is told only of a change, since it forgets its recordings."""
+        if (tap is None) != (self.target.tap is None):
+            self.target.hand_out(tap)
 
     def _score_request(self, rows: Rows) -> ScoreRequest:
         # In its first round of rest a drafter forgets the tokens that were rejected in the last one.

@@ -151,4 +151,4 @@ def _unchanged(stream_NX: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse(*_: object) -> None:
-    raise AssertionError("a stage hands its features to nobody: they travel on")
+    raise AssertionError("the features of a stage go on to the next one, and no tap receives them")

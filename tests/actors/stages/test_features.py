@@ -54,7 +54,7 @@ def hands_out(model: LanguageModel | ShardedModel) -> Kept:
         model.decide(rows_over([make_sequences(SamplingParams(), [TEXTS[1]])[0]], [0]), [4], None, in_slot=3)
         num_calls = len(kept.calls)
         model.seconds(2, 3)
-        assert len(kept.calls) == num_calls, "what is timed is handed to nobody"
+        assert len(kept.calls) == num_calls, "a forward that is timed hands out no features"
     finally:
         model.hand_out(None)
     return kept
